@@ -1,0 +1,179 @@
+"""The seam between edge and link: what the edge may ask, and what it is told.
+
+Edge and link do not import each other; the process's composition root joins them here.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults that came with the model; None where it has none."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """The tokenizer as an executor sends it. `json` is the tokenizers library's form."""
+
+    digest: str
+    json: bytes
+    chat_template: str | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    end_token_ids: tuple[int, ...]
+    add_bos: bool
+    defaults: GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that attached executors serve."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    num_executors: int
+    num_parameters: int
+    quantization: str
+    tokenizer: TokenizerSource
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """One executor for operators; `state` is the number of paceline.v1.ExecutorState."""
+
+    address: str
+    state: int
+    incarnation: int
+    epoch: int
+    model: str
+    num_running_requests: int
+    num_total_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_quarantined_blocks: int
+    num_filled_slots: int
+    num_owned_slots: int
+    num_plans_in_flight: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished step for operators; times in nanoseconds."""
+
+    address: str
+    epoch: int
+    step_id: int
+    num_rows: int
+    num_tokens: int
+    num_output_tokens: int
+    predicted_ns: int
+    waited_ns: int
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+    idle_ns: int
+    planning_ns: int
+    num_waiting_requests: int
+    num_total_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_quarantined_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitValues:
+    """Bounds that can change while running."""
+
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    max_num_batched_tokens: int
+
+
+class OutputSink(Protocol):
+    """The edge's side: takes what the core produced. Called on the event loop; must not block."""
+
+    def deliver(self, outputs: Outputs) -> None:
+        """Hand new tokens and failures to their streams."""
+        ...
+
+
+class StepSink(Protocol):
+    """A watcher of steps. Called on the event loop; must not block."""
+
+    def step_finished(self, record: StepRecord) -> None:
+        """Take one finished step."""
+        ...
+
+
+class Backend(Protocol):
+    """What the edge may ask of the core and the link. All calls are made on the event loop and do not block."""
+
+    def now_s(self) -> float:
+        """Return the injected monotonic clock's time, in seconds: the clock of `Request.deadline_s`."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises a RequestRefusedError and keeps nothing when it is not taken."""
+        ...
+
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
+        """End a request from the edge's side: a stop text was found, or the client went away.
+
+        Nothing more is delivered for the handle; its record is cut to `num_output_tokens`. Unknown handles are ignored:
+        the request may just have ended by itself.
+        """
+        ...
+
+    def cancel(self, key: RequestKey) -> None:
+        """End a request as CANCELLED; its stream is told. Raises UnknownRequestError."""
+        ...
+
+    def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
+        """Let the executors forget the records of finished requests; unknown ones are ignored."""
+        ...
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Return the models that attached executors serve now, by name."""
+        ...
+
+    def executors(self) -> tuple[ExecutorStatus, ...]:
+        """Return all executors that are known."""
+        ...
+
+    def num_waiting(self) -> tuple[int, int]:
+        """Return the length of the queue in requests and in prompt tokens."""
+        ...
+
+    def drain_executor(self, address: str) -> int:
+        """Place nothing new on an executor; returns how many requests still run there. Raises KeyError if unknown."""
+        ...
+
+    def limits(self) -> LimitValues:
+        """Return the bounds in force."""
+        ...
+
+    def set_limits(self, limits: LimitValues) -> None:
+        """Change the bounds; values are validated by the caller."""
+        ...
+
+    def watch_steps(self, sink: StepSink) -> None:
+        """Tell `sink` about every finished step until `unwatch_steps`."""
+        ...
+
+    def unwatch_steps(self, sink: StepSink) -> None:
+        """Stop telling `sink`."""
+        ...

@@ -1,0 +1,135 @@
+"""The KV blocks of one executor: who owns each, which can be hit, which are free.
+
+Knows block ids, reference counts and opaque keys. Refuses to know requests, tokens and how keys are made.
+
+A block is exactly one of: free (nothing in it), cached (owned by nobody, has a key, can be hit or evicted) or used
+(reference count above 0).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks are in each state; they add up to `total`."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+
+
+class BlockPool:
+    """Reference-counted blocks with a least-recently-used cache of those that nobody owns any more."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._keys: dict[int, bytes] = {}
+        self._blocks_by_key: dict[bytes, int] = {}
+
+    @property
+    def num_available(self) -> int:
+        """How many blocks `allocate` could give now, evicting cached ones."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Return blocks with a reference count of 1 and no key; the least recently used cached ones are evicted."""
+        assert num_blocks <= self.num_available, "the planner grants only what is available"
+        num_free = min(num_blocks, len(self._free))
+        granted = self._free[-1 : -num_free - 1 : -1]
+        del self._free[len(self._free) - num_free :]
+        granted += [self._evict() for _ in range(num_blocks - num_free)]
+        for block in granted:
+            self._ref_counts[block] = 1
+        return granted
+
+    def share(self, block: int) -> None:
+        """Add an owner to a cached or used block."""
+        assert block in self._keys, "only tagged blocks are shared"
+        if self._ref_counts[block] == 0:
+            del self._cached[block]
+        self._ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one owner from each block of a table; the end of a table is evicted before its beginning."""
+        for block in reversed(blocks):
+            assert self._ref_counts[block] > 0, "a block is released once per owner"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                self._retire(block)
+
+    def tag(self, block: int, key: bytes) -> bool:
+        """Give a used block its key; False when the block or another one has it already."""
+        if key in self._blocks_by_key or block in self._keys:
+            return False
+        assert self._ref_counts[block] > 0, "only owned blocks are tagged"
+        self._remember(block, key)
+        return True
+
+    def find(self, key: bytes) -> int | None:
+        """Return the block with this key."""
+        return self._blocks_by_key.get(key)
+
+    def is_cached(self, block: int) -> bool:
+        """Tell whether nobody owns the block but it can be hit."""
+        return block in self._cached
+
+    def ref_count(self, block: int) -> int:
+        """Return the number of owners."""
+        return self._ref_counts[block]
+
+    def num_freed_by(self, blocks: Iterable[int]) -> int:
+        """Return how many blocks would become available if these lost one owner each."""
+        return sum(1 for block in blocks if self._ref_counts[block] == 1)
+
+    def counts(self) -> BlockCounts:
+        """Return how many blocks are in each state."""
+        used = self.num_blocks - len(self._free) - len(self._cached)
+        return BlockCounts(self.num_blocks, len(self._free), len(self._cached), used)
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Take over a block table from a snapshot: each block gains an owner, whether or not it had one."""
+        for block in blocks:
+            self._ref_counts[block] += 1
+
+    def rebuild(self, tags: Iterable[tuple[int, bytes]]) -> None:
+        """After all tables of a snapshot were adopted: take over its tags and sort the rest into free and cached."""
+        for block, key in tags:
+            if key not in self._blocks_by_key and block not in self._keys:
+                self._remember(block, key)
+        self._free = [b for b in range(self.num_blocks - 1, -1, -1) if not self._ref_counts[b] and b not in self._keys]
+        self._cached = OrderedDict((b, None) for b in sorted(self._keys) if not self._ref_counts[b])
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert conservation against the block tables that own blocks; for tests and idle moments."""
+        owners = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                owners[block] += 1
+        assert owners == self._ref_counts, "a block's reference count is the number of its owners"
+        used = {block for block, count in enumerate(owners) if count}
+        groups = (set(self._free), set(self._cached), used)
+        assert sum(map(len, groups)) == len(set().union(*groups)) == self.num_blocks, "every block is in one state"
+        assert len(self._free) == len(groups[0]), "no block is free twice"
+        assert set(self._cached) <= self._keys.keys(), "what is cached has a key"
+        assert {key: block for block, key in self._keys.items()} == self._blocks_by_key, "keys and blocks agree"
+
+    def _remember(self, block: int, key: bytes) -> None:
+        self._keys[block] = key
+        self._blocks_by_key[key] = block
+
+    def _retire(self, block: int) -> None:
+        if block in self._keys:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        del self._blocks_by_key[self._keys.pop(block)]
+        return block

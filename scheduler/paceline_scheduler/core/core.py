@@ -1,0 +1,339 @@
+"""The scheduler's state machine: events and the time in, plans and outputs out.
+
+The one place that knows all requests and all executors. It decides with the planner, and changes executors only through
+`ExecutorState`, `apply_result` and `rebuild`.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline_scheduler.core.blocks import BlockCounts
+from paceline_scheduler.core.executor_state import ExecutorState
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs, TokenOutputs
+from paceline_scheduler.core.plan import BatchPlan, FinalRelease, StepResult
+from paceline_scheduler.core.planner import ExecutorView, decide
+from paceline_scheduler.core.reconcile import rebuild
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.results import apply_result, take_off
+from paceline_scheduler.core.rows import ENDING, RUNNING
+from paceline_scheduler.core.waiting import WaitingQueue
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    NoExecutorError,
+    QueueFullError,
+    UnknownModelError,
+    UnknownRequestError,
+)
+
+_NO_EXECUTOR_RETRY_S = 1.0
+_MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCounts:
+    """What operators see of an executor."""
+
+    num_running_requests: int
+    num_plans_in_flight: int
+    blocks: BlockCounts
+    num_filled_slots: int
+    num_owned_slots: int
+
+
+class Core:
+    """All requests and executors of one scheduler. `now` is seconds on the injected monotonic clock."""
+
+    def __init__(self, limits: CoreLimits) -> None:
+        self.limits = limits
+        self._executors: dict[str, ExecutorState] = {}
+        self._waiting = WaitingQueue()
+        self._by_handle: dict[int, LiveRequest] = {}  # what the edge still hears of
+        self._by_key: dict[RequestKey, LiveRequest] = {}  # until it has left its row as well
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        self._num_arrivals = 0
+
+    # Requests
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request; raises a RequestRefusedError, changing nothing, if it is not taken."""
+        if request.key in self._by_key:
+            raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
+        max_tokens = self._fitting_max_tokens(request)
+        self._check_queue(len(request.prompt_token_ids))
+        self._num_arrivals += 1
+        live = LiveRequest(request, self._num_arrivals, submitted_s=now, max_tokens=max_tokens)
+        self._by_handle[request.handle] = self._by_key[request.key] = live
+        if request.deadline_s is not None:
+            self._watch_deadline(request.deadline_s, live)
+        self._waiting.add(live)
+
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
+        """End a request from the edge's side; unknown handles are ignored, nothing more is delivered for it."""
+        live = self._by_handle.get(handle)
+        if live is not None:
+            self._end(live, FinalRelease(num_output_tokens, reason))
+
+    def cancel(self, key: RequestKey) -> Outputs:
+        """End a request as CANCELLED and tell its stream."""
+        live = self._by_key.get(key)
+        if live is None or live.request.handle not in self._by_handle:
+            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        outputs = self._finish_notice(live, FinishReason.CANCELLED)
+        self._end(live, FinalRelease(self._num_output(live), FinishReason.CANCELLED))
+        return Outputs(tokens=(outputs,))
+
+    def expire(self, now: float) -> Outputs:
+        """Fail the requests whose deadline has passed."""
+        failures = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, live = heapq.heappop(self._deadlines)
+            if live.request.handle not in self._by_handle:
+                continue
+            failures.append(Failure(live.request.handle, DeadlineExceededError(_deadline_sentence(live))))
+            self._end(live, FinalRelease(self._num_output(live), FinishReason.ERROR))
+        return Outputs(failures=tuple(failures))
+
+    def next_deadline(self) -> float | None:
+        """Return when `expire` has something to do next."""
+        while self._deadlines and self._deadlines[0][2].request.handle not in self._by_handle:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def acknowledge(self, keys: Iterable[RequestKey]) -> None:
+        """Let the executors forget the records of requests whose clients have all of them."""
+        gone = [key for key in keys if key not in self._by_key]
+        for executor in self._executors.values():
+            executor.pending_forgets.extend(gone)
+
+    # Executors
+
+    def attach(self, description: ExecutorDescription, snapshot: Snapshot) -> Outputs:
+        """Take over an executor as its snapshot shows it; requests it lost wait again."""
+        wanted = self._detach_all(description.address)
+        executor, recovered = rebuild(description, snapshot, wanted)
+        self._executors[description.address] = executor
+        for live in wanted.values():
+            if live.row is None:
+                self._wait_again(live)
+        for live, outputs in recovered:
+            if outputs.finishes:
+                self._by_handle.pop(live.request.handle, None)
+        return Outputs(tokens=tuple(outputs for _, outputs in recovered))
+
+    def detach(self, address: str) -> None:
+        """The stream to an executor ended: plan nothing for it until it attaches again or is lost."""
+        if address in self._executors:
+            self._executors[address].attached = False
+
+    def lose(self, address: str) -> None:
+        """An executor is gone: its requests wait for another placement."""
+        if address not in self._executors:
+            return
+        for live in self._detach_all(address).values():
+            live.num_executor_deaths += 1
+            self._wait_again(live)
+        description = self._executors[address].description
+        lost = ExecutorState(description)
+        lost.attached = False
+        self._executors[address] = lost
+
+    def forget_executor(self, address: str) -> None:
+        """An executor that was lost is no longer expected back."""
+        self._executors.pop(address, None)
+
+    def drain(self, address: str) -> int:
+        """Place nothing new on an executor; returns how many requests still run there. KeyError if unknown."""
+        executor = self._executors[address]
+        executor.draining = True
+        return executor.rows.num_running
+
+    # Steps
+
+    def plan(self, address: str, now: float) -> BatchPlan | None:
+        """Return the next step of an executor, or None when there is nothing to do or enough is in flight."""
+        executor = self._executors.get(address)
+        if executor is None or not executor.attached:
+            return None
+        max_in_flight = min(self.limits.max_plans_in_flight, executor.description.max_plans_in_flight)
+        if len(executor.in_flight) >= max_in_flight:
+            return None
+        tags, releases = executor.settle()
+        waiting = () if executor.draining else self._waiting.line(executor.description.model)
+        view = ExecutorView(
+            executor.description, executor.rows, executor.pool, executor.step_time, executor.stranger_keys
+        )
+        decision = decide(view, waiting, self.limits)
+        if decision.is_empty and not tags and not releases:
+            return None
+        for admission in decision.admissions:
+            self._waiting.remove(admission.live)
+        return executor.commit(decision, tags, releases, now)
+
+    def complete(self, address: str, result: StepResult) -> Outputs:
+        """Apply a result; raises DivergenceError, changing nothing, when it does not fit what was planned."""
+        applied = apply_result(self._executors[address], result)
+        for live in applied.ended:
+            self._by_handle.pop(live.request.handle, None)
+        for live in applied.left:
+            if live.status is Status.FINISHED:
+                self._forget(live)
+            else:
+                self._waiting.add(live)
+        tokens = () if applied.tokens is None else (applied.tokens,)
+        return Outputs(tokens, applied.failures) if tokens or applied.failures else NO_OUTPUTS
+
+    # Views
+
+    def executor(self, address: str) -> ExecutorState:
+        """Return an executor's state, to look at. KeyError if unknown."""
+        return self._executors[address]
+
+    def num_waiting(self) -> tuple[int, int]:
+        """Return the length of the queue in requests and in tokens."""
+        return self._waiting.num_requests, self._waiting.num_tokens
+
+    def num_unfinished(self) -> int:
+        """Return how many requests the edge still hears of."""
+        return len(self._by_handle)
+
+    def counts(self, address: str) -> ExecutorCounts:
+        """Return what operators see of an executor. KeyError if unknown."""
+        executor = self._executors[address]
+        occupied = (executor.rows.state == RUNNING) | (executor.rows.state == ENDING)
+        return ExecutorCounts(
+            num_running_requests=executor.rows.num_running,
+            num_plans_in_flight=len(executor.in_flight),
+            blocks=executor.pool.counts(),
+            num_filled_slots=int(executor.rows.num_computed[occupied].sum()),
+            num_owned_slots=int(executor.rows.num_slots[occupied].sum()),
+        )
+
+    def check(self) -> None:
+        """Assert the conservation of blocks and the agreement of tables; for tests and idle moments."""
+        for executor in self._executors.values():
+            executor.pool.check(executor.rows.tables)
+        running = {(live.address, live.row) for live in self._by_key.values() if live.row is not None}
+        assert len(running) == sum(live.row is not None for live in self._by_key.values()), "one request per row"
+
+    def set_limits(self, **changes: int) -> None:
+        """Change bounds while running."""
+        self.limits = replace(self.limits, **changes)
+
+    # Inside
+
+    def _watch_deadline(self, deadline_s: float, live: LiveRequest) -> None:
+        if len(self._deadlines) > 2 * len(self._by_handle) + 64:
+            # Most of these requests ended in time; what is left of them must not pile up.
+            self._deadlines = [d for d in self._deadlines if d[2].request.handle in self._by_handle]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline_s, live.arrival_number, live))
+
+    def _fitting_max_tokens(self, request: Request) -> int:
+        """Return how many tokens the request may generate; refuses it if no executor could ever hold it."""
+        serving = [e.description for e in self._executors.values() if e.description.model == request.model]
+        if not serving:
+            if not self._executors:
+                raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
+            raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names those there are")
+        num_prompt = len(request.prompt_token_ids)
+        # The last output token is never computed, so it needs a place in the context but no slot in the pool.
+        room = max(min(d.max_model_len, d.num_blocks * d.block_size + 1) for d in serving) - num_prompt
+        if room < 1:
+            raise InvalidRequestError(
+                "prompt", f"{num_prompt} tokens leave no room for output: at most {num_prompt + room - 1} fit"
+            )
+        if request.max_tokens is not None and request.max_tokens > room:
+            raise InvalidRequestError(
+                "stopping.max_tokens", f"{request.max_tokens} after a prompt of {num_prompt} tokens exceeds {room}"
+            )
+        return request.max_tokens or room
+
+    def _check_queue(self, num_tokens: int) -> None:
+        limits, (num_waiting, num_waiting_tokens) = self.limits, self.num_waiting()
+        if num_waiting >= limits.max_num_queued_reqs:
+            raise QueueFullError(f"{num_waiting} requests are waiting, the limit", self._retry_after_s())
+        if num_waiting_tokens + num_tokens > limits.max_num_queued_tokens:
+            raise QueueFullError(
+                f"{num_waiting_tokens} prompt tokens are waiting, near the limit", self._retry_after_s()
+            )
+
+    def _retry_after_s(self) -> float:
+        """Return how long the waiting prompts will take to be computed, roughly: when there is room again."""
+        attached = [e for e in self._executors.values() if e.attached]
+        chunk = 256
+        rate = sum(chunk / e.step_time.predict_ns(chunk, 0) * 1e9 for e in attached)
+        seconds = self._waiting.num_tokens / rate if rate else _MAX_RETRY_S
+        return min(max(seconds, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def _num_output(self, live: LiveRequest) -> int:
+        if live.row is None or live.address is None:
+            return len(live.output_token_ids)
+        return self._executors[live.address].rows.num_output(live.row)
+
+    def _end(self, live: LiveRequest, final: FinalRelease) -> None:
+        del self._by_handle[live.request.handle]
+        if live.row is not None and live.address is not None:
+            self._executors[live.address].end_row(live.row, final)
+            return
+        self._waiting.remove(live)
+        live.status, live.final = Status.FINISHED, final
+        self._forget(live)
+        if live.attempt:
+            # Its record stayed on an executor without an end when it was preempted.
+            self.acknowledge((live.request.key,))
+
+    def _forget(self, live: LiveRequest) -> None:
+        if self._by_key.get(live.request.key) is live:
+            del self._by_key[live.request.key]
+
+    def _wait_again(self, live: LiveRequest) -> None:
+        if live.status is Status.FINISHED:
+            self._forget(live)
+        else:
+            self._waiting.add(live)
+
+    def _detach_all(self, address: str) -> dict[RequestKey, LiveRequest]:
+        """Take all requests off the rows of an executor, keeping what is known of their output."""
+        executor = self._executors.get(address)
+        if executor is None:
+            return {}
+        found = {}
+        for row, live in enumerate(executor.rows.live):
+            if live is None:
+                continue
+            take_off(executor, row, live)
+            if live.request.handle >= 0:
+                found[live.request.key] = live
+        return found
+
+    def _finish_notice(self, live: LiveRequest, reason: FinishReason) -> TokenOutputs:
+        """Return outputs without tokens that only tell the end of a request."""
+        num_output = self._num_output(live)
+        notice = finish_notice(live, reason, None, num_output)
+        return TokenOutputs(
+            handles=(live.request.handle,),
+            offsets=np.array([num_output], dtype=np.int32),
+            num_tokens=np.zeros(1, dtype=np.int32),
+            token_ids=np.zeros(0, dtype=np.int32),
+            attempts=np.array([live.attempt], dtype=np.int32),
+            rolling_hashes=np.array([self._output_hash(live)], dtype=np.uint64),
+            finished=np.array([reason], dtype=np.uint8),
+            finishes={live.request.handle: notice},
+        )
+
+    def _output_hash(self, live: LiveRequest) -> int:
+        if live.row is None or live.address is None:
+            return live.output_hash
+        return int(self._executors[live.address].rows.output_hash[live.row])
+
+
+def _deadline_sentence(live: LiveRequest) -> str:
+    return f"the timeout passed while the request was {live.status.value}; allow more time or send less"

@@ -1,0 +1,212 @@
+"""One attached executor: its rows, its blocks, the plans it has not answered. The only code that changes them.
+
+`settle` and `commit` change it for a plan, `apply` (results.py) for a result. Blocks move when a plan is made, because
+plan order is device order; rows become free, and preempted requests wait again, when the result confirms it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_scheduler.core.blocks import BlockPool
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START
+from paceline_scheduler.core.plan import NO_GRANTS, BatchPlan, BlockTag, FinalRelease, Grants, Placement, Release
+from paceline_scheduler.core.planner import Admission, Decision
+from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.rows import ENDING, LEAVING, RUNNING, RowColumns
+from paceline_scheduler.core.step_time import StepTimeModel
+
+_MASK = (1 << 64) - 1
+MAX_PENDING_FORGETS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """What has to be remembered of a plan until its result arrives."""
+
+    step_id: int
+    rows: Int32Array
+    num_scheduled_after: Int32Array  # [num_rows] positions of each row planned up to and including this step
+    released_rows: tuple[int, ...]
+    grant_hash: int
+    num_tokens: int
+    num_pairs: int
+
+
+class ExecutorState:
+    """The scheduler's cache of an executor's truth, between an accepted Attach and the end of that stream."""
+
+    def __init__(self, description: ExecutorDescription) -> None:
+        self.description = description
+        self.rows = RowColumns(description.max_num_rows, description.max_model_len)
+        self.pool = BlockPool(description.num_blocks)
+        self.step_time = StepTimeModel(description.step_points)
+        self.in_flight: deque[StepInFlight] = deque()
+        self.pending_tags: list[tuple[int, int, bytes]] = []  # (row, index, key) of blocks filled since the last plan
+        self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
+        self.stranger_keys: set[RequestKey] = set()  # on rows that nobody here waits for, until those have left
+        self.attached = True
+        self.draining = False
+        self._next_step_id = 1
+        self._num_turns = 1
+        self._grant_hash = OUTPUT_HASH_START
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self.description.block_size
+
+    def end_row(self, row: int, final: FinalRelease) -> None:
+        """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
+        self.rows.ended[row] = True
+        self._live(row).final = final
+        if self.rows.state[row] == RUNNING:
+            self.rows.state[row] = ENDING
+
+    def settle(self) -> tuple[tuple[BlockTag, ...], tuple[Release, ...]]:
+        """First half of a plan: tag what was filled, then let go of what has ended."""
+        tags = []
+        for row, index, key in self.pending_tags:
+            block = self.rows.tables[row][index]
+            if self.pool.tag(block, key):
+                tags.append(BlockTag(block, key))
+        self.pending_tags.clear()
+        ending = np.flatnonzero(self.rows.state == ENDING).tolist()
+        releases = tuple(self._release(row, self._live(row).final) for row in ending)
+        return tuple(tags), releases
+
+    def commit(
+        self, decision: Decision, tags: tuple[BlockTag, ...], releases: tuple[Release, ...], now: float
+    ) -> BatchPlan:
+        """Second half of a plan: carry out what the planner decided and number it."""
+        for row in decision.preemptions:
+            live = self._live(row)
+            live.status = Status.PREEMPTED
+            live.num_preemptions += 1
+            releases += (self._release(row, None),)
+        placements, shared, grants = self._place(decision.admissions, now)
+        grants += self._grow(decision.growing_rows)
+        rows, counts = decision.decode_rows, np.ones(len(decision.decode_rows), dtype=np.int32)
+        if len(decision.chunk_rows):
+            rows = np.concatenate((rows, decision.chunk_rows))
+            counts = np.concatenate((counts, decision.chunk_tokens))
+        self.rows.num_scheduled[rows] += counts
+        self.rows.last_turn[rows] = np.arange(self._num_turns, self._num_turns + len(rows))
+        self._num_turns += len(rows)
+        self._grant_hash = _fold_grants(_fold_grants(self._grant_hash, grants), shared)
+        plan = BatchPlan(
+            incarnation=self.description.incarnation,
+            epoch=self.description.epoch,
+            step_id=self._next_step_id,
+            rows=rows,
+            num_scheduled_tokens=counts,
+            predicted_ns=decision.predicted_ns,
+            tags=tags,
+            releases=releases,
+            placements=placements,
+            grants=_grants(grants),
+            shared=_grants(shared),
+            forget=tuple(self.pending_forgets),
+        )
+        self.pending_forgets.clear()
+        self._await_result(plan, decision)
+        return plan
+
+    def _await_result(self, plan: BatchPlan, decision: Decision) -> None:
+        self.in_flight.append(
+            StepInFlight(
+                step_id=plan.step_id,
+                rows=plan.rows,
+                num_scheduled_after=self.rows.num_scheduled[plan.rows],
+                released_rows=tuple(release.row for release in plan.releases),
+                grant_hash=self._grant_hash,
+                num_tokens=decision.num_tokens,
+                num_pairs=decision.num_pairs,
+            )
+        )
+        self._next_step_id += 1
+
+    def _release(self, row: int, final: FinalRelease | None) -> Release:
+        self.pool.release(self.rows.tables[row])
+        self.rows.tables[row] = []
+        self.rows.num_slots[row] = 0
+        self.rows.state[row] = LEAVING
+        return Release(row, final)
+
+    def _place(
+        self, admissions: tuple[Admission, ...], now: float
+    ) -> tuple[tuple[Placement, ...], list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+        """Put requests on rows; returns the placements, and shared and granted (row, index, block) entries."""
+        # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
+        for admission in admissions:
+            for block in admission.hits:
+                self.pool.share(block)
+        placements = []
+        shared: list[tuple[int, int, int]] = []
+        granted: list[tuple[int, int, int]] = []
+        for admission in admissions:
+            row, hits = admission.row, admission.hits
+            fresh = self.pool.allocate(admission.num_new_blocks)
+            shared += [(row, index, block) for index, block in enumerate(hits)]
+            granted += [(row, len(hits) + index, block) for index, block in enumerate(fresh)]
+            placements.append(self._occupy(admission, [*hits, *fresh], now))
+        return tuple(placements), shared, granted
+
+    def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
+        live, row = admission.live, admission.row
+        num_cached = len(admission.hits) * self.block_size
+        live.status = Status.RUNNING
+        live.attempt += 1
+        live.address, live.row = self.description.address, row
+        if live.num_prompt_cached_tokens is None:
+            live.num_prompt_cached_tokens = num_cached
+        self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
+        self.rows.set_table(row, table, self.block_size, len(admission.hits))
+        if live.request.bypass_prefix_cache:
+            self.rows.num_taggable[row] = np.iinfo(np.int32).max
+        return Placement(
+            row=row,
+            request=live.request,
+            attempt=live.attempt,
+            output_token_ids=live.output_token_ids,
+            max_tokens=live.max_tokens,
+            num_cached_tokens=num_cached,
+            num_prompt_cached_tokens=live.num_prompt_cached_tokens,
+            num_preemptions=live.num_preemptions,
+            num_executor_deaths=live.num_executor_deaths,
+            waited_s=max(0.0, now - live.submitted_s),
+        )
+
+    def _grow(self, rows: Int32Array) -> list[tuple[int, int, int]]:
+        """Give each of these rows the next block of its table."""
+        granted = []
+        for row, block in zip(rows.tolist(), self.pool.allocate(len(rows)), strict=True):
+            table = self.rows.tables[row]
+            granted.append((row, len(table), block))
+            table.append(block)
+        self.rows.num_slots[rows] += self.block_size
+        return granted
+
+    def _live(self, row: int) -> LiveRequest:
+        live = self.rows.live[row]
+        assert live is not None, "an occupied row has a request"
+        return live
+
+
+def _grants(triples: list[tuple[int, int, int]]) -> Grants:
+    if not triples:
+        return NO_GRANTS
+    columns = np.array(triples, dtype=np.int32).reshape(-1, 3)
+    return Grants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
+
+
+def _fold_grants(value: int, triples: list[tuple[int, int, int]]) -> int:
+    """Return the grant hash after these entries; the rule is that of paceline.v1.StepResult.grant_hash."""
+    for row, index, block in triples:
+        word = ((row << 48) + (index << 32) + block) & _MASK
+        value = ((value ^ word) * 0x100000001B3) & _MASK
+        value ^= value >> 32
+    return value

@@ -1,0 +1,70 @@
+"""What the core tells the edge: columns of new tokens, and requests that failed.
+
+An element belongs to the request whose `handle` stands at the same index. Handles are the edge's own numbers.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.request import Int32Array, UInt8Array, UInt64Array
+from paceline_scheduler.errors import RequestFailedError
+
+OUTPUT_HASH_START = 0xCBF29CE484222325
+_FNV_PRIME = np.uint64(0x100000001B3)
+
+
+def fold_output_hash(hashes: UInt64Array, token_ids: Int32Array) -> UInt64Array:
+    """Return the rolling hashes after one more token each; the rule is that of paceline.v1.Delta.rolling_hash."""
+    mixed = (hashes ^ token_ids.astype(np.uint64)) * _FNV_PRIME
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishNotice:
+    """The end of a request: the number of its output tokens that count, and what the device saw."""
+
+    reason: int  # FinishReason
+    stop_token_id: int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutputs:
+    """New tokens of one step. `token_ids` holds `num_tokens[i]` tokens of request i, one request after another."""
+
+    handles: tuple[int, ...]
+    offsets: Int32Array  # [num_requests] index of the first new token in the output
+    num_tokens: Int32Array  # [num_requests]
+    token_ids: Int32Array  # [sum(num_tokens)]
+    attempts: Int32Array  # [num_requests]
+    rolling_hashes: UInt64Array  # [num_requests] after the last new token
+    finished: UInt8Array  # [num_requests] FinishReason, 0 while running
+    finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that failed after it was taken."""
+
+    handle: int
+    error: RequestFailedError
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Everything that one event produced for the edge."""
+
+    tokens: tuple[TokenOutputs, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to deliver."""
+        return bool(self.tokens or self.failures)
+
+
+NO_OUTPUTS = Outputs()

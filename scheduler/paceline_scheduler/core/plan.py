@@ -1,0 +1,150 @@
+"""What the core sends to an executor for one step, and what comes back: columns, as on the wire.
+
+The order of the fields of a plan is the order on the device: tags, releases, copies, placements and grants, then the
+forward pass.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, UInt8Array
+
+NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
+NO_COLUMN.setflags(write=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A request put on a row. `num_cached_tokens` is where computing starts: they are in shared blocks already."""
+
+    row: int
+    request: Request
+    attempt: int
+    output_token_ids: Int32Array  # [num_output_tokens] of earlier attempts
+    max_tokens: int
+    num_cached_tokens: int
+    num_prompt_cached_tokens: int
+    num_preemptions: int
+    num_executor_deaths: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRelease:
+    """How a request ended: the length of its output and the reason its client is told."""
+
+    num_output_tokens: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A row taken off the device: with `final` the request is over, without it was preempted."""
+
+    row: int
+    final: FinalRelease | None
+
+
+class BlockTag(NamedTuple):
+    """A prefix-cache key given to a full block."""
+
+    block_id: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Entries of block tables: three columns of the same length."""
+
+    rows: Int32Array
+    indices: Int32Array
+    block_ids: Int32Array
+
+
+NO_GRANTS = Grants(NO_COLUMN, NO_COLUMN, NO_COLUMN)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step of one executor. A plan without rows only changes state."""
+
+    incarnation: int
+    epoch: int
+    step_id: int
+    rows: Int32Array
+    num_scheduled_tokens: Int32Array
+    predicted_ns: int
+    tags: tuple[BlockTag, ...] = ()
+    releases: tuple[Release, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    grants: Grants = NO_GRANTS
+    shared: Grants = NO_GRANTS
+    forget: tuple[RequestKey, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return int(self.num_scheduled_tokens.sum())
+
+
+class RowFinish(IntEnum):
+    """Whether a row ended on the device; the numbers are those of paceline.v1.RowFinish."""
+
+    NONE = 0
+    END_TOKEN = 1
+    LENGTH = 2
+    CONTEXT_FULL = 3
+    ERROR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position: the drawn token and the most likely ones, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """A row that failed alone: the executor's upper-case reason and its sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where the time of a step went, in nanoseconds."""
+
+    waited_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+
+    @property
+    def busy_ns(self) -> int:
+        """The time the device was occupied by the step."""
+        return self.prepare_ns + self.forward_ns + self.sample_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: `num_accepted[i]` of the `token_ids` belong to `rows[i]`, row after row."""
+
+    incarnation: int
+    epoch: int
+    step_id: int
+    rows: Int32Array  # [num_rows], as in the plan
+    num_accepted: Int32Array  # [num_rows]
+    token_ids: Int32Array  # [sum(num_accepted)]
+    finishes: UInt8Array  # [num_rows] RowFinish
+    grant_hash: int
+    timings: StepTimings
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by row
+    errors: dict[int, RowError] = field(default_factory=dict)  # by row

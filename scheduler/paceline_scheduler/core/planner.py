@@ -1,0 +1,252 @@
+"""Which rows run in the next step of an executor, and with how many tokens. Decides; changes nothing.
+
+One rule: every request moves its scheduled tokens towards its target under a token budget. Decodes go first, one token
+each; prefill chunks fill what the budget leaves, running requests before waiting ones, oldest first. The budget is a
+number of tokens and a time, predicted from what steps took.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline_scheduler.core.blocks import BlockPool
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.plan import NO_COLUMN
+from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.rows import RUNNING, RowColumns
+from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
+
+MAX_PREEMPTIONS = 3
+_MIN_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorView:
+    """What the planner reads of an executor, after what had ended was let go."""
+
+    description: ExecutorDescription
+    rows: RowColumns
+    pool: BlockPool
+    step_time: StepTimeModel
+    leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting request put on a row, with the cached blocks it shares and the number of new ones it needs."""
+
+    live: LiveRequest
+    row: int
+    hits: tuple[int, ...]
+    num_new_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the next step does."""
+
+    preemptions: tuple[int, ...] = ()
+    decode_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)
+    growing_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)  # decoding rows that need their next block
+    chunk_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)
+    chunk_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)
+    admissions: tuple[Admission, ...] = ()
+    num_tokens: int = 0
+    num_pairs: int = 0
+    predicted_ns: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to run and nobody to preempt."""
+        return not (len(self.decode_rows) or len(self.chunk_rows) or self.preemptions)
+
+
+class StepBudget:
+    """What a step may still take on, in tokens and in predicted time."""
+
+    def __init__(self, step_time: StepTimeModel, limits: CoreLimits, max_num_tokens: int) -> None:
+        self.num_tokens = 0
+        self.num_pairs = 0
+        self._step_time = step_time
+        self._limits = limits
+        self._max_num_tokens = max_num_tokens
+        self._target_ns = limits.max_step_s * 1e9
+        self._has_chunk = False
+
+    def add_decodes(self, positions: Int32Array) -> int:
+        """Take on one token at each position, as many as fit; returns how many. At least one always does."""
+        fitting = min(len(positions), self._max_num_tokens)
+        if not fitting:
+            return 0
+        predicted = self._step_time.predict_ns(fitting, float(positions[:fitting].sum()) + fitting)
+        if predicted > self._target_ns:
+            fitting = max(1, int(fitting * self._target_ns / predicted))
+        self.num_tokens = fitting
+        self.num_pairs = int(positions[:fitting].sum()) + fitting
+        self._target_ns = min(self._limits.target_step_s, self._limits.max_step_s) * 1e9
+        return fitting
+
+    def add_chunk(self, start: int, wanted: int) -> int:
+        """Take on up to `wanted` tokens from position `start`; returns how many.
+
+        The first chunk of a step gets a few tokens beyond the target, else prompts would starve behind decodes; nothing
+        but a lone token gets a step past `max_step_s`.
+        """
+        room = min(wanted, self._max_num_tokens - self.num_tokens)
+        if room <= 0:
+            return 0
+        spent = (self.num_tokens, self.num_pairs)
+        count = self._step_time.max_tokens_within(self._target_ns, spent, start, room)
+        least = min(_MIN_CHUNK, room)
+        if count < least and not self._has_chunk:
+            count = self._step_time.max_tokens_within(self._limits.max_step_s * 1e9, spent, start, least)
+            count = max(count, 1 if self.num_tokens == 0 else 0)
+        self._has_chunk = self._has_chunk or count > 0
+        self.num_tokens += count
+        self.num_pairs += num_chunk_pairs(start, count)
+        return count
+
+    def predicted_ns(self) -> int:
+        """Return the expected time of the step as it stands."""
+        return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs))
+
+
+def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimits) -> Decision:
+    """Return the next step. `waiting` are the requests this executor may admit, oldest first."""
+    rows = view.rows
+    max_num_tokens = min(
+        limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
+        view.description.max_num_batched_tokens,
+    )
+    budget = StepBudget(view.step_time, limits, max_num_tokens)
+    preemptions, decode_rows, num_available = _fit_blocks(view, rows.decoding())
+    decode_rows = _first_served(rows, decode_rows, max_num_tokens)
+    decode_rows = decode_rows[: budget.add_decodes(rows.num_scheduled[decode_rows])]
+    growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
+    num_available -= len(growing_rows)
+    chunks = _continue_prefills(rows, set(preemptions), budget)
+    # Who was just preempted for want of blocks would be the first to be admitted again.
+    admissions = () if preemptions else _admit(view, waiting, budget, num_available, chunks)
+    return Decision(
+        preemptions=preemptions,
+        decode_rows=decode_rows,
+        growing_rows=growing_rows,
+        chunk_rows=np.array([row for row, _ in chunks], dtype=np.int32),
+        chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32),
+        admissions=admissions,
+        num_tokens=budget.num_tokens,
+        num_pairs=budget.num_pairs,
+        predicted_ns=budget.predicted_ns(),
+    )
+
+
+def _fit_blocks(view: ExecutorView, decode_rows: Int32Array) -> tuple[tuple[int, ...], Int32Array, int]:
+    """Choose whom to preempt so that every decoding row left has the block it needs.
+
+    Returns the preempted rows, the rows that decode and the number of blocks available before they grow.
+    """
+    rows, num_available = view.rows, view.pool.num_available
+    needy = rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]
+    num_needed = int(np.count_nonzero(needy))
+    if num_needed <= num_available:
+        return (), decode_rows, num_available
+    preempted: list[int] = []
+    needing = set(decode_rows[needy].tolist())
+    for row in _victims(rows):
+        if len(needing) <= num_available:
+            break
+        preempted.append(row)
+        needing.discard(row)
+        num_available += view.pool.num_freed_by(rows.tables[row])
+    keep = ~np.isin(decode_rows, preempted)
+    if len(needing) > num_available:
+        # Even the oldest finds no block although its limit fits the pool: it sits out until the pool is repaired.
+        keep &= ~np.isin(decode_rows, list(needing))
+    return tuple(preempted), decode_rows[keep], num_available
+
+
+def _victims(rows: RowColumns) -> list[int]:
+    """Return who may be preempted, first the newest; never the oldest, so that somebody always gets on."""
+    running = np.flatnonzero(rows.state == RUNNING)
+    by_age = running[np.argsort(-rows.arrival_number[running], kind="stable")].tolist()[:-1]
+
+    def is_protected(row: int) -> bool:
+        live = rows.live[row]
+        return live is not None and live.num_preemptions >= MAX_PREEMPTIONS
+
+    return sorted(by_age, key=is_protected)
+
+
+def _first_served(rows: RowColumns, decode_rows: Int32Array, max_num_tokens: int) -> Int32Array:
+    """Let those that waited longest for a step go first when not all fit, so that all take turns."""
+    if len(decode_rows) <= max_num_tokens:
+        return decode_rows
+    return decode_rows[np.argsort(rows.last_turn[decode_rows], kind="stable")]
+
+
+def _continue_prefills(rows: RowColumns, preempted: set[int], budget: StepBudget) -> list[tuple[int, int]]:
+    """Return (row, num_tokens) of running requests that still have known tokens to compute."""
+    chunks = []
+    for row in rows.prefilling().tolist():
+        if row in preempted:
+            continue
+        start = int(rows.num_scheduled[row])
+        count = budget.add_chunk(start, int(rows.target[row]) - start)
+        if not count:
+            break
+        chunks.append((row, count))
+    return chunks
+
+
+def _admit(
+    view: ExecutorView,
+    waiting: Sequence[LiveRequest],
+    budget: StepBudget,
+    num_available: int,
+    chunks: list[tuple[int, int]],
+) -> tuple[Admission, ...]:
+    """Admit from the head of the queue while rows, blocks and budget last; appends the first chunks to `chunks`.
+
+    A request is admitted only if its known tokens and one block for every running request fit now. The head is never
+    passed over: a big request would starve behind small ones.
+    """
+    admissions: list[Admission] = []
+    num_running = view.rows.num_running
+    hit_before: set[int] = set()
+    for live, row in zip(waiting, view.rows.free_rows(min(len(waiting), view.rows.num_free)), strict=False):
+        if live.request.key in view.leaving_keys:
+            break
+        hits = find_hits(view, live)
+        num_new = -(-live.num_known_tokens // view.description.block_size) - len(hits)
+        revived = {block for block in hits if view.pool.is_cached(block)} - hit_before
+        if num_new + len(revived) + num_running > num_available:
+            break
+        start = len(hits) * view.description.block_size
+        count = budget.add_chunk(start, live.num_known_tokens - start)
+        if not count:
+            break
+        chunks.append((row, count))
+        admissions.append(Admission(live, row, hits, num_new))
+        hit_before |= revived
+        num_available -= num_new + len(revived)
+        num_running += 1
+    return tuple(admissions)
+
+
+def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
+    """Return the cached blocks of the longest known prefix; at least one token is left to compute."""
+    if live.request.bypass_prefix_cache:
+        return ()
+    description = view.description
+    chain = live.prefix_chain(description.tag_key, description.block_size)
+    known = live.known_token_ids()
+    hits = []
+    for index in range((len(known) - 1) // description.block_size):
+        block = view.pool.find(chain.key(index, known))
+        if block is None:
+            break
+        hits.append(block)
+    return tuple(hits)

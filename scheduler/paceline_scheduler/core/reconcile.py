@@ -1,0 +1,138 @@
+"""How the scheduler's view of an executor is rebuilt from the executor's snapshot: one function, nothing else in it.
+
+The executor is the truth about what was computed and generated; the scheduler about which requests are wanted. A row
+whose request is still wanted there is taken over as it is, tokens that its client has not seen are delivered; any other
+row is released. Requests that should be there but are not wait again, with the tokens that are known.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from paceline_scheduler.core.executor_state import ExecutorState
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
+from paceline_scheduler.core.outputs import TokenOutputs, fold_output_hash
+from paceline_scheduler.core.plan import FinalRelease, RowFinish
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.core.rows import ENDING, RUNNING
+
+_FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+def rebuild(
+    description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RequestKey, LiveRequest]
+) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
+    """Return the executor's state and the tokens that its rows hold beyond what the scheduler knew.
+
+    `wanted` are the requests that were on this executor when its stream ended, with their known output. Those that are
+    not on a row of the returned state have to be placed again.
+    """
+    executor = ExecutorState(description)
+    recovered = []
+    for seen in snapshot.rows:
+        if seen.row is None:
+            continue
+        live = wanted.get(seen.key)
+        if live is None or not _continues(live, seen):
+            _take_foreign(executor, seen, seen.row, None if live is None else live.final)
+            continue
+        outputs = _take_over(executor, live, seen, seen.row)
+        if outputs is not None:
+            recovered.append((live, outputs))
+    executor.pool.rebuild((tag.block_id, tag.key) for tag in snapshot.tags)
+    return executor, recovered
+
+
+def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
+    """Tell whether the row is this placement of the request and its output begins with what was delivered."""
+    known = live.output_token_ids
+    return (
+        live.attempt == seen.attempt
+        and live.status is not Status.FINISHED
+        and seen.finish is not RowFinish.ERROR
+        and len(seen.output_token_ids) >= len(known)
+        and bool(np.array_equal(seen.output_token_ids[: len(known)], known))
+        and bool(np.array_equal(seen.prompt_token_ids, live.request.prompt_token_ids))
+    )
+
+
+def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:
+    num_delivered = len(live.output_token_ids)
+    fresh = seen.output_token_ids[num_delivered:]
+    known_hash = live.output_hash
+    live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
+    live.output_token_ids = seen.output_token_ids
+    live.output_hash = _fold_all(known_hash, fresh)
+    _occupy(executor, live, seen, row, RUNNING)
+    reason = FinishReason.NONE
+    if seen.finish is not RowFinish.NONE:
+        reason = FinishReason.STOP if seen.finish is RowFinish.END_TOKEN else FinishReason.LENGTH
+        executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
+    if not len(fresh) and reason is FinishReason.NONE:
+        return None
+    return _outputs(live, num_delivered, fresh, reason, seen)
+
+
+def _outputs(
+    live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowSnapshot
+) -> TokenOutputs:
+    handle = live.request.handle
+    finishes = {}
+    if reason is not FinishReason.NONE:
+        stop_token_id = int(seen.output_token_ids[-1]) if seen.finish is RowFinish.END_TOKEN else None
+        finishes[handle] = finish_notice(live, reason, stop_token_id, len(seen.output_token_ids))
+    return TokenOutputs(
+        handles=(handle,),
+        offsets=np.array([offset], dtype=np.int32),
+        num_tokens=np.array([len(fresh)], dtype=np.int32),
+        token_ids=fresh,
+        attempts=np.array([live.attempt], dtype=np.int32),
+        rolling_hashes=np.array([live.output_hash], dtype=np.uint64),
+        finished=np.array([reason], dtype=np.uint8),
+        finishes=finishes,
+    )
+
+
+def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: FinalRelease | None) -> None:
+    """Account for a row that nobody here waits for any more, until the first plan releases it."""
+    stranger = LiveRequest(
+        request=Request(
+            handle=-1,
+            key=seen.key,
+            model=executor.description.model,
+            prompt_token_ids=seen.prompt_token_ids,
+            sampling=_FOREIGN_SAMPLING,
+            end_token_ids=(),
+        ),
+        arrival_number=-1,
+        submitted_s=0.0,
+        max_tokens=executor.description.max_model_len,
+        status=Status.FINISHED,
+        attempt=seen.attempt,
+        output_token_ids=seen.output_token_ids,
+        final=final or FinalRelease(len(seen.output_token_ids), FinishReason.CANCELLED),
+    )
+    _occupy(executor, stranger, seen, row, ENDING)
+    executor.stranger_keys.add(seen.key)
+
+
+def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int, state: int) -> None:
+    known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
+    executor.rows.occupy(row, live, known, seen.num_computed_tokens, state)
+    table = seen.block_ids.tolist()
+    executor.pool.adopt(table)
+    # Tags in the snapshot win; blocks that fill from now on are tagged as usual.
+    num_full = seen.num_computed_tokens // executor.block_size
+    executor.rows.set_table(row, table, executor.block_size, num_full)
+    # The newest token may lie beyond the table: it is decoded, and gets its block then, as any other would.
+    executor.rows.target[row] = min(len(known), len(table) * executor.block_size)
+    if live.request.bypass_prefix_cache:
+        executor.rows.num_taggable[row] = np.iinfo(np.int32).max
+
+
+def _fold_all(value: int, token_ids: Int32Array) -> int:
+    folded = np.array([value], dtype=np.uint64)
+    for token_id in token_ids:
+        folded = fold_output_hash(folded, np.array([token_id], dtype=np.int32))
+    return int(folded[0])

@@ -1,0 +1,68 @@
+"""A request as the core sees it: validated, resolved, token ids only.
+
+Knows nothing of text, templates or messages; what a successor of this scheduler needs of them travels unread in
+`origin`.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+UInt8Array = npt.NDArray[np.uint8]
+UInt64Array = npt.NDArray[np.uint64]
+
+
+class FinishReason(IntEnum):
+    """Why a completion ended; the numbers are those of paceline.v1.FinishReason."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    ERROR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """What identifies a request: its id inside its tenant."""
+
+    tenant: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling: every value in range, defaults filled in. temperature 0 is greedy, top_k 0 unlimited."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request, fixed when it is submitted.
+
+    `handle` is the edge's own number for it and comes back in every output. `max_tokens` None means as many as context
+    and pool allow. `deadline_s` is on the injected monotonic clock. `origin` is the request as sent without its prompt
+    and `body_digest` its BLAKE2b-128 digest: both are only stored.
+    """
+
+    handle: int
+    key: RequestKey
+    model: str
+    prompt_token_ids: Int32Array  # [num_prompt_tokens], at least one
+    sampling: SamplingParams
+    end_token_ids: tuple[int, ...]
+    max_tokens: int | None = None
+    num_logprobs: int | None = None
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    origin: bytes = b""
+    body_digest: bytes = b""

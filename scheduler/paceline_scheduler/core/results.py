@@ -1,0 +1,224 @@
+"""What a step result changes: counts, known tokens, tags that can be given, rows that are free again.
+
+Reads and writes one executor's state; returns what the edge should hear and which requests are done with their row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_scheduler.core.executor_state import ExecutorState, StepInFlight
+from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
+from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
+from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult, TokenLogprobs
+from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
+from paceline_scheduler.core.rows import LEAVING
+from paceline_scheduler.errors import DivergenceError, ExecutorFailedError
+
+_REASONS = {
+    RowFinish.END_TOKEN: FinishReason.STOP,
+    RowFinish.LENGTH: FinishReason.LENGTH,
+    RowFinish.CONTEXT_FULL: FinishReason.LENGTH,
+    RowFinish.ERROR: FinishReason.ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one result brought about."""
+
+    tokens: TokenOutputs | None
+    failures: tuple[Failure, ...]
+    ended: tuple[LiveRequest, ...]  # finished or failed in this step
+    left: tuple[LiveRequest, ...]  # their release is confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The part of a result that counts: rows that had not ended before."""
+
+    rows: Int32Array
+    num_scheduled_after: Int32Array  # [num_rows]
+    num_accepted: Int32Array  # [num_rows]
+    token_ids: Int32Array  # [sum(num_accepted)]
+    finishes: UInt8Array  # [num_rows]
+
+
+def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
+    """Apply the result of the oldest unanswered plan; raises DivergenceError, changing nothing, if it is not that."""
+    step = _matching_step(executor, result)
+    executor.in_flight.popleft()
+    rows = executor.rows
+    landed = _landed(executor, step, result)
+    # What a row that failed left in its blocks is not known: none of it counts as computed.
+    computed = landed.finishes != int(RowFinish.ERROR)
+    rows.num_computed[landed.rows[computed]] = landed.num_scheduled_after[computed]
+    offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
+    _append_tokens(executor, landed)
+    notices, failures, ended = _end_finished(executor, result, landed)
+    _queue_tags(executor, landed.rows)
+    executor.step_time.observe(step.num_tokens, step.num_pairs, result.timings.busy_ns)
+    return Applied(
+        tokens=_outputs(executor, result, landed, offsets, notices),
+        failures=failures,
+        ended=ended,
+        left=tuple(_leave(executor, row) for row in step.released_rows),
+    )
+
+
+def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
+    """Return the plan that the result answers."""
+    description = executor.description
+    if (result.incarnation, result.epoch) != (description.incarnation, description.epoch):
+        raise DivergenceError(f"a result of epoch {result.epoch} arrived in epoch {description.epoch}")
+    if not executor.in_flight or executor.in_flight[0].step_id != result.step_id:
+        raise DivergenceError(f"the result of step {result.step_id} is not the one that is due")
+    step = executor.in_flight[0]
+    if step.grant_hash != result.grant_hash:
+        raise DivergenceError(f"block tables differ after step {result.step_id}")
+    if not np.array_equal(step.rows, result.rows):
+        raise DivergenceError(f"step {result.step_id} ran other rows than planned")
+    accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.rows)
+    if not accepted_fits or int(result.num_accepted.sum()) != len(result.token_ids):
+        raise DivergenceError(f"the columns of the result of step {result.step_id} do not fit together")
+    return step
+
+
+def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Landed:
+    """Leave out rows that ended in an earlier step or were ended from the edge: they take nothing more."""
+    ended = executor.rows.ended[step.rows]
+    if not ended.any():
+        return Landed(step.rows, step.num_scheduled_after, result.num_accepted, result.token_ids, result.finishes)
+    alive = ~ended
+    return Landed(
+        rows=step.rows[alive],
+        num_scheduled_after=step.num_scheduled_after[alive],
+        num_accepted=result.num_accepted[alive],
+        token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
+        finishes=result.finishes[alive],
+    )
+
+
+def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
+    """Add the accepted tokens to their rows, one per row and round: without drafts there is one round."""
+    accepted = landed.num_accepted
+    if len(landed.token_ids) == len(landed.rows) and accepted.all():
+        executor.rows.append(landed.rows, landed.token_ids)
+        return
+    starts = np.cumsum(accepted) - accepted
+    for round_index in range(int(accepted.max(initial=0))):
+        taking = accepted > round_index
+        executor.rows.append(landed.rows[taking], landed.token_ids[starts[taking] + round_index])
+
+
+def _end_finished(
+    executor: ExecutorState, result: StepResult, landed: Landed
+) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
+    """End the rows that the device ended; returns what their clients are told and the requests."""
+    if not landed.finishes.any():
+        return {}, (), ()
+    notices: dict[int, FinishNotice] = {}
+    failures, ended = [], []
+    for row, finish in zip(landed.rows.tolist(), landed.finishes.tolist(), strict=True):
+        if finish == RowFinish.NONE:
+            continue
+        live = _live(executor, row)
+        ended.append(live)
+        reason = _REASONS[RowFinish(finish)]
+        num_output = executor.rows.num_output(row)
+        executor.end_row(row, FinalRelease(num_output, reason))
+        if reason is FinishReason.ERROR:
+            failures.append(Failure(live.request.handle, _row_error(result, row)))
+            continue
+        stop_token_id = int(executor.rows.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
+        notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output)
+    return notices, tuple(failures), tuple(ended)
+
+
+def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
+    error = result.errors.get(row)
+    if error is None:
+        return ExecutorFailedError("the executor gave up this request without a reason", "UNKNOWN")
+    return ExecutorFailedError(error.message, error.reason)
+
+
+def _queue_tags(executor: ExecutorState, landed_rows: Int32Array) -> None:
+    """Queue a tag for every block that is now full of accepted tokens, unless the row has left it already."""
+    rows, block_size, tag_key = executor.rows, executor.block_size, executor.description.tag_key
+    full = landed_rows[rows.num_computed[landed_rows] >= rows.num_taggable[landed_rows]]
+    if not len(full):
+        return
+    full = full[rows.state[full] != LEAVING]
+    firsts = rows.num_taggable[full] // block_size - 1
+    lasts = rows.num_computed[full] // block_size
+    rows.num_taggable[full] = (lasts + 1) * block_size
+    for row, first, last in zip(full.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        chain, known = _live(executor, row).prefix_chain(tag_key, block_size), rows.token_ids(row)
+        for index in range(first, last):
+            executor.pending_tags.append((row, index, chain.key(index, known)))
+
+
+def _outputs(
+    executor: ExecutorState,
+    result: StepResult,
+    landed: Landed,
+    offsets: Int32Array,
+    notices: dict[int, FinishNotice],
+) -> TokenOutputs | None:
+    """Return the columns for the edge, or None when the step brought nothing that anybody waits for."""
+    columns = executor.rows
+    rows, num_tokens = landed.rows, landed.num_accepted
+    if not num_tokens.all():
+        # Chunks that did not reach the end have nothing to tell, and failures are told apart from tokens.
+        telling = (num_tokens > 0) | ((landed.finishes != 0) & (landed.finishes != int(RowFinish.ERROR)))
+        rows, num_tokens, offsets = rows[telling], num_tokens[telling], offsets[telling]
+    if not len(rows):
+        return None
+    handles = tuple(columns.handle[rows].tolist())
+    finished = np.zeros(len(rows), dtype=np.uint8)
+    if notices:
+        finished[:] = [notices[handle].reason if handle in notices else 0 for handle in handles]
+    return TokenOutputs(
+        handles=handles,
+        offsets=offsets,
+        num_tokens=num_tokens,
+        token_ids=landed.token_ids,
+        attempts=columns.attempt[rows],
+        rolling_hashes=columns.output_hash[rows],
+        finished=finished,
+        finishes=notices,
+        logprobs=_logprobs(result, rows, handles) if result.logprobs else {},
+    )
+
+
+def _logprobs(
+    result: StepResult, told_rows: Int32Array, handles: tuple[int, ...]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    by_row = zip(told_rows.tolist(), handles, strict=True)
+    return {handle: result.logprobs[row] for row, handle in by_row if row in result.logprobs}
+
+
+def _leave(executor: ExecutorState, row: int) -> LiveRequest:
+    """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
+    live = _live(executor, row)
+    take_off(executor, row, live)
+    if live.request.handle < 0:
+        executor.stranger_keys.discard(live.request.key)
+    executor.rows.vacate(row)
+    return live
+
+
+def take_off(executor: ExecutorState, row: int, live: LiveRequest) -> None:
+    """Move what the columns know of a request back into the request itself."""
+    rows = executor.rows
+    live.output_token_ids = rows.output_token_ids(row)
+    live.output_hash = int(rows.output_hash[row])
+    live.address = live.row = None
+    if live.final is not None:
+        live.status = Status.FINISHED
+
+
+def _live(executor: ExecutorState, row: int) -> LiveRequest:
+    live = executor.rows.live[row]
+    assert live is not None, "an occupied row has a request"
+    return live

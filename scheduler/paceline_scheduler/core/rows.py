@@ -1,0 +1,148 @@
+"""The rows of one executor: what changes every step for every request, in numpy columns.
+
+Knows token counts and token ids per row. Refuses to know why a row was chosen (planner) or what a block holds (blocks).
+
+How a row's tokens lie, half-open from position 0:
+
+    [0, num_computed)              in the KV cache, confirmed by a result
+    [num_computed, num_scheduled)  planned, result outstanding
+    [0, num_known)                 token ids known here: prompt, output of earlier attempts, confirmed output
+    [0, target)                    known at placement: while num_scheduled < target the row prefills, afterwards it
+                                   decodes, one token per step, each fed by the step before on the device itself
+    [0, limit)                     all that is ever computed: the last output token never needs to be
+    [0, num_slots)                 covered by the block table
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import fold_output_hash
+from paceline_scheduler.core.request import Int32Array
+
+_MIN_TOKEN_WIDTH = 256
+
+
+# Where a row stands. Plain integers: numpy compares a column with an enum's member ten times slower.
+FREE = 0
+RUNNING = 1
+ENDING = 2  # goes out with the next plan
+LEAVING = 3  # went out with a plan; the result that confirms it is awaited
+
+
+class RowColumns:
+    """Columns over all rows of an executor; element i belongs to row i."""
+
+    def __init__(self, num_rows: int, max_model_len: int) -> None:
+        def column(dtype: npt.DTypeLike) -> npt.NDArray[np.int32]:
+            return np.zeros(num_rows, dtype=dtype)
+
+        self.state = np.zeros(num_rows, dtype=np.uint8)
+        self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
+        self.num_prompt = column(np.int32)
+        self.num_known = column(np.int32)
+        self.num_scheduled = column(np.int32)
+        self.num_computed = column(np.int32)
+        self.target = column(np.int32)
+        self.limit = column(np.int32)
+        self.num_slots = column(np.int32)
+        self.num_taggable = column(np.int32)  # tokens after which the next block can be tagged
+        self.attempt = column(np.int32)
+        self.last_turn = np.zeros(num_rows, dtype=np.int64)  # counts all turns of all rows
+        self.handle = np.zeros(num_rows, dtype=np.int64)
+        self.arrival_number = np.zeros(num_rows, dtype=np.int64)
+        self.output_hash = np.zeros(num_rows, dtype=np.uint64)
+        self.live: list[LiveRequest | None] = [None] * num_rows
+        self.tables: list[list[int]] = [[] for _ in range(num_rows)]
+        self._max_width = max_model_len + 1
+        self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """How many rows can take a request."""
+        return len(self._free_rows)
+
+    @property
+    def num_running(self) -> int:
+        """How many rows run."""
+        return int(np.count_nonzero(self.state == RUNNING))
+
+    def free_rows(self, count: int) -> list[int]:
+        """Return the rows that the next `count` placements will take, in order."""
+        return self._free_rows[: -count - 1 : -1]
+
+    def decoding(self) -> Int32Array:
+        """Return the rows that can compute their next token now, ascending."""
+        ready = (self.state == RUNNING) & (self.num_scheduled >= self.target)
+        ready &= self.num_scheduled < self.limit
+        return np.flatnonzero(ready).astype(np.int32)
+
+    def prefilling(self) -> Int32Array:
+        """Return the rows with known tokens left to schedule, by arrival."""
+        rows = np.flatnonzero((self.state == RUNNING) & (self.num_scheduled < self.target)).astype(np.int32)
+        return rows[np.argsort(self.arrival_number[rows], kind="stable")] if len(rows) > 1 else rows
+
+    def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, state: int) -> None:
+        """Put a request on a row. `known` are prompt and output so far, of which `num_cached` are computed already."""
+        if row == self._free_rows[-1]:
+            self._free_rows.pop()
+        else:
+            self._free_rows.remove(row)
+        num_prompt = live.num_prompt_tokens
+        self.state[row] = state
+        self.ended[row] = state != RUNNING
+        self.num_prompt[row] = num_prompt
+        self.num_known[row] = self.target[row] = len(known)
+        self.num_scheduled[row] = self.num_computed[row] = num_cached
+        self.limit[row] = num_prompt + live.max_tokens - 1
+        self.attempt[row] = live.attempt
+        self.last_turn[row] = 0
+        self.handle[row] = live.request.handle
+        self.arrival_number[row] = live.arrival_number
+        self.output_hash[row] = live.output_hash
+        self.live[row] = live
+        self._widen(len(known) + 1)
+        self._token_ids[row, : len(known)] = known
+
+    def vacate(self, row: int) -> None:
+        """Make a row free again."""
+        self.state[row] = FREE
+        self.live[row] = None
+        self._free_rows.append(row)
+
+    def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
+        """Give a row its block table, of which the first `num_tagged` blocks are tagged already."""
+        self.tables[row] = blocks
+        self.num_slots[row] = len(blocks) * block_size
+        self.num_taggable[row] = (num_tagged + 1) * block_size
+
+    def append(self, rows: npt.NDArray[np.integer], token_ids: Int32Array) -> None:
+        """Add one confirmed output token to each of `rows`, which are distinct."""
+        positions = self.num_known[rows]
+        self._widen(int(positions.max(initial=0)) + 1)
+        self._token_ids[rows, positions] = token_ids
+        self.num_known[rows] = positions + 1
+        self.output_hash[rows] = fold_output_hash(self.output_hash[rows], token_ids)
+
+    def token_ids(self, row: int) -> Int32Array:
+        """Return the known tokens of a row: a view that the next step may extend."""
+        return self._token_ids[row, : self.num_known[row]]
+
+    def output_token_ids(self, row: int) -> Int32Array:
+        """Return a copy of the known output tokens of a row."""
+        return self._token_ids[row, self.num_prompt[row] : self.num_known[row]].copy()
+
+    def num_output(self, row: int) -> int:
+        """Return the number of known output tokens of a row."""
+        return int(self.num_known[row] - self.num_prompt[row])
+
+    def _widen(self, width: int) -> None:
+        """Make room for `width` tokens per row, doubling, so that memory follows the longest context in use."""
+        current = self._token_ids.shape[1]
+        if width <= current:
+            return
+        assert width <= self._max_width, "no row outgrows the context"
+        wider = np.zeros((len(self.state), min(max(width, 2 * current), self._max_width)), dtype=np.int32)
+        wider[:, :current] = self._token_ids
+        self._token_ids = wider

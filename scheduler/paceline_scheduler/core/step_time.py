@@ -1,0 +1,78 @@
+"""How long a step will take: a linear model in tokens and attention work, fitted to what executors report.
+
+    time = base + per_token * num_tokens + per_pair * num_pairs
+
+A pair is a new token together with one token it attends to. The model starts from the executor's warm-up measurements
+and follows each result by normalised least mean squares (Widrow and Hoff 1960; Haykin, Adaptive Filter Theory, ch. 6):
+one step along the input that removes a fixed share of the error, which stays stable when the inputs hardly change.
+"""
+
+from collections.abc import Sequence
+
+from paceline_scheduler.core.executors import StepPoint
+
+_GAIN = 0.1
+_DEFAULT_BASE_NS = 5e6
+_DEFAULT_PER_TOKEN_NS = 1e6
+_PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured: a step's first guess for attention
+_TOKENS_SCALE = 64.0
+_PAIRS_SCALE = 32768.0
+
+
+def num_chunk_pairs(start: int, num_tokens: int) -> int:
+    """Return the attention pairs of a chunk: `num_tokens` tokens from position `start`, causal."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+class StepTimeModel:
+    """Predicts step times in nanoseconds."""
+
+    def __init__(self, points: Sequence[StepPoint]) -> None:
+        base, per_token = _fit_line(points)
+        per_pair = per_token * _PER_PAIR_SHARE
+        # Weights belong to inputs scaled to about 1, so that one gain suits them all.
+        self._weights = [base, per_token * _TOKENS_SCALE, per_pair * _PAIRS_SCALE]
+
+    def predict_ns(self, num_tokens: float, num_pairs: float) -> float:
+        """Return the expected time of a step."""
+        base, per_token, per_pair = self._weights
+        return base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+
+    def observe(self, num_tokens: int, num_pairs: int, duration_ns: int) -> None:
+        """Learn from a finished step; one outlier moves a prediction by a tenth of itself at most."""
+        inputs = (1.0, num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE)
+        predicted = self.predict_ns(num_tokens, num_pairs)
+        error = min(max(duration_ns - predicted, -predicted), predicted)
+        step = _GAIN * error / sum(x * x for x in inputs)
+        self._weights = [max(0.0, weight + step * x) for weight, x in zip(self._weights, inputs, strict=True)]
+        # A model that predicts nothing could never recover: its errors are bounded by its predictions.
+        self._weights[0] = max(self._weights[0], 1e3)
+
+    def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
+        """Return the longest chunk from `start`, at most `wanted`, that keeps the step within `limit_ns`.
+
+        `spent` are tokens and pairs that the step has already.
+        """
+        low, high = 0, wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            pairs = spent[1] + num_chunk_pairs(start, middle)
+            if self.predict_ns(spent[0] + middle, pairs) <= limit_ns:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _fit_line(points: Sequence[StepPoint]) -> tuple[float, float]:
+    """Return base and per-token time of the least-squares line through the points, both above 0."""
+    if not points:
+        return _DEFAULT_BASE_NS, _DEFAULT_PER_TOKEN_NS
+    mean_x = sum(p.num_tokens for p in points) / len(points)
+    mean_y = sum(p.duration_ns for p in points) / len(points)
+    spread = sum((p.num_tokens - mean_x) ** 2 for p in points)
+    if spread == 0:
+        return mean_y / 2, mean_y / 2 / mean_x
+    slope = sum((p.num_tokens - mean_x) * (p.duration_ns - mean_y) for p in points) / spread
+    slope = max(slope, mean_y / mean_x / 100)
+    return max(mean_y - slope * mean_x, mean_y / 100), slope

@@ -1,0 +1,161 @@
+"""The scheduler's errors: one tree, mapped once to gRPC status in `api/status.py`.
+
+SchedulerError
+├── RequestRefusedError          the caller's request is not taken
+│   ├── InvalidRequestError      a field is wrong (names it)
+│   ├── UnsupportedError         a field or call this version does not support (names it)
+│   ├── DuplicateRequestError    the request id is in use
+│   ├── UnknownRequestError      no such request for this tenant
+│   ├── UnknownModelError        no attached executor serves this model
+│   ├── UnknownExecutorError     no executor of this address
+│   ├── QueueFullError           try again later (says when)
+│   ├── NoExecutorError          nothing to run it on now (says when to try again)
+│   └── DrainingError            this scheduler is going away
+├── RequestFailedError           a request that was taken has failed
+│   ├── DeadlineExceededError    its timeout passed
+│   ├── ExecutorFailedError      the executor reported a failure of this request alone
+│   ├── PoolExhaustedError       it outgrew the KV cache although it ran alone
+│   ├── SlowConsumerError        its client left too much output unread
+│   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
+├── ConfigError                  an option of the command line cannot be meant; the process ends
+├── PortError                    a port cannot be listened on; the process ends
+├── DivergenceError              executor and scheduler disagree; the link attaches again
+└── LinkError                    the connection to an executor failed; never leaves the link
+    ├── UnreachableError         nothing answers at the address
+    ├── StreamEndedError         the plan stream ended
+    ├── TermSupersededError      a scheduler of a higher term drives the executor
+    └── StandingByError          given up because another scheduler has taken over
+"""
+
+
+class SchedulerError(Exception):
+    """Base of every error the scheduler raises on purpose."""
+
+
+class RequestRefusedError(SchedulerError):
+    """A request that is not taken; nothing was done for it."""
+
+
+class InvalidRequestError(RequestRefusedError):
+    """A field of the request is wrong. `field` is its path in the message, such as `sampling.top_p`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class UnsupportedError(RequestRefusedError):
+    """A field or call that this version knows but does not support. `feature` names it."""
+
+    def __init__(self, feature: str, message: str | None = None) -> None:
+        super().__init__(message or f"{feature} is not supported by this version; leave it unset")
+        self.feature = feature
+
+
+class DuplicateRequestError(RequestRefusedError):
+    """A request of the same tenant and id is running."""
+
+
+class UnknownRequestError(RequestRefusedError):
+    """The tenant has no request of this id."""
+
+
+class UnknownModelError(RequestRefusedError):
+    """No executor serves a model of this name."""
+
+
+class UnknownExecutorError(RequestRefusedError):
+    """The scheduler knows no executor of this address."""
+
+
+class RetryableRefusalError(RequestRefusedError):
+    """A refusal that may not hold later. `retry_after_s` says when to try again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(RetryableRefusalError):
+    """The queue is at its bound, in requests or in tokens."""
+
+
+class NoExecutorError(RetryableRefusalError):
+    """No executor is attached."""
+
+
+class DrainingError(RetryableRefusalError):
+    """The scheduler finishes what it has and takes nothing new."""
+
+
+class RequestFailedError(SchedulerError):
+    """A request that was taken has ended without its output being complete."""
+
+
+class DeadlineExceededError(RequestFailedError):
+    """The request's timeout passed."""
+
+
+class ExecutorFailedError(RequestFailedError):
+    """The executor reported that this request failed; `reason` is the executor's upper-case reason."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PoolExhaustedError(RequestFailedError):
+    """The request ran alone and still found no free KV block."""
+
+
+class SlowConsumerError(RequestFailedError):
+    """The client of the request left more output unread than may wait for it."""
+
+
+class GivenUpError(RequestFailedError):
+    """This scheduler stops running the request: it is shutting down, or another scheduler has taken over.
+
+    Sent again after `retry_after_s` it is served, by whoever is in charge then.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(SchedulerError):
+    """An option of the command line cannot be meant; the message names it."""
+
+
+class PortError(SchedulerError):
+    """A port is in use, or the address is not this machine's."""
+
+
+class DivergenceError(SchedulerError):
+    """A result does not fit the plans that were sent. The stream ends; attaching again repairs it."""
+
+
+class LinkError(SchedulerError):
+    """The connection to an executor failed. The link tries again; `message` is for the log and for operators."""
+
+
+class UnreachableError(LinkError):
+    """Nothing answers at the address: connection refused, or its name is unknown."""
+
+
+class StreamEndedError(LinkError):
+    """The plan stream ended, or a peer that should answer did not in time."""
+
+
+class TermSupersededError(LinkError):
+    """A scheduler of a higher term drives the executor."""
+
+    def __init__(self, holder_scheduler_id: str, holder_term: int) -> None:
+        super().__init__(f"scheduler {holder_scheduler_id or '(unknown)'} drives it with term {holder_term}")
+        self.holder_scheduler_id = holder_scheduler_id
+        self.holder_term = holder_term
+
+
+class StandingByError(LinkError):
+    """The plan stream was given up because another scheduler has taken over."""

@@ -1,0 +1,56 @@
+"""A tokenizer of 256 bytes and three special tokens, in the tokenizers library's JSON form."""
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+
+VOCAB_SIZE = 259
+_SPECIAL = {256: "<|endoftext|>", 257: "<|im_start|>", 258: "<|im_end|>"}
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesTokenizer:
+    """What an executor sends of its tokenizer."""
+
+    json: bytes
+    digest: str
+    chat_template: str
+    end_token_ids: tuple[int, ...]
+
+
+def make_bytes_tokenizer() -> BytesTokenizer:
+    """Return the tokenizer: token b is byte b."""
+    vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocab |= {text: token for token, text in _SPECIAL.items()}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": token,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for token, text in _SPECIAL.items()
+        ],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    data = json.dumps(document).encode()
+    return BytesTokenizer(data, blake2b(data, digest_size=16).hexdigest(), _CHAT_TEMPLATE, (258, 256))
+
+
+def _byte_characters() -> list[str]:
+    """Return the printable stand-in of each byte, as byte-level vocabularies write them (Radford et al. 2019)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,242 @@
+"""An executor without a model, without I/O and without a clock.
+
+It applies plans in device order, checks every rule a plan must keep (a broken one raises PlanViolationError), and
+generates tokens by `tokens.TokenRule` from what its KV slots hold. Plans arrive by `receive` and run one after another
+by `run_next`; the plans in between are the ones in flight, so that what must wait for a confirmation is checked too.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.plan import (
+    BatchPlan,
+    Grants,
+    Placement,
+    Release,
+    RowError,
+    RowFinish,
+    StepResult,
+    StepTimings,
+    TokenLogprobs,
+)
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.simulator.blocks import SimulatedBlocks
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.receiving import PlanInbox
+from paceline_scheduler.simulator.rows import SimulatedRecord, SimulatedRow
+from paceline_scheduler.simulator.violations import PlanViolationError, require
+
+GRANT_HASH_START = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+_MASK = (1 << 64) - 1
+
+
+def fold_grant_hash(value: int, row: int, index: int, block: int) -> int:
+    """Return the grant hash after one more grant; the rule is that of paceline.v1.StepResult.grant_hash."""
+    word = ((row << 48) + (index << 32) + block) & _MASK
+    value = ((value ^ word) * _FNV_PRIME) & _MASK
+    return value ^ (value >> 32)
+
+
+class SimulatedExecutor:
+    """One executor. `incarnation` stands for the process: `restart` makes another one of it that knows nothing."""
+
+    def __init__(self, config: SimulatorConfig, incarnation: int = 1) -> None:
+        self.config = config
+        self.incarnation = incarnation
+        self.epoch = 0
+        self.num_steps = 0
+        self._forget_everything()
+
+    def restart(self) -> None:
+        """Die and come back: another incarnation without rows, records, blocks or tags."""
+        self.incarnation += 1
+        self.epoch = 0
+        self._forget_everything()
+
+    def attach(self, address: str) -> tuple[ExecutorDescription, Snapshot]:
+        """Accept a scheduler: another epoch, plans that did not run are dropped, and the state at this boundary."""
+        self.epoch += 1
+        self._inbox = PlanInbox(self.config, self.incarnation, self.epoch)
+        self._grant_hash = GRANT_HASH_START
+        description = ExecutorDescription(
+            address=address,
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            model=self.config.model,
+            num_blocks=self.config.num_blocks,
+            block_size=self.config.block_size,
+            max_num_rows=self.config.max_num_rows,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_model_len=self.config.max_model_len,
+            max_plans_in_flight=self.config.max_plans_in_flight,
+            tag_key=self.config.tag_key,
+            step_points=self.config.step_points,
+        )
+        return description, self.snapshot()
+
+    def snapshot(self) -> Snapshot:
+        """Return rows, records and tags as they are now."""
+        rows = [row.snapshot() for _, row in sorted(self.rows.items())]
+        records = [record.snapshot() for record in self.records.values()]
+        return Snapshot(rows=(*rows, *records), tags=self.blocks.tags())
+
+    def execute(self, plan: BatchPlan) -> StepResult:
+        """Receive a plan and run it at once."""
+        self.receive(plan)
+        assert self.num_plans_waiting == 1, "execute() is for plans that run as they arrive; else receive() and run"
+        return self.run_next()
+
+    @property
+    def num_plans_waiting(self) -> int:
+        """How many plans arrived and have not run."""
+        return len(self._inbox.waiting)
+
+    def receive(self, plan: BatchPlan) -> None:
+        """Take a plan in, checking everything that must hold when it arrives."""
+        self._inbox.receive(plan, self.rows, self.blocks)
+
+    def drop_waiting(self) -> None:
+        """Forget the plans that have not run, wholly: nobody waits for them."""
+        self._inbox.waiting.clear()
+
+    def next_step_ns(self) -> int:
+        """Return how long the next plan will take."""
+        return self.config.step_ns(self._inbox.waiting[0].num_tokens)
+
+    def run_next(self) -> StepResult:
+        """Run the oldest waiting plan."""
+        plan = self._inbox.waiting.popleft()
+        self.num_steps += 1
+        self._change_state(plan)
+        return self._forward(plan)
+
+    def fail_row(self, key: RequestKey, error: RowError) -> None:
+        """Let a request fail alone the next time it runs."""
+        self._row_errors[key] = error
+
+    def _forget_everything(self) -> None:
+        self.rows: dict[int, SimulatedRow] = {}
+        self.records: dict[RequestKey, SimulatedRecord] = {}
+        self.blocks = SimulatedBlocks(self.config.num_blocks, self.config.block_size)
+        self._inbox = PlanInbox(self.config, self.incarnation, self.epoch)
+        self._grant_hash = GRANT_HASH_START
+        self._row_errors: dict[RequestKey, RowError] = {}
+
+    def _change_state(self, plan: BatchPlan) -> None:
+        owners = {block: row.key.tenant for row in self.rows.values() for block in row.table.block_ids}
+        for tag in plan.tags:
+            self.blocks.tag(tag.block_id, tag.key, owners.get(tag.block_id))
+        for release in plan.releases:
+            self._release(release)
+        for key in plan.forget:
+            self.records.pop(key, None)
+        for placement in plan.placements:
+            self._place(placement)
+        # Shared blocks stand at the beginning of a table, so they go in first; the hash has its own order.
+        for row, index, block in _triples(plan.shared):
+            self.blocks.share(self._row(row).table, index, block)
+        for row, index, block in _triples(plan.grants):
+            self.blocks.grant(self._row(row).table, index, block)
+        for triple in (*_triples(plan.grants), *_triples(plan.shared)):
+            self._grant_hash = fold_grant_hash(self._grant_hash, *triple)
+        for placement in plan.placements:
+            self._check_cached(placement)
+
+    def _release(self, release: Release) -> None:
+        row = self._row(release.row)
+        if release.final is not None:
+            kept = release.final.num_output_tokens
+            require(0 <= kept <= row.num_output_tokens, "a record is only cut", f"row {release.row} to {kept} tokens")
+        self.blocks.release(row.table)
+        self.records[row.key] = row.record(release.final)
+        del self.rows[release.row]
+
+    def _place(self, placement: Placement) -> None:
+        where = f"row {placement.row}, {placement.request.key}"
+        require(placement.row not in self.rows, "placement on a row in use", where)
+        record = self.records.pop(placement.request.key, None)
+        if record is not None and record.released is None:
+            require(placement.attempt > record.attempt, "an attempt is higher than the one before", where)
+            known = record.output_token_ids
+            same = np.array_equal(placement.output_token_ids[: len(known)], known)
+            # It may have gone on elsewhere in between; straight from here to here it has just what it had.
+            at_once = placement.attempt > record.attempt + 1 or len(placement.output_token_ids) == len(known)
+            require(same and at_once, "a request continues with the output it had", where)
+        row = SimulatedRow(placement, self.config.max_model_len)
+        require(placement.num_cached_tokens < row.num_tokens, "at least one token is left to compute", where)
+        require(row.num_output_tokens < placement.max_tokens, "at least one token is left to generate", where)
+        self.rows[placement.row] = row
+
+    def _check_cached(self, placement: Placement) -> None:
+        row = self.rows[placement.row]
+        num_cached = placement.num_cached_tokens
+        if num_cached:
+            read = self.blocks.read(row.table, num_cached)
+            same = np.array_equal(read, row.token_ids[:num_cached])
+            require(same, "shared blocks hold the row's tokens", f"row {placement.row}, {row.key}")
+
+    def _forward(self, plan: BatchPlan) -> StepResult:
+        accepted: list[int] = []
+        tokens: list[int] = []
+        finishes: list[int] = []
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        errors: dict[int, RowError] = {}
+        for index, num_scheduled in zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True):
+            row = self._row(index)
+            error = self._row_errors.pop(row.key, None) if row.finish is RowFinish.NONE else None
+            if error is not None:
+                row.finish = RowFinish.ERROR
+                errors[index] = error
+            token = self._advance(row, num_scheduled)
+            accepted.append(int(token is not None))
+            finishes.append(row.finish)
+            if token is not None:
+                tokens.append(token)
+                num_logprobs = row.placement.request.num_logprobs
+                if num_logprobs is not None:
+                    offset = row.num_output_tokens - 1
+                    logprobs[index] = (self.config.tokens.logprobs(token, offset, num_logprobs),)
+        return StepResult(
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            step_id=plan.step_id,
+            rows=plan.rows,
+            num_accepted=np.array(accepted, dtype=np.int32),
+            token_ids=np.array(tokens, dtype=np.int32),
+            finishes=np.array(finishes, dtype=np.uint8),
+            grant_hash=self._grant_hash,
+            timings=StepTimings(forward_ns=self.config.step_ns(plan.num_tokens)),
+            logprobs=logprobs,
+            errors=errors,
+        )
+
+    def _advance(self, row: SimulatedRow, num_scheduled: int) -> int | None:
+        """Compute a row's next tokens; returns the token drawn if they reach the end of the known ones."""
+        if row.finish is not RowFinish.NONE:
+            return None
+        start, end = row.num_computed_tokens, row.num_computed_tokens + num_scheduled
+        where = f"row {row.placement.row}, {row.key}"
+        require(end <= row.num_tokens, "no row is scheduled beyond its known tokens", f"{where}, to {end}")
+        self.blocks.write(row.table, start, row.token_ids[start:end])
+        row.num_computed_tokens = end
+        if end < row.num_tokens:
+            return None
+        context = self.blocks.read(row.table, end)
+        require(np.array_equal(context, row.token_ids), "a row reads the tokens it wrote", where)
+        request = row.placement.request
+        seed, offset = request.sampling.seed, row.num_output_tokens
+        token = self.config.tokens.next_token(context, seed, offset, request.end_token_ids)
+        row.append(token)
+        return token
+
+    def _row(self, index: int) -> SimulatedRow:
+        if index not in self.rows:
+            raise PlanViolationError("a row that holds a request", f"row {index}")
+        return self.rows[index]
+
+
+def _triples(grants: Grants) -> Iterator[tuple[int, int, int]]:
+    return zip(grants.rows.tolist(), grants.indices.tolist(), grants.block_ids.tolist(), strict=True)

@@ -1,0 +1,107 @@
+"""Requests on a simulated executor: on a row, and as the record that stays when they left it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish
+from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.simulator.blocks import BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRecord:
+    """A request that left its row. `released` is None after a preemption."""
+
+    key: RequestKey
+    attempt: int
+    prompt_token_ids: Int32Array
+    output_token_ids: Int32Array
+    finish: RowFinish
+    released: FinalRelease | None
+
+    def snapshot(self) -> RowSnapshot:
+        """Return the record as an attaching scheduler sees it."""
+        return RowSnapshot(
+            key=self.key,
+            row=None,
+            attempt=self.attempt,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids,
+            num_computed_tokens=0,
+            block_ids=np.zeros(0, dtype=np.int32),
+            finish=self.finish,
+            released=self.released,
+        )
+
+
+class SimulatedRow:
+    """A request on a row: its tokens, how many of them are computed, and its block table."""
+
+    def __init__(self, placement: Placement, max_model_len: int) -> None:
+        self.placement = placement
+        self.key = placement.request.key
+        self.table = BlockTable(placement.row, self.key.tenant)
+        self.finish = RowFinish.NONE
+        self.num_computed_tokens = placement.num_cached_tokens
+        prompt, output = placement.request.prompt_token_ids, placement.output_token_ids
+        self._max_model_len = max_model_len
+        self._num_prompt_tokens = len(prompt)
+        self._num_tokens = len(prompt) + len(output)
+        self._tokens = np.zeros(max_model_len, dtype=np.int32)
+        self._tokens[: self._num_tokens] = np.concatenate((prompt, output))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self._num_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The output so far, earlier attempts included."""
+        return self._num_tokens - self._num_prompt_tokens
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """Prompt and output so far."""
+        return self._tokens[: self._num_tokens]
+
+    def append(self, token_id: int) -> None:
+        """Take a generated token, and end if it was the last one."""
+        self._tokens[self._num_tokens] = token_id
+        self._num_tokens += 1
+        if token_id in self.placement.request.end_token_ids:
+            self.finish = RowFinish.END_TOKEN
+        elif self.num_output_tokens >= self.placement.max_tokens:
+            self.finish = RowFinish.LENGTH
+        elif self._num_tokens >= self._max_model_len:
+            self.finish = RowFinish.CONTEXT_FULL
+
+    def record(self, released: FinalRelease | None) -> SimulatedRecord:
+        """Return what stays when the row is released."""
+        num_output_tokens = self.num_output_tokens if released is None else released.num_output_tokens
+        first = self._num_prompt_tokens
+        return SimulatedRecord(
+            key=self.key,
+            attempt=self.placement.attempt,
+            prompt_token_ids=self._tokens[:first].copy(),
+            output_token_ids=self._tokens[first : first + num_output_tokens].copy(),
+            finish=self.finish,
+            released=released,
+        )
+
+    def snapshot(self) -> RowSnapshot:
+        """Return the row as an attaching scheduler sees it."""
+        first = self._num_prompt_tokens
+        return RowSnapshot(
+            key=self.key,
+            row=self.placement.row,
+            attempt=self.placement.attempt,
+            prompt_token_ids=self._tokens[:first].copy(),
+            output_token_ids=self._tokens[first : self._num_tokens].copy(),
+            num_computed_tokens=self.num_computed_tokens,
+            block_ids=np.array(self.table.block_ids, dtype=np.int32),
+            finish=self.finish,
+            released=None,
+        )

@@ -1,0 +1,209 @@
+"""The link's transport inside one process: connections to simulated executors, with the faults of a network.
+
+Knows services by address. A frozen executor takes what is written and says nothing; a stopped one refuses connections.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from enum import Enum
+
+from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.plan import BatchPlan, StepResult
+from paceline_scheduler.errors import LinkError, StreamEndedError, TermSupersededError, UnreachableError
+from paceline_scheduler.link.messages import (
+    DrainNotice,
+    ExecutorInfo,
+    FromExecutor,
+    Heartbeat,
+    Hello,
+    ModelCard,
+    RowPart,
+    SnapshotPart,
+    ToExecutor,
+    WaitingInLine,
+    Welcome,
+)
+from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
+from paceline_scheduler.simulator.service import (
+    Accepted,
+    Draining,
+    Ended,
+    InLine,
+    Outgoing,
+    SimulatedService,
+    Stream,
+    StreamEnd,
+)
+
+_HEARTBEAT_S = 0.2
+_TOKENIZER = make_bytes_tokenizer()
+
+
+class Reach(Enum):
+    """How an executor answers."""
+
+    UP = "up"
+    STOPPED = "stopped"
+    FROZEN = "frozen"
+
+
+class MemoryNetwork:
+    """Simulated executors by address: a Transport."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, SimulatedService] = {}
+        self.reach: dict[str, Reach] = {}
+        self.num_tokenizer_calls = 0
+        self._thawed: dict[str, asyncio.Event] = {}
+
+    def add(self, address: str, service: SimulatedService) -> None:
+        """Let an executor listen at an address."""
+        self.services[address] = service
+        self.reach[address] = Reach.UP
+        self._thawed[address] = asyncio.Event()
+        self._thawed[address].set()
+
+    def stop(self, address: str) -> None:
+        """Kill an executor: its streams break, connections are refused."""
+        self.reach[address] = Reach.STOPPED
+        self.services[address].restart()
+
+    def start(self, address: str) -> None:
+        """Let an executor that was stopped, or frozen, answer again."""
+        self.reach[address] = Reach.UP
+        self._thawed[address].set()
+
+    def freeze(self, address: str) -> None:
+        """Let an executor say nothing from now on; what is written to it is lost."""
+        self.reach[address] = Reach.FROZEN
+        self._thawed[address].clear()
+
+    async def until_thawed(self, address: str) -> None:
+        """Wait until an executor is not frozen."""
+        await self._thawed[address].wait()
+
+    def connect(self, address: str) -> "MemoryConnection":
+        """Return a connection."""
+        return MemoryConnection(self, address)
+
+
+class MemoryConnection:
+    """A connection to one simulated executor."""
+
+    def __init__(self, network: MemoryNetwork, address: str) -> None:
+        self._network = network
+        self._address = address
+
+    async def get_info(self, timeout_s: float) -> ExecutorInfo:
+        """Ask who the executor is."""
+        service = await self._service(timeout_s)
+        return ExecutorInfo(service.executor.incarnation, service.highest_term, service.holder_scheduler_id)
+
+    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+        """Fetch the tokenizer."""
+        await self._service(timeout_s)
+        self._network.num_tokenizer_calls += 1
+        return TokenizerSource(
+            digest=_TOKENIZER.digest,
+            json=_TOKENIZER.json,
+            chat_template=_TOKENIZER.chat_template,
+            bos_token_id=None,
+            eos_token_id=_TOKENIZER.end_token_ids[0],
+            end_token_ids=_TOKENIZER.end_token_ids,
+            add_bos=False,
+            defaults=GenerationDefaults(),
+        )
+
+    def attach(self) -> "MemoryPlanStream":
+        """Open a plan stream."""
+        return MemoryPlanStream(self._network, self._address)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _service(self, timeout_s: float) -> SimulatedService:
+        match self._network.reach.get(self._address, Reach.STOPPED):
+            case Reach.STOPPED:
+                raise UnreachableError("connection refused")
+            case Reach.FROZEN:
+                await asyncio.sleep(timeout_s)
+                raise StreamEndedError("no answer in time")
+            case Reach.UP:
+                return self._network.services[self._address]
+
+
+class MemoryPlanStream:
+    """A plan stream to one simulated executor."""
+
+    def __init__(self, network: MemoryNetwork, address: str) -> None:
+        self._network = network
+        self._address = address
+        self._stream: Stream | None = None
+        self._greeted = asyncio.Event()
+        self._unread: list[FromExecutor] = []
+        self._is_cancelled = False
+
+    async def write(self, message: ToExecutor) -> None:
+        """Give a message to the executor, or to nobody if it is frozen."""
+        if self._is_cancelled:
+            raise StreamEndedError("the plan stream was cancelled")
+        if self._network.reach[self._address] is Reach.FROZEN:
+            return
+        service = self._network.services[self._address]
+        if isinstance(message, Hello):
+            self._stream = service.hello(message.scheduler_id, message.term)
+            self._greeted.set()
+        elif self._stream is not None:
+            service.hear(self._stream, message if isinstance(message, BatchPlan) else None)
+
+    async def read(self) -> FromExecutor:
+        """Return the next message, or a heartbeat when none came for a while."""
+        await self._greeted.wait()
+        while not self._unread:
+            self._unread = await self._next_messages()
+            await self._network.until_thawed(self._address)
+        return self._unread.pop(0)
+
+    def cancel(self) -> None:
+        """End the stream."""
+        if self._stream is not None and not self._is_cancelled:
+            self._network.services[self._address].leave(self._stream)
+        self._is_cancelled = True
+
+    async def _next_messages(self) -> list[FromExecutor]:
+        assert self._stream is not None, "reading begins after hello"
+        service = self._network.services[self._address]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARTBEAT_S):
+                return _messages(service, self._address, await self._stream.outbox.get())
+        service.let_in()
+        return [Heartbeat()]
+
+
+def _messages(service: SimulatedService, address: str, outgoing: Outgoing) -> list[FromExecutor]:
+    match outgoing:
+        case StepResult():
+            return [outgoing]
+        case Accepted(description, snapshot):
+            rows = tuple(RowPart(row, is_continued=False) for row in snapshot.rows)
+            return [_welcome(service, address, description), SnapshotPart(rows, snapshot.tags, is_last=True)]
+        case InLine(holder, term):
+            return [WaitingInLine(holder, term)]
+        case Draining(reason):
+            return [DrainNotice(reason, 0.0)]
+        case Ended():
+            raise _error(outgoing)
+
+
+def _welcome(service: SimulatedService, address: str, description: ExecutorDescription) -> Welcome:
+    config = service.executor.config
+    card = ModelCard(config.model, "simulated", config.max_model_len, config.tokens.vocab_size, 0, "")
+    return Welcome(replace(description, address=address), card, _TOKENIZER.digest)
+
+
+def _error(ended: Ended) -> LinkError:
+    if ended.end is StreamEnd.SUPERSEDED:
+        return TermSupersededError(ended.holder_scheduler_id, ended.holder_term)
+    return StreamEndedError(f"{ended.end.value}: {ended.detail}")

@@ -1,0 +1,268 @@
+"""The plan protocol's messages to and from bytes: the executor's side, as a simulated executor needs it.
+
+Written apart from `link/wire.py` on purpose: the two check each other.
+"""
+
+import numpy as np
+from google.rpc import error_details_pb2
+
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.plan import (
+    NO_GRANTS,
+    BatchPlan,
+    BlockTag,
+    FinalRelease,
+    Grants,
+    Placement,
+    Release,
+    RowError,
+    StepResult,
+)
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
+from paceline_scheduler.simulator.config import SimulatorConfig
+
+MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
+_FINISH_REASONS = {int(reason): reason for reason in FinishReason}
+
+
+def read_column(data: bytes) -> Int32Array:
+    """Return the values of a column."""
+    return np.frombuffer(data, dtype="<i4").astype(np.int32)
+
+
+def write_column(values: Int32Array) -> bytes:
+    """Return a column as bytes."""
+    return np.asarray(values, dtype="<i4").tobytes()
+
+
+def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
+    """Return a plan as the simulated executor takes it."""
+    keys = message.tags.keys
+    blocks = read_column(message.tags.block_ids).tolist()
+    return BatchPlan(
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        step_id=message.step_id,
+        rows=read_column(message.rows),
+        num_scheduled_tokens=read_column(message.num_scheduled_tokens),
+        predicted_ns=message.predicted_ns,
+        tags=tuple(BlockTag(block, keys[16 * i : 16 * i + 16]) for i, block in enumerate(blocks)),
+        releases=tuple(_read_release(release) for release in message.releases),
+        placements=tuple(_read_placement(new) for new in message.new_requests),
+        grants=_read_grants(message.grants) if message.HasField("grants") else NO_GRANTS,
+        shared=_read_grants(message.shared) if message.HasField("shared") else NO_GRANTS,
+        forget=tuple(RequestKey(key.tenant, key.request_id) for key in message.forget),
+    )
+
+
+def _read_grants(message: plan_pb2.BlockGrants) -> Grants:
+    return Grants(read_column(message.rows), read_column(message.indices), read_column(message.block_ids))
+
+
+def _read_release(message: plan_pb2.Release) -> Release:
+    if not message.HasField("final"):
+        return Release(message.row, None)
+    return Release(message.row, FinalRelease(message.final.num_output_tokens, _FINISH_REASONS[message.final.reason]))
+
+
+def _read_placement(message: plan_pb2.NewRequest) -> Placement:
+    context = plan_pb2.RequestContext.FromString(message.context)
+    sampling = message.sampling
+    request = Request(
+        handle=0,
+        key=RequestKey(message.id.tenant, message.id.request_id),
+        model="",
+        prompt_token_ids=read_column(message.prompt_token_ids),
+        sampling=SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
+        end_token_ids=tuple(message.end_token_ids),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        origin=context.request.SerializeToString(),
+        body_digest=context.body_digest,
+    )
+    return Placement(
+        row=message.row,
+        request=request,
+        attempt=message.attempt,
+        output_token_ids=read_column(message.output_token_ids),
+        max_tokens=message.max_tokens,
+        num_cached_tokens=message.num_cached_tokens,
+        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
+        num_preemptions=context.num_preemptions,
+        num_executor_deaths=context.num_executor_deaths,
+        waited_s=context.waited.ToNanoseconds() / 1e9,
+    )
+
+
+def write_waiting(holder_scheduler_id: str, holder_term: int) -> plan_pb2.AttachResponse:
+    """Say that another scheduler holds the executor."""
+    waiting = plan_pb2.WaitingInLine(holder_scheduler_id=holder_scheduler_id, holder_term=holder_term)
+    return plan_pb2.AttachResponse(waiting=waiting)
+
+
+def write_heartbeat() -> plan_pb2.AttachResponse:
+    """Say that the executor is alive."""
+    return plan_pb2.AttachResponse(heartbeat=inference_pb2.Heartbeat())
+
+
+def write_drain(reason: str) -> plan_pb2.AttachResponse:
+    """Say that the executor is going away."""
+    return plan_pb2.AttachResponse(drain=inference_pb2.Drain(reason=reason))
+
+
+def write_welcome(
+    description: ExecutorDescription, config: SimulatorConfig, tokenizer: BytesTokenizer
+) -> plan_pb2.AttachResponse:
+    """Accept a scheduler."""
+    welcome = plan_pb2.Welcome(
+        incarnation=description.incarnation,
+        epoch=description.epoch,
+        protocol=1,
+        model=write_model(config, tokenizer),
+        geometry=_write_geometry(config),
+        limits=_write_limits(config),
+        tag_key=config.tag_key,
+        step_points=[
+            plan_pb2.StepPoint(num_tokens=point.num_tokens, duration_ns=point.duration_ns)
+            for point in config.step_points
+        ],
+        tokenizer_digest=tokenizer.digest,
+    )
+    return plan_pb2.AttachResponse(welcome=welcome)
+
+
+def write_model(config: SimulatorConfig, tokenizer: BytesTokenizer) -> inference_pb2.Model:
+    """Describe the simulated model."""
+    return inference_pb2.Model(
+        name=config.model,
+        architecture="simulated",
+        max_model_len=config.max_model_len,
+        vocab_size=config.tokens.vocab_size,
+        end_token_ids=tokenizer.end_token_ids,
+        has_chat_template=True,
+        num_executors=1,
+    )
+
+
+def _write_geometry(config: SimulatorConfig) -> plan_pb2.KvGeometry:
+    return plan_pb2.KvGeometry(num_blocks=config.num_blocks, block_size=config.block_size, dtype="token ids")
+
+
+def _write_limits(config: SimulatorConfig) -> plan_pb2.ExecutorLimits:
+    return plan_pb2.ExecutorLimits(
+        max_num_rows=config.max_num_rows,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        max_plans_in_flight=config.max_plans_in_flight,
+    )
+
+
+def write_snapshot(snapshot: Snapshot) -> list[plan_pb2.AttachResponse]:
+    """Return a snapshot in parts, one request or piece of one each, so that joining is exercised."""
+    parts = [plan_pb2.SnapshotPart(rows=[piece]) for row in snapshot.rows for piece in _write_row(row)]
+    tags = plan_pb2.BlockTags(
+        block_ids=write_column(np.array([tag.block_id for tag in snapshot.tags], dtype=np.int32)),
+        keys=b"".join(tag.key for tag in snapshot.tags),
+    )
+    parts.append(plan_pb2.SnapshotPart(tags=tags, last=True))
+    return [plan_pb2.AttachResponse(snapshot=part) for part in parts]
+
+
+def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
+    columns = (row.prompt_token_ids, row.output_token_ids, row.block_ids)
+    num_pieces = max(1, *(-(-len(column) // MAX_PIECE) for column in columns))
+    pieces = []
+    for index in range(num_pieces):
+        prompt, output, blocks = (column[index * MAX_PIECE : (index + 1) * MAX_PIECE] for column in columns)
+        piece = plan_pb2.RowState(
+            id=plan_pb2.RecordId(tenant=row.key.tenant, request_id=row.key.request_id),
+            row=row.row,
+            attempt=row.attempt,
+            prompt_token_ids=write_column(prompt),
+            output_token_ids=write_column(output),
+            num_computed_tokens=row.num_computed_tokens,
+            block_ids=write_column(blocks),
+            finish=plan_pb2.RowFinish.ValueType(row.finish),
+            continues=index + 1 < num_pieces,
+        )
+        if row.released is not None:
+            piece.released.num_output_tokens = row.released.num_output_tokens
+            piece.released.reason = sampling_pb2.FinishReason.ValueType(row.released.reason)
+        pieces.append(piece)
+    return pieces
+
+
+def write_result(result: StepResult) -> plan_pb2.AttachResponse:
+    """Report a step."""
+    timings = result.timings
+    message = plan_pb2.StepResult(
+        incarnation=result.incarnation,
+        epoch=result.epoch,
+        step_id=result.step_id,
+        rows=write_column(result.rows),
+        num_accepted=write_column(result.num_accepted),
+        token_ids=write_column(result.token_ids),
+        finishes=result.finishes.tobytes(),
+        grant_hash=result.grant_hash,
+        timings=plan_pb2.StepTimings(forward_ns=timings.forward_ns, idle_ns=timings.idle_ns),
+        logprobs=[
+            plan_pb2.RowLogprobs(
+                row=row,
+                tokens=[
+                    sampling_pb2.TokenLogprobs(
+                        token_id=token.token_id,
+                        logprob=token.logprob,
+                        top=[sampling_pb2.TokenLogprob(token_id=t, logprob=p) for t, p in token.top],
+                    )
+                    for token in tokens
+                ],
+            )
+            for row, tokens in result.logprobs.items()
+        ],
+        errors=[plan_pb2.RowError(row=row, error=_write_error(error)) for row, error in result.errors.items()],
+    )
+    return plan_pb2.AttachResponse(result=message)
+
+
+def _write_error(error: RowError) -> sampling_pb2.RequestError:
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain="paceline")
+    detail = sampling_pb2.ErrorDetail(
+        type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString()
+    )
+    return sampling_pb2.RequestError(code=13, message=error.message, details=[detail])
+
+
+def write_info(
+    config: SimulatorConfig, tokenizer: BytesTokenizer, incarnation: int, epoch: int, term: int, holder: str
+) -> executor_pb2.GetInfoResponse:
+    """Say who the executor is."""
+    return executor_pb2.GetInfoResponse(
+        incarnation=incarnation,
+        epoch=epoch,
+        term=term,
+        holder_scheduler_id=holder,
+        model=write_model(config, tokenizer),
+        geometry=_write_geometry(config),
+        limits=_write_limits(config),
+        min_protocol=1,
+        max_protocol=1,
+        device="simulated",
+    )
+
+
+def write_tokenizer(tokenizer: BytesTokenizer, max_part_bytes: int) -> list[executor_pb2.GetTokenizerResponse]:
+    """Return the tokenizer in parts."""
+    json = tokenizer.json
+    pieces = [json[start : start + max_part_bytes] for start in range(0, len(json), max_part_bytes)]
+    first = executor_pb2.GetTokenizerResponse(
+        digest=tokenizer.digest,
+        tokenizer_json=pieces[0],
+        chat_template=tokenizer.chat_template,
+        eos_token_id=tokenizer.end_token_ids[0],
+        end_token_ids=tokenizer.end_token_ids,
+    )
+    rest = [executor_pb2.GetTokenizerResponse(tokenizer_json=piece) for piece in pieces[1:]]
+    parts = [first, *rest]
+    parts[-1].last = True
+    return parts

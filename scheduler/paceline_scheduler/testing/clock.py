@@ -1,0 +1,18 @@
+"""A clock that moves only when a test says so."""
+
+
+class ManualClock:
+    """Monotonic seconds; call it for the time."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> float:
+        """Let time pass; returns the new time."""
+        assert seconds >= 0, "a monotonic clock does not go back"
+        self._now_s += seconds
+        return self._now_s

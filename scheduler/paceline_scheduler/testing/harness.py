@@ -1,0 +1,82 @@
+"""A core with simulated executors and a collecting client, driven one event at a time."""
+
+from collections import deque
+
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.plan import BatchPlan, StepResult
+from paceline_scheduler.core.request import FinishReason, Request
+from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.testing.clock import ManualClock
+from paceline_scheduler.testing.collector import OutputCollector
+
+_MAX_TURNS = 20_000
+
+
+class CoreHarness:
+    """The three sides of a scheduler's core: executors that keep the protocol's rules, and what clients would see."""
+
+    def __init__(self, *executors: SimulatedExecutor, limits: CoreLimits | None = None) -> None:
+        self.clock = ManualClock()
+        self.core = Core(limits or CoreLimits())
+        self.client = OutputCollector()
+        self.executors = {f"executor-{index}": executor for index, executor in enumerate(executors)}
+        self.results: dict[str, deque[StepResult]] = {address: deque() for address in self.executors}
+        for address in self.executors:
+            self.attach(address)
+
+    def attach(self, address: str) -> None:
+        """Open the plan stream: what was under way in the old one is gone."""
+        self.results[address].clear()
+        description, snapshot = self.executors[address].attach(address)
+        self.client.deliver(self.core.attach(description, snapshot))
+
+    def submit(self, *requests: Request) -> None:
+        """Submit requests at the clock's time."""
+        for request in requests:
+            self.core.submit(request, self.clock())
+
+    def end(self, request: Request, num_output_tokens: int) -> None:
+        """End a request as the edge does when it finds a stop text."""
+        self.core.end(request.handle, num_output_tokens, FinishReason.STOP)
+
+    def plan(self, address: str = "executor-0") -> BatchPlan | None:
+        """Let the core plan one step and send it."""
+        plan = self.core.plan(address, self.clock())
+        if plan is not None:
+            self.executors[address].receive(plan)
+        return plan
+
+    def run(self, address: str = "executor-0") -> bool:
+        """Let the executor run its next plan; False when it has none."""
+        if not self.executors[address].num_plans_waiting:
+            return False
+        self.results[address].append(self.executors[address].run_next())
+        return True
+
+    def complete(self, address: str = "executor-0") -> bool:
+        """Let the oldest result arrive; False when there is none."""
+        if not self.results[address]:
+            return False
+        self.client.deliver(self.core.complete(address, self.results[address].popleft()))
+        return True
+
+    def step(self, address: str = "executor-0") -> BatchPlan | None:
+        """Plan, run and complete one step; returns its plan."""
+        plan = self.plan(address)
+        if plan is not None:
+            self.run(address)
+            self.complete(address)
+        return plan
+
+    def finish(self) -> None:
+        """Go on until nothing is left to plan, run or complete."""
+        for _ in range(_MAX_TURNS):
+            moved = False
+            for address in self.executors:
+                moved |= self.plan(address) is not None
+                moved |= self.run(address)
+                moved |= self.complete(address)
+            if not moved:
+                return
+        raise AssertionError("the core does not come to rest")

@@ -1,0 +1,86 @@
+"""Requests and simulated executors with short defaults, so that a test names only what it is about."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from paceline_scheduler.core.request import Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.simulator.tokens import TokenRule, reference_output
+
+_handles = count(1)
+
+
+def column(*values: int) -> Int32Array:
+    """Return an int32 column."""
+    return np.array(values, dtype=np.int32)
+
+
+def make_request(
+    prompt: int | Sequence[int] = 3,
+    max_tokens: int | None = 4,
+    *,
+    handle: int | None = None,
+    request_id: str | None = None,
+    tenant: str = "",
+    model: str = "simulated",
+    seed: int | None = None,
+    end_token_ids: tuple[int, ...] = (),
+    num_logprobs: int | None = None,
+    deadline_s: float | None = None,
+    cache_salt: str = "",
+    bypass_prefix_cache: bool = False,
+) -> Request:
+    """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
+    number = next(_handles) if handle is None else handle
+    if isinstance(prompt, int):
+        prompt = [(number * 1009 + position * 7) % 1000 for position in range(prompt)]
+    return Request(
+        handle=number,
+        key=RequestKey(tenant, f"request-{number}" if request_id is None else request_id),
+        model=model,
+        prompt_token_ids=np.array(prompt, dtype=np.int32),
+        sampling=SamplingParams(1.0, 0, 1.0, 0.0, number if seed is None else seed),
+        end_token_ids=end_token_ids,
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        deadline_s=deadline_s,
+        cache_salt=cache_salt,
+        bypass_prefix_cache=bypass_prefix_cache,
+    )
+
+
+def expected_output(request: Request, rule: TokenRule | None = None) -> tuple[int, ...]:
+    """Return what the simulated model generates for a request whose `max_tokens` is set."""
+    assert request.max_tokens is not None, "without max_tokens the output depends on context and pool"
+    return reference_output(
+        request.prompt_token_ids, request.sampling.seed, request.max_tokens, rule or TokenRule(), request.end_token_ids
+    )
+
+
+def make_executor(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_rows: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 256,
+    max_plans_in_flight: int = 4,
+    model: str = "simulated",
+    end_probability: float = 0.0,
+    incarnation: int = 1,
+) -> SimulatedExecutor:
+    """Return a simulated executor; its `attach` gives what `Core.attach` takes."""
+    config = SimulatorConfig(
+        model=model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_rows=max_num_rows,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_plans_in_flight=max_plans_in_flight,
+        tokens=TokenRule(end_probability=end_probability),
+    )
+    return SimulatedExecutor(config, incarnation)

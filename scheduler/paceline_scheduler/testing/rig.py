@@ -1,0 +1,72 @@
+"""A scheduler without an edge: driver and links as in production, a collecting client, executors of any kind."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn
+
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.request import Request
+from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
+from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.fleet import Fleet
+from paceline_scheduler.link.identity import Identity
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.transport import Transport
+from paceline_scheduler.testing.collector import OutputCollector
+
+
+class SchedulerRig:
+    """Runs while its `async with` block does. Times are the running loop's."""
+
+    def __init__(
+        self,
+        executors: str,
+        transport: Callable[[Callable[[], float]], Transport],
+        *,
+        scheduler_id: str = "scheduler-a",
+        limits: CoreLimits | None = None,
+        resolver: Resolver = resolve_with_system,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        core_limits = limits or CoreLimits()
+        self.client = OutputCollector()
+        self.readiness: list[bool] = []
+        self.identity = Identity(scheduler_id)
+        self.driver = Driver(lambda: Core(core_limits), loop.time, loop)
+        self.driver.connect(self.client, self.readiness.append)
+        discovery = Discovery(parse_executors(executors), resolver)
+        self.fleet = Fleet(discovery, transport(loop.time), self.identity, self.driver, loop.time, lambda: 0.5)
+        self._task: asyncio.Task[NoReturn] | None = None
+
+    async def __aenter__(self) -> "SchedulerRig":
+        """Start the links."""
+        self._task = asyncio.get_running_loop().create_task(self.fleet.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the links."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def submit(self, *requests: Request) -> None:
+        """Submit requests in one turn of the loop."""
+        for request in requests:
+            self.driver.submit(request)
+
+    def states(self) -> dict[str, ExecutorState]:
+        """Return where each executor stands."""
+        return {status.address: ExecutorState(status.state) for status in self.driver.executors()}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds; the test's own time limit is the bound."""
+        while not holds():  # noqa: ASYNC110 - any condition can be waited for
+            await asyncio.sleep(0.01)
+
+    async def until_ready(self, num_executors: int = 1) -> None:
+        """Wait until this many executors are attached."""
+        await self.until(lambda: list(self.states().values()).count(ExecutorState.READY) >= num_executors)

@@ -1,0 +1,86 @@
+"""Small tokenizers of the two kinds that language models have, and models that are served with them."""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from paceline_scheduler.backend import GenerationDefaults, ServedModel, TokenizerSource
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+_CORPUS = (
+    "The capital of France is Paris. Hello, hello world! STOP stop. Ünïcödé snowmen ☃☃ and 😀😀 smile; 日本語です。\n\n"
+    "naïve café — “quotes” … user assistant system 0123456789 the of and to in that is was he for it with as his on be"
+)
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """Return a byte-level BPE tokenizer of 400 tokens: any text can be written, many characters take several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        show_progress=False,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([_CORPUS], trainer)
+    return tokenizer
+
+
+def sentence_piece_tokenizer() -> Tokenizer:
+    """Return a tokenizer as converted SentencePiece models have it: spaces as letters, unknown characters as bytes."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "h", "e", "l", "o", "w", "r", "d", "é", "▁h", "el", "▁hel", "lo", "▁hello", "▁w", "or", "▁wor", "ld"]
+    merges = [("▁", "h"), ("e", "l"), ("▁h", "el"), ("l", "o"), ("▁hel", "lo"), ("▁", "w"), ("o", "r"), ("▁w", "or")]
+    merges.append(("l", "d"))
+    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def tokenizer_source(
+    tokenizer: Tokenizer,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    bos_token: str | None = None,
+    eos_token: str | None = None,
+    add_bos: bool = False,
+    defaults: GenerationDefaults | None = None,
+) -> TokenizerSource:
+    """Return a tokenizer as an executor would send it; `eos_token` ends completions."""
+    eos_token_id = None if eos_token is None else tokenizer.token_to_id(eos_token)
+    return TokenizerSource(
+        digest=f"{hash((tokenizer.to_str(), chat_template, bos_token, eos_token, add_bos)) & (1 << 64) - 1:032x}",
+        json=tokenizer.to_str().encode(),
+        chat_template=chat_template,
+        bos_token_id=None if bos_token is None else tokenizer.token_to_id(bos_token),
+        eos_token_id=eos_token_id,
+        end_token_ids=() if eos_token_id is None else (eos_token_id,),
+        add_bos=add_bos,
+        defaults=defaults or GenerationDefaults(),
+    )
+
+
+def served_model(
+    source: TokenizerSource | None = None, *, name: str = "tiny", max_model_len: int = 256, vocab_size: int = 400
+) -> ServedModel:
+    """Return a model as attached executors would serve it; without a source it has the byte-level tokenizer."""
+    return ServedModel(
+        name=name,
+        architecture="llama",
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        num_executors=1,
+        num_parameters=1000,
+        quantization="",
+        tokenizer=source or tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"),  # noqa: S106
+    )

@@ -1,0 +1,213 @@
+"""What a step holds: decodes first, prefill in chunks, admission of what fits, preemption of the newest."""
+
+import pytest
+
+from paceline_scheduler.core.executors import StepPoint
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+
+
+def scheduled(plan):
+    """Return {row: num_tokens} of a plan."""
+    return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
+    """One step holds the decode and as much of the prompt as the token budget leaves."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=8))
+    harness.submit(make_request(3, 10, handle=1))
+    harness.step()
+    harness.submit(make_request(20, 2, handle=2))
+    assert [scheduled(harness.step()) for _ in range(3)] == [{0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 6}]
+
+
+def test_decodes_run_ahead_of_their_results():
+    """The second plan is made while the first is unanswered: its token comes from the device."""
+    harness = CoreHarness(make_executor())
+    harness.submit(make_request(3, 5, handle=1))
+    plans = [harness.plan(), harness.plan()]
+    assert [scheduled(plan) for plan in plans] == [{0: 3}, {0: 1}]
+    assert harness.plan() is None, "two plans are in flight"
+
+
+def test_no_token_is_planned_beyond_max_tokens():
+    """The last output token needs no step of its own."""
+    harness = CoreHarness(make_executor())
+    harness.submit(make_request(3, 2, handle=1))
+    plans = [harness.step(), harness.step(), harness.step()]
+    assert [plan.num_tokens for plan in plans] == [3, 1, 0]
+    assert plans[2].releases[0].final.num_output_tokens == 2
+    assert harness.plan() is None
+
+
+def test_a_request_is_admitted_only_with_a_block_left_for_every_running_one():
+    """8 blocks of 4: two running requests keep 2 blocks of headroom, so 13 tokens do not fit beside them."""
+    harness = CoreHarness(make_executor(num_blocks=8))
+    harness.submit(make_request(7, 3, handle=1), make_request(7, 3, handle=2))
+    harness.step()
+    harness.submit(make_request(13, 1, handle=3))
+    assert scheduled(harness.step()) == {0: 1, 1: 1}
+    assert harness.core.num_waiting() == (1, 13)
+    harness.finish()
+    assert harness.client.ended == {1, 2, 3}
+
+
+def test_the_head_of_the_queue_is_not_passed_over():
+    """A small request behind a big one waits with it, else the big one might starve."""
+    harness = CoreHarness(make_executor(num_blocks=8))
+    harness.submit(make_request(15, 4, handle=1))
+    harness.step()
+    harness.submit(make_request(20, 1, handle=2), make_request(2, 1, handle=3))
+    harness.step()
+    assert harness.core.num_waiting()[0] == 2
+
+
+def test_when_blocks_run_out_the_newest_request_is_preempted_and_continues_later():
+    """Both end with exactly the tokens of an undisturbed run."""
+    harness = CoreHarness(make_executor(num_blocks=8))
+    requests = [make_request(8, 20, handle=1), make_request(8, 20, handle=2)]
+    harness.submit(*requests)
+    preempted = []
+    while (plan := harness.step()) is not None:
+        preempted += [release.row for release in plan.releases if release.final is None]
+    assert preempted
+    assert set(preempted) == {1}
+    assert {h: tuple(t) for h, t in harness.client.token_ids.items()} == {
+        request.handle: expected_output(request) for request in requests
+    }
+
+
+def test_all_decodes_take_turns_when_a_step_is_too_small_for_them():
+    """Five rows and two tokens a step: after twenty steps nobody is more than one turn ahead."""
+    harness = CoreHarness(make_executor())
+    harness.submit(*(make_request(1, 20, handle=handle) for handle in range(1, 6)))
+    harness.step()
+    harness.core.set_limits(max_num_batched_tokens=2)
+    for _ in range(20):
+        assert harness.step().num_tokens == 2
+    turns = [len(tokens) for tokens in harness.client.token_ids.values()]
+    assert len(turns) == 5
+    assert max(turns) - min(turns) <= 1
+
+
+def slow_executor():
+    """Return an executor whose steps cost 10 ms and 10 ms per token."""
+    points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
+    return SimulatedExecutor(SimulatorConfig(step_points=points))
+
+
+def test_no_step_is_planned_above_half_a_second():
+    """A prompt that would take 0.65 s is cut so that each step is predicted below the bound."""
+    harness = CoreHarness(slow_executor())
+    harness.submit(make_request(64, 1, handle=1))
+    plans = [harness.step(), harness.step()]
+    assert sum(plan.num_tokens for plan in plans) == 64
+    assert all(0 < plan.predicted_ns <= 500_000_000 for plan in plans)
+
+
+def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():
+    """With a decode running the chunk shrinks to the floor, far below what a lone prompt gets."""
+    harness = CoreHarness(slow_executor())
+    harness.submit(make_request(2, 20, handle=1))
+    harness.step()
+    harness.submit(make_request(64, 1, handle=2))
+    assert scheduled(harness.step()) == {0: 1, 1: 16}
+
+
+def test_a_prefix_is_computed_once():
+    """The second request starts behind the full blocks the first one left, at least one token is left to compute."""
+    harness = CoreHarness(make_executor())
+    prompt = list(range(12))
+    harness.submit(make_request(prompt, 1, handle=1))
+    harness.finish()
+    harness.submit(make_request(prompt, 1, handle=2), make_request([*prompt, 50], 1, handle=3))
+    plan = harness.step()
+    assert scheduled(plan) == {0: 4, 1: 1}
+    harness.finish()
+    assert [harness.client.finishes[handle].num_cached_tokens for handle in (1, 2, 3)] == [0, 8, 12]
+
+
+def test_a_prefix_is_shared_while_its_owner_runs():
+    """Full prompt blocks can be hit as soon as the result that filled them is known."""
+    harness = CoreHarness(make_executor())
+    harness.submit(make_request(list(range(9)), 30, handle=1))
+    harness.step()
+    harness.submit(make_request(list(range(9)), 1, handle=2))
+    plan = harness.step()
+    assert plan.placements[0].num_cached_tokens == 8
+    assert plan.shared.block_ids.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"tenant": "red"}, {"tenant": "blue"}),
+        ({"cache_salt": "a"}, {"cache_salt": "b"}),
+        ({"tenant": "ab", "cache_salt": "c"}, {"tenant": "a", "cache_salt": "bc"}),
+        ({"bypass_prefix_cache": True}, {}),
+        ({}, {"bypass_prefix_cache": True}),
+    ],
+)
+def test_a_prefix_is_never_shared_across_these_borders(first, second):
+    """I9: hits come from the same tenant and salt only, and only where both want the cache."""
+    harness = CoreHarness(make_executor())
+    harness.submit(make_request(list(range(12)), 1, handle=1, **first))
+    harness.finish()
+    harness.submit(make_request(list(range(12)), 1, handle=2, **second))
+    assert scheduled(harness.step()) == {0: 12}
+
+
+def test_rows_are_reused_only_after_their_release_is_confirmed():
+    """One row: the second request is placed when the result of the releasing plan has arrived."""
+    harness = CoreHarness(make_executor(max_num_rows=1))
+    harness.submit(make_request(2, 1, handle=1), make_request(2, 1, handle=2))
+    harness.step()
+    release = harness.plan()
+    assert [r.row for r in release.releases] == [0]
+    assert harness.plan() is None
+    harness.run()
+    harness.complete()
+    assert len(harness.plan().placements) == 1
+
+
+def test_step_times_are_learnt_from_results():
+    """A model that starts wrong by a factor of four predicts within a tenth after a hundred steps."""
+    model = StepTimeModel((StepPoint(1, 1_000_000), StepPoint(64, 2_000_000)))
+    for step in range(200):
+        num_tokens = 1 + step % 64
+        model.observe(num_tokens, num_chunk_pairs(0, num_tokens), 4_000_000 + 50_000 * num_tokens)
+    for num_tokens in (1, 32, 64):
+        actual = 4_000_000 + 50_000 * num_tokens
+        assert abs(model.predict_ns(num_tokens, num_chunk_pairs(0, num_tokens)) - actual) < actual / 10
+
+
+def test_one_outlier_does_not_ruin_the_predictions():
+    """A step that hung for a minute moves the prediction by a fraction."""
+    model = StepTimeModel((StepPoint(1, 1_000_000), StepPoint(64, 2_000_000)))
+    before = model.predict_ns(8, 36)
+    model.observe(8, 36, 60_000_000_000)
+    assert model.predict_ns(8, 36) < 1.2 * before
+
+
+def test_a_draining_executor_takes_nothing_new():
+    """What runs there goes on; what waits goes to the other one."""
+    harness = CoreHarness(make_executor(), make_executor(incarnation=2))
+    harness.submit(make_request(2, 5, handle=1))
+    harness.step("executor-0")
+    assert harness.core.drain("executor-0") == 1
+    harness.submit(make_request(2, 5, handle=2))
+    assert not harness.step("executor-0").placements
+    assert len(harness.step("executor-1").placements) == 1
+
+
+def test_limits_change_while_running():
+    """A smaller step bound holds from the next plan on."""
+    harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_batched_tokens=8))
+    harness.submit(make_request(20, 1, handle=1))
+    assert harness.step().num_tokens == 8
+    harness.core.set_limits(max_num_batched_tokens=3)
+    assert harness.step().num_tokens == 3

@@ -1,0 +1,232 @@
+"""A plan that breaks a rule of the protocol is a loud error of the simulated executor, never a silent result."""
+
+import dataclasses
+
+import pytest
+
+from paceline_scheduler.core.plan import (
+    NO_GRANTS,
+    BatchPlan,
+    BlockTag,
+    FinalRelease,
+    Grants,
+    Placement,
+    Release,
+    RowError,
+    RowFinish,
+)
+from paceline_scheduler.core.request import FinishReason
+from paceline_scheduler.simulator.violations import PlanViolationError
+from paceline_scheduler.testing.requests import column, make_executor, make_request
+
+KEY = bytes(range(16))
+
+
+def grants(*triples):
+    """Write (row, index, block) down as columns."""
+    return Grants(*(column(*values) for values in zip(*triples, strict=True))) if triples else NO_GRANTS
+
+
+class Driven:
+    """An executor with blocks of 4 slots, and a way to write plans down in short."""
+
+    def __init__(self, **options) -> None:
+        self.executor = make_executor(**options)
+        self.description, _ = self.executor.attach("x")
+        self.step_id = 0
+
+    def plan(self, scheduled=(), **changes):
+        """Return the next plan; `scheduled` are (row, tokens)."""
+        self.step_id += 1
+        rows, counts = zip(*scheduled, strict=True) if scheduled else ((), ())
+        head = (self.description.incarnation, self.description.epoch, self.step_id)
+        return BatchPlan(*head, column(*rows), column(*counts), 0, **changes)
+
+    def step(self, scheduled=(), **changes):
+        """Run the next plan."""
+        return self.executor.execute(self.plan(scheduled, **changes))
+
+    def place(self, row, request, **changes):
+        """Return the first placement of a request."""
+        first = Placement(row, request, 1, column(), request.max_tokens or 8, 0, 0, 0, 0, 0.0)
+        return dataclasses.replace(first, **changes)
+
+    def with_prompt_of_5_computed(self):
+        """Row 0 holds 5 prompt tokens and 1 output token, in blocks 10 and 11."""
+        request = make_request(5, 8)
+        self.step([(0, 5)], placements=(self.place(0, request),), grants=grants((0, 0, 10), (0, 1, 11)))
+        return request
+
+
+def violation(rule):
+    """Expect the rule to be broken."""
+    return pytest.raises(PlanViolationError, match=f"^{rule}")
+
+
+def test_a_plan_of_another_epoch_or_a_gap_is_refused():
+    """Incarnation, epoch and step_id are checked before anything else."""
+    driven = Driven()
+    with violation("a plan names the epoch"):
+        driven.executor.execute(dataclasses.replace(driven.plan(), epoch=7))
+    with violation("no gap between plans"):
+        driven.executor.execute(dataclasses.replace(driven.plan(), step_id=9))
+
+
+def test_a_row_writes_only_into_blocks_granted_to_it():
+    """Without a grant there is no slot."""
+    driven = Driven()
+    with violation("write to a block that was not granted"):
+        driven.step([(0, 5)], placements=(driven.place(0, make_request(5)),), grants=grants((0, 0, 10)))
+
+
+def test_a_block_in_use_is_not_granted_again():
+    """Two rows never own one block."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    with violation("grant of a block in use"):
+        driven.step(placements=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
+
+
+def test_a_block_released_in_a_plan_may_be_granted_in_it():
+    """Plan order is device order."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    other = make_request(2, 1)
+    result = driven.step(
+        [(1, 2)],
+        releases=(Release(0, None),),
+        placements=(driven.place(1, other),),
+        grants=grants((1, 0, 10)),
+    )
+    assert result.finishes.tolist() == [RowFinish.LENGTH]
+
+
+def test_a_row_is_reused_only_after_its_release_has_run():
+    """Until the result confirms a release, the row and the request stay where they are."""
+    driven = Driven()
+    request = driven.with_prompt_of_5_computed()
+    driven.executor.receive(driven.plan(releases=(Release(0, None),)))
+    with violation("row reuse before confirmation"):
+        driven.executor.receive(driven.plan(placements=(driven.place(0, make_request(2)),)))
+    with violation("placement of a request that has not left its row"):
+        driven.executor.receive(dataclasses.replace(driven.plan(placements=(driven.place(1, request),)), step_id=3))
+
+
+def test_nothing_is_scheduled_beyond_the_known_tokens():
+    """A row with one uncomputed token runs one token."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    with violation("no row is scheduled beyond its known tokens"):
+        driven.step([(0, 2)])
+
+
+def test_only_full_blocks_are_tagged_and_only_after_their_result():
+    """A tag in the plan right behind the chunk that fills the block is too early."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    with violation("tag of a block before the result that filled it"):
+        driven.step(tags=(BlockTag(11, KEY),))
+    early = Driven()
+    chunk = early.plan([(0, 5)], placements=(early.place(0, make_request(5)),), grants=grants((0, 0, 10), (0, 1, 11)))
+    early.executor.receive(chunk)
+    with violation("tag of a block before the result that filled it"):
+        early.executor.receive(early.plan(tags=(BlockTag(10, KEY),)))
+
+
+def test_a_released_block_is_never_tagged():
+    """It may be granted to somebody else by then."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    driven.step(releases=(Release(0, None),))
+    with violation("tag of a released block"):
+        driven.step(tags=(BlockTag(10, KEY),))
+
+
+def test_a_tagged_block_is_shared_inside_its_tenant_and_never_written():
+    """Hits start computing behind the shared blocks; another tenant gets none."""
+    driven = Driven()
+    request = driven.with_prompt_of_5_computed()
+    driven.step(tags=(BlockTag(10, KEY),))
+    twin = make_request(list(request.prompt_token_ids), 1, seed=request.sampling.seed)
+    placed = driven.place(1, twin, num_cached_tokens=4)
+    result = driven.step([(1, 1)], placements=(placed,), shared=grants((1, 0, 10)), grants=grants((1, 1, 20)))
+    assert result.token_ids.tolist() == [int(driven.executor.rows[0].token_ids[5])]
+    stranger = make_request(list(request.prompt_token_ids), 1, tenant="other")
+    with violation("share across tenants"):
+        placed = driven.place(2, stranger, num_cached_tokens=4)
+        driven.step([(2, 1)], placements=(placed,), shared=grants((2, 0, 10)), grants=grants((2, 1, 21)))
+
+
+def test_a_write_grant_clears_the_tag():
+    """What was cached there cannot be hit any more."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    driven.step(tags=(BlockTag(10, KEY),))
+    driven.step(releases=(Release(0, FinalRelease(1, FinishReason.STOP)),))
+    assert driven.executor.snapshot().tags == (BlockTag(10, KEY),)
+    driven.step(placements=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
+    assert driven.executor.snapshot().tags == ()
+
+
+def test_a_row_that_ended_returns_nothing_more():
+    """Plans written before the end was known write nothing and return 0; the row says how it ended."""
+    driven = Driven()
+    driven.step([(0, 2)], placements=(driven.place(0, make_request(2, 1)),), grants=grants((0, 0, 10)))
+    result = driven.step([(0, 1)])
+    assert result.num_accepted.tolist() == [0]
+    assert result.finishes.tolist() == [RowFinish.LENGTH]
+
+
+def test_one_row_can_fail_alone():
+    """Its neighbour goes on."""
+    driven = Driven()
+    first, second = make_request(2), make_request(2)
+    driven.step(placements=(driven.place(0, first), driven.place(1, second)), grants=grants((0, 0, 10), (1, 0, 11)))
+    driven.executor.fail_row(first.key, RowError("NUMERIC_FAULT", "no usable number"))
+    result = driven.step([(0, 2), (1, 2)])
+    assert result.errors == {0: RowError("NUMERIC_FAULT", "no usable number")}
+    assert result.num_accepted.tolist() == [0, 1]
+
+
+def test_a_final_release_cuts_the_record_and_a_preemption_does_not():
+    """The record is what a client may ask for again."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    driven.step([(0, 1)])
+    driven.step(releases=(Release(0, FinalRelease(1, FinishReason.STOP)),))
+    (record,) = driven.executor.snapshot().rows
+    assert record.row is None
+    assert len(record.output_token_ids) == 1
+    assert record.released == FinalRelease(1, FinishReason.STOP)
+    driven.step(forget=(record.key,))
+    assert driven.executor.snapshot().rows == ()
+
+
+def test_attaching_drops_plans_that_did_not_run_and_begins_an_epoch():
+    """The snapshot is the state of the last finished step."""
+    driven = Driven()
+    request = driven.with_prompt_of_5_computed()
+    driven.executor.receive(driven.plan(releases=(Release(0, None),)))
+    description, snapshot = driven.executor.attach("x")
+    assert description.epoch == 2
+    assert driven.executor.num_plans_waiting == 0
+    assert [(row.key, row.row, row.num_computed_tokens) for row in snapshot.rows] == [(request.key, 0, 5)]
+
+
+def test_a_restart_is_another_incarnation_that_knows_nothing():
+    """Weights come back, requests do not."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    driven.executor.restart()
+    description, snapshot = driven.executor.attach("x")
+    assert (description.incarnation, description.epoch) == (driven.description.incarnation + 1, 1)
+    assert snapshot.rows == ()
+
+
+def test_step_times_lie_on_the_line_between_the_measured_points():
+    """And beyond them on the line through the last two."""
+    config = make_executor().config
+    assert config.step_ns(1) == 1_000_000
+    assert config.step_ns(64) == 4_000_000
+    assert config.step_ns(127) == 7_000_000
+    assert config.step_ns(0) == 0
