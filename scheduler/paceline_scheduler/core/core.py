@@ -310,7 +310,7 @@ class Core:
             if live is None:
                 continue
             take_off(executor, row, live)
-            if live.request.handle >= 0:
+            if not live.is_stranger:
                 found[live.request.key] = live
         return found
 

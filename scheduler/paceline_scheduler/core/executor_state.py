@@ -16,7 +16,7 @@ from paceline_scheduler.core.outputs import OUTPUT_HASH_START
 from paceline_scheduler.core.plan import NO_GRANTS, BatchPlan, BlockTag, FinalRelease, Grants, Placement, Release
 from paceline_scheduler.core.planner import Admission, Decision
 from paceline_scheduler.core.request import Int32Array, RequestKey
-from paceline_scheduler.core.rows import ENDING, LEAVING, RUNNING, RowColumns
+from paceline_scheduler.core.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 from paceline_scheduler.core.step_time import StepTimeModel
 
 _MASK = (1 << 64) - 1
@@ -28,7 +28,7 @@ class StepInFlight:
     """What has to be remembered of a plan until its result arrives."""
 
     step_id: int
-    rows: Int32Array
+    index: RowIndex  # the rows that run
     num_scheduled_after: Int32Array  # [num_rows] positions of each row planned up to and including this step
     released_rows: tuple[int, ...]
     grant_hash: int
@@ -45,7 +45,7 @@ class ExecutorState:
         self.pool = BlockPool(description.num_blocks)
         self.step_time = StepTimeModel(description.step_points)
         self.in_flight: deque[StepInFlight] = deque()
-        self.pending_tags: list[tuple[int, int, bytes]] = []  # (row, index, key) of blocks filled since the last plan
+        self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
         self.stranger_keys: set[RequestKey] = set()  # on rows that nobody here waits for, until those have left
         self.attached = True
@@ -66,61 +66,57 @@ class ExecutorState:
         if self.rows.state[row] == RUNNING:
             self.rows.state[row] = ENDING
 
-    def settle(self) -> tuple[tuple[BlockTag, ...], tuple[Release, ...]]:
+    def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
-        tags = []
-        for row, index, key in self.pending_tags:
-            block = self.rows.tables[row][index]
-            if self.pool.tag(block, key):
-                tags.append(BlockTag(block, key))
-        self.pending_tags.clear()
-        ending = np.flatnonzero(self.rows.state == ENDING).tolist()
-        releases = tuple(self._release(row, self._live(row).final) for row in ending)
-        return tuple(tags), releases
+        ending = (self.rows.state == ENDING).nonzero()[0].tolist()
+        to_tag = self.rows_to_tag
+        self.rows_to_tag = []
+        tags = [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
+        return tags, [self._release(row, self._live(row).final) for row in ending]
 
-    def commit(
-        self, decision: Decision, tags: tuple[BlockTag, ...], releases: tuple[Release, ...], now: float
-    ) -> BatchPlan:
+    def commit(self, decision: Decision, tags: list[BlockTag], releases: list[Release], now: float) -> BatchPlan:
         """Second half of a plan: carry out what the planner decided and number it."""
         for row in decision.preemptions:
             live = self._live(row)
             live.status = Status.PREEMPTED
             live.num_preemptions += 1
-            releases += (self._release(row, None),)
+            tags += self._tag_filled(row)
+            releases.append(self._release(row, None))
         placements, shared, grants = self._place(decision.admissions, now)
         grants += self._grow(decision.growing_rows)
-        rows, counts = decision.decode_rows, np.ones(len(decision.decode_rows), dtype=np.int32)
+        index, counts = decision.decode_rows, np.ones(len(decision.decode_rows), dtype=np.int32)
         if len(decision.chunk_rows):
-            rows = np.concatenate((rows, decision.chunk_rows))
+            index = np.concatenate((index, decision.chunk_rows))
             counts = np.concatenate((counts, decision.chunk_tokens))
-        self.rows.num_scheduled[rows] += counts
-        self.rows.last_turn[rows] = np.arange(self._num_turns, self._num_turns + len(rows))
-        self._num_turns += len(rows)
+        num_scheduled = self.rows.num_scheduled[index] + counts
+        self.rows.num_scheduled[index] = num_scheduled
+        self.rows.last_turn[index] = np.arange(self._num_turns, self._num_turns + len(index))
+        self._num_turns += len(index)
         self._grant_hash = _fold_grants(_fold_grants(self._grant_hash, grants), shared)
         plan = BatchPlan(
             incarnation=self.description.incarnation,
             epoch=self.description.epoch,
             step_id=self._next_step_id,
-            rows=rows,
+            rows=index.astype(np.int32),
             num_scheduled_tokens=counts,
             predicted_ns=decision.predicted_ns,
-            tags=tags,
-            releases=releases,
+            tags=tuple(tags),
+            releases=tuple(releases),
             placements=placements,
             grants=_grants(grants),
             shared=_grants(shared),
             forget=tuple(self.pending_forgets),
         )
         self.pending_forgets.clear()
-        self._await_result(plan, decision)
+        self._await_result(plan, decision, index, num_scheduled)
         return plan
 
-    def _await_result(self, plan: BatchPlan, decision: Decision) -> None:
+    def _await_result(self, plan: BatchPlan, decision: Decision, index: RowIndex, num_scheduled: Int32Array) -> None:
         self.in_flight.append(
             StepInFlight(
                 step_id=plan.step_id,
-                rows=plan.rows,
-                num_scheduled_after=self.rows.num_scheduled[plan.rows],
+                index=index,
+                num_scheduled_after=num_scheduled,
                 released_rows=tuple(release.row for release in plan.releases),
                 grant_hash=self._grant_hash,
                 num_tokens=decision.num_tokens,
@@ -128,6 +124,21 @@ class ExecutorState:
             )
         )
         self._next_step_id += 1
+
+    def _tag_filled(self, row: int) -> list[BlockTag]:
+        """Tag the blocks of a row that are full of accepted tokens and have no tag yet."""
+        live = self._live(row)
+        if live.request.bypass_prefix_cache or live.is_stranger:
+            return []
+        num_full = int(self.rows.num_computed[row]) // self.block_size
+        chain, known = live.prefix_chain(self.description.tag_key, self.block_size), self.rows.token_ids(row)
+        tags = []
+        for index in range(int(self.rows.num_tagged_blocks[row]), num_full):
+            block, key = self.rows.tables[row][index], chain.key(index, known)
+            if self.pool.tag(block, key):
+                tags.append(BlockTag(block, key))
+        self.rows.set_tagged(row, num_full, self.block_size)
+        return tags
 
     def _release(self, row: int, final: FinalRelease | None) -> Release:
         self.pool.release(self.rows.tables[row])
@@ -165,8 +176,6 @@ class ExecutorState:
             live.num_prompt_cached_tokens = num_cached
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
         self.rows.set_table(row, table, self.block_size, len(admission.hits))
-        if live.request.bypass_prefix_cache:
-            self.rows.num_taggable[row] = np.iinfo(np.int32).max
         return Placement(
             row=row,
             request=live.request,
@@ -180,7 +189,7 @@ class ExecutorState:
             waited_s=max(0.0, now - live.submitted_s),
         )
 
-    def _grow(self, rows: Int32Array) -> list[tuple[int, int, int]]:
+    def _grow(self, rows: RowIndex) -> list[tuple[int, int, int]]:
         """Give each of these rows the next block of its table."""
         granted = []
         for row, block in zip(rows.tolist(), self.pool.allocate(len(rows)), strict=True):

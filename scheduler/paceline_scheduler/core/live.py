@@ -46,6 +46,11 @@ class LiveRequest:
         return len(self.request.prompt_token_ids)
 
     @property
+    def is_stranger(self) -> bool:
+        """Whether it was found on an executor and nobody here ever asked for it."""
+        return self.request.handle < 0
+
+    @property
     def num_known_tokens(self) -> int:
         """Prompt and output so far, while off a row: what a placement has to compute."""
         return self.num_prompt_tokens + len(self.output_token_ids)

@@ -6,7 +6,7 @@ number of tokens and a time, predicted from what steps took.
 """
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from paceline_scheduler.core.blocks import BlockPool
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.plan import NO_COLUMN
 from paceline_scheduler.core.request import Int32Array, RequestKey
-from paceline_scheduler.core.rows import RUNNING, RowColumns
+from paceline_scheduler.core.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
 
 MAX_PREEMPTIONS = 3
@@ -48,15 +47,15 @@ class Admission:
 class Decision:
     """What the next step does."""
 
-    preemptions: tuple[int, ...] = ()
-    decode_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)
-    growing_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)  # decoding rows that need their next block
-    chunk_rows: Int32Array = field(default_factory=lambda: NO_COLUMN)
-    chunk_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)
-    admissions: tuple[Admission, ...] = ()
-    num_tokens: int = 0
-    num_pairs: int = 0
-    predicted_ns: int = 0
+    decode_rows: RowIndex
+    growing_rows: RowIndex  # decoding rows that need their next block
+    chunk_rows: RowIndex
+    chunk_tokens: Int32Array
+    preemptions: tuple[int, ...]
+    admissions: tuple[Admission, ...]
+    num_tokens: int
+    num_pairs: int
+    predicted_ns: int
 
     @property
     def is_empty(self) -> bool:
@@ -81,11 +80,12 @@ class StepBudget:
         fitting = min(len(positions), self._max_num_tokens)
         if not fitting:
             return 0
-        predicted = self._step_time.predict_ns(fitting, float(positions[:fitting].sum()) + fitting)
+        num_pairs = int(positions[:fitting].sum()) + fitting
+        predicted = self._step_time.predict_ns(fitting, num_pairs)
         if predicted > self._target_ns:
             fitting = max(1, int(fitting * self._target_ns / predicted))
-        self.num_tokens = fitting
-        self.num_pairs = int(positions[:fitting].sum()) + fitting
+            num_pairs = int(positions[:fitting].sum()) + fitting
+        self.num_tokens, self.num_pairs = fitting, num_pairs
         self._target_ns = min(self._limits.target_step_s, self._limits.max_step_s) * 1e9
         return fitting
 
@@ -134,7 +134,7 @@ def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimit
         preemptions=preemptions,
         decode_rows=decode_rows,
         growing_rows=growing_rows,
-        chunk_rows=np.array([row for row, _ in chunks], dtype=np.int32),
+        chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp),
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32),
         admissions=admissions,
         num_tokens=budget.num_tokens,
@@ -143,7 +143,7 @@ def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimit
     )
 
 
-def _fit_blocks(view: ExecutorView, decode_rows: Int32Array) -> tuple[tuple[int, ...], Int32Array, int]:
+def _fit_blocks(view: ExecutorView, decode_rows: RowIndex) -> tuple[tuple[int, ...], RowIndex, int]:
     """Choose whom to preempt so that every decoding row left has the block it needs.
 
     Returns the preempted rows, the rows that decode and the number of blocks available before they grow.
@@ -170,7 +170,7 @@ def _fit_blocks(view: ExecutorView, decode_rows: Int32Array) -> tuple[tuple[int,
 
 def _victims(rows: RowColumns) -> list[int]:
     """Return who may be preempted, first the newest; never the oldest, so that somebody always gets on."""
-    running = np.flatnonzero(rows.state == RUNNING)
+    running = (rows.state == RUNNING).nonzero()[0]
     by_age = running[np.argsort(-rows.arrival_number[running], kind="stable")].tolist()[:-1]
 
     def is_protected(row: int) -> bool:
@@ -180,7 +180,7 @@ def _victims(rows: RowColumns) -> list[int]:
     return sorted(by_age, key=is_protected)
 
 
-def _first_served(rows: RowColumns, decode_rows: Int32Array, max_num_tokens: int) -> Int32Array:
+def _first_served(rows: RowColumns, decode_rows: RowIndex, max_num_tokens: int) -> RowIndex:
     """Let those that waited longest for a step go first when not all fit, so that all take turns."""
     if len(decode_rows) <= max_num_tokens:
         return decode_rows

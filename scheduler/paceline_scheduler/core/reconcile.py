@@ -122,13 +122,10 @@ def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: 
     executor.rows.occupy(row, live, known, seen.num_computed_tokens, state)
     table = seen.block_ids.tolist()
     executor.pool.adopt(table)
-    # Tags in the snapshot win; blocks that fill from now on are tagged as usual.
-    num_full = seen.num_computed_tokens // executor.block_size
-    executor.rows.set_table(row, table, executor.block_size, num_full)
+    # All of its blocks are offered for tagging anew; those that have their tags in the snapshot are passed over.
+    executor.rows.set_table(row, table, executor.block_size, 0)
     # The newest token may lie beyond the table: it is decoded, and gets its block then, as any other would.
     executor.rows.target[row] = min(len(known), len(table) * executor.block_size)
-    if live.request.bypass_prefix_cache:
-        executor.rows.num_taggable[row] = np.iinfo(np.int32).max
 
 
 def _fold_all(value: int, token_ids: Int32Array) -> int:

@@ -12,7 +12,7 @@ from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult, TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
-from paceline_scheduler.core.rows import LEAVING
+from paceline_scheduler.core.rows import RUNNING, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError
 
 _REASONS = {
@@ -37,7 +37,7 @@ class Applied:
 class Landed:
     """The part of a result that counts: rows that had not ended before."""
 
-    rows: Int32Array
+    rows: RowIndex
     num_scheduled_after: Int32Array  # [num_rows]
     num_accepted: Int32Array  # [num_rows]
     token_ids: Int32Array  # [sum(num_accepted)]
@@ -51,8 +51,11 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     rows = executor.rows
     landed = _landed(executor, step, result)
     # What a row that failed left in its blocks is not known: none of it counts as computed.
-    computed = landed.finishes != int(RowFinish.ERROR)
-    rows.num_computed[landed.rows[computed]] = landed.num_scheduled_after[computed]
+    if landed.finishes.any():
+        computed = landed.finishes != int(RowFinish.ERROR)
+        rows.num_computed[landed.rows[computed]] = landed.num_scheduled_after[computed]
+    else:
+        rows.num_computed[landed.rows] = landed.num_scheduled_after
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     _append_tokens(executor, landed)
     notices, failures, ended = _end_finished(executor, result, landed)
@@ -76,9 +79,9 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
     step = executor.in_flight[0]
     if step.grant_hash != result.grant_hash:
         raise DivergenceError(f"block tables differ after step {result.step_id}")
-    if not np.array_equal(step.rows, result.rows):
+    if not np.array_equal(step.index, result.rows):
         raise DivergenceError(f"step {result.step_id} ran other rows than planned")
-    accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.rows)
+    accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.index)
     if not accepted_fits or int(result.num_accepted.sum()) != len(result.token_ids):
         raise DivergenceError(f"the columns of the result of step {result.step_id} do not fit together")
     return step
@@ -86,12 +89,12 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
 
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Landed:
     """Leave out rows that ended in an earlier step or were ended from the edge: they take nothing more."""
-    ended = executor.rows.ended[step.rows]
+    ended = executor.rows.ended[step.index]
     if not ended.any():
-        return Landed(step.rows, step.num_scheduled_after, result.num_accepted, result.token_ids, result.finishes)
+        return Landed(step.index, step.num_scheduled_after, result.num_accepted, result.token_ids, result.finishes)
     alive = ~ended
     return Landed(
-        rows=step.rows[alive],
+        rows=step.index[alive],
         num_scheduled_after=step.num_scheduled_after[alive],
         num_accepted=result.num_accepted[alive],
         token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
@@ -142,20 +145,12 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
     return ExecutorFailedError(error.message, error.reason)
 
 
-def _queue_tags(executor: ExecutorState, landed_rows: Int32Array) -> None:
-    """Queue a tag for every block that is now full of accepted tokens, unless the row has left it already."""
-    rows, block_size, tag_key = executor.rows, executor.block_size, executor.description.tag_key
-    full = landed_rows[rows.num_computed[landed_rows] >= rows.num_taggable[landed_rows]]
-    if not len(full):
-        return
-    full = full[rows.state[full] != LEAVING]
-    firsts = rows.num_taggable[full] // block_size - 1
-    lasts = rows.num_computed[full] // block_size
-    rows.num_taggable[full] = (lasts + 1) * block_size
-    for row, first, last in zip(full.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-        chain, known = _live(executor, row).prefix_chain(tag_key, block_size), rows.token_ids(row)
-        for index in range(first, last):
-            executor.pending_tags.append((row, index, chain.key(index, known)))
+def _queue_tags(executor: ExecutorState, landed_rows: RowIndex) -> None:
+    """Let the next plan tag prompt blocks that are now full, unless their row has left them already."""
+    rows = executor.rows
+    full = rows.num_computed[landed_rows] >= rows.tag_at[landed_rows]
+    if full.any():
+        executor.rows_to_tag += [row for row in landed_rows[full].tolist() if rows.state[row] == RUNNING]
 
 
 def _outputs(
@@ -192,7 +187,7 @@ def _outputs(
 
 
 def _logprobs(
-    result: StepResult, told_rows: Int32Array, handles: tuple[int, ...]
+    result: StepResult, told_rows: RowIndex, handles: tuple[int, ...]
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
     by_row = zip(told_rows.tolist(), handles, strict=True)
     return {handle: result.logprobs[row] for row, handle in by_row if row in result.logprobs}
@@ -202,7 +197,7 @@ def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
     take_off(executor, row, live)
-    if live.request.handle < 0:
+    if live.is_stranger:
         executor.stranger_keys.discard(live.request.key)
     executor.rows.vacate(row)
     return live

@@ -12,7 +12,6 @@ from paceline_scheduler.core.outputs import (
     FinishNotice,
     Outputs,
     TokenOutputs,
-    fold_output_hash,
 )
 from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
@@ -21,7 +20,7 @@ from paceline_scheduler.testing.clock import ManualClock
 
 
 class ScriptedBackend:
-    """Requests run until the test ends them. Set `sink` before the first step, `refusal` to have the next one refused."""
+    """Requests run until the test ends them. Set `sink` before the first step; `refusal` is raised for the next one."""
 
     def __init__(self, *models: ServedModel) -> None:
         self.clock = ManualClock()
@@ -149,10 +148,11 @@ class ScriptedBackend:
     def _count(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for handle, token_ids in tokens.items():
             self._num_output[handle] += len(token_ids)
-            hashes = np.array([self._hashes[handle]], dtype=np.uint64)
+            value = self._hashes[handle]
             for token_id in token_ids:
-                hashes = fold_output_hash(hashes, np.array([token_id], dtype=np.int32))
-            self._hashes[handle] = int(hashes[0])
+                value = ((value ^ token_id) * 0x100000001B3) % 2**64
+                value ^= value >> 32
+            self._hashes[handle] = value
 
     def _notice(self, handle: int, reason: FinishReason, token_ids: Sequence[int]) -> FinishNotice:
         self._running.pop(self.requests[handle].key, None)

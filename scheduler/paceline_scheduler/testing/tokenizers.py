@@ -1,5 +1,7 @@
 """Small tokenizers of the two kinds that language models have, and models that are served with them."""
 
+import hashlib
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from paceline_scheduler.backend import GenerationDefaults, ServedModel, TokenizerSource
@@ -34,7 +36,26 @@ def byte_level_tokenizer() -> Tokenizer:
 def sentence_piece_tokenizer() -> Tokenizer:
     """Return a tokenizer as converted SentencePiece models have it: spaces as letters, unknown characters as bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "h", "e", "l", "o", "w", "r", "d", "é", "▁h", "el", "▁hel", "lo", "▁hello", "▁w", "or", "▁wor", "ld"]
+    pieces += [
+        "▁",
+        "h",
+        "e",
+        "l",
+        "o",
+        "w",
+        "r",
+        "d",
+        "é",
+        "▁h",
+        "el",
+        "▁hel",
+        "lo",
+        "▁hello",
+        "▁w",
+        "or",
+        "▁wor",
+        "ld",
+    ]
     merges = [("▁", "h"), ("e", "l"), ("▁h", "el"), ("l", "o"), ("▁hel", "lo"), ("▁", "w"), ("o", "r"), ("▁w", "or")]
     merges.append(("l", "d"))
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
@@ -58,8 +79,9 @@ def tokenizer_source(
 ) -> TokenizerSource:
     """Return a tokenizer as an executor would send it; `eos_token` ends completions."""
     eos_token_id = None if eos_token is None else tokenizer.token_to_id(eos_token)
+    signed = repr((tokenizer.to_str(), chat_template, bos_token, eos_token, add_bos))
     return TokenizerSource(
-        digest=f"{hash((tokenizer.to_str(), chat_template, bos_token, eos_token, add_bos)) & (1 << 64) - 1:032x}",
+        digest=hashlib.blake2b(signed.encode(), digest_size=16).hexdigest(),
         json=tokenizer.to_str().encode(),
         chat_template=chat_template,
         bos_token_id=None if bos_token is None else tokenizer.token_to_id(bos_token),
@@ -82,5 +104,5 @@ def served_model(
         num_executors=1,
         num_parameters=1000,
         quantization="",
-        tokenizer=source or tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"),  # noqa: S106
+        tokenizer=source or tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"),
     )

@@ -1,0 +1,63 @@
+"""The edge behind real gRPC on loopback, with a scripted backend: for tests of clients and of the services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import grpc.aio
+
+from paceline.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
+from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.servicer_admin import AdminServicer
+from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
+from paceline_scheduler.api.servicer_inference import InferenceServicer
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+
+# For clients that read nothing: a connection of their own, as streams that share one share its flow control, and small
+# windows, so that it takes little to fill them.
+SLOW_CHANNEL = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.lookahead_bytes", 64 * 1024),
+    ("grpc.http2.bdp_probe", 0),
+)
+NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 (templates are told the local time)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeServer:
+    """A running server; both services listen at `address`."""
+
+    address: str
+    edge: Edge
+    backend: ScriptedBackend
+
+
+async def wait_until(condition: Callable[[], object], max_seconds: float = 10) -> None:
+    """Let the event loop run until something is true; raises TimeoutError if it does not become so."""
+    async with asyncio.timeout(max_seconds):
+        while not condition():  # noqa: ASYNC110 (a condition of any kind has no event)
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serve_edge(backend: ScriptedBackend, limits: EdgeLimits | None = None) -> AsyncIterator[EdgeServer]:
+    """Serve until the block ends; what still runs then is cancelled."""
+    limits = limits or EdgeLimits()
+    texts = Texts(limits, lambda: NOON)
+    edge = Edge(backend, texts, limits)
+    backend.sink = edge
+    server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+    add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
+    add_AdminServiceServicer_to_server(AdminServicer(backend, scheduler_id="scheduler-1"), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield EdgeServer(f"127.0.0.1:{port}", edge, backend)
+    finally:
+        await server.stop(0)
+        await texts.close()
