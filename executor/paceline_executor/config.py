@@ -1,0 +1,174 @@
+"""What a user can set: one frozen value, from the command line and, for the cache, the environment.
+
+Knows names, units, defaults and ranges. Whether a model exists, a port is free or memory suffices is found out later,
+by those who need it.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_DESCRIPTION = """\
+Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
+
+Prints JSON lines on stdout (readable ones on a terminal); "ready" means that the model is loaded and warmed up.
+Drains on SIGTERM or SIGINT; a second one ends the process at once."""
+_EPILOG = """\
+exit codes:
+  0  drained and ended in good order        4  a port is in use, or the address is not this machine's
+  1  unexpected failure, logged             5  too little memory or too few cores for this configuration
+  2  usage, or a limit the model forbids    6  --shutdown-timeout passed before all work was finished
+  3  the model is missing, corrupt, not supported or could not be fetched
+
+environment:
+  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline"""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """An executor's configuration, every value in range. None means: measured, or taken from the model."""
+
+    model: str
+    served_model_name: str | None
+    cache_dir: Path
+    host: str
+    port: int
+    health_port: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    kv_cache_memory: int | None
+    num_threads: int | None
+    shutdown_timeout: float
+    log_level: str
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> Config:
+    """The configuration of this process; a mistake in it is explained on stderr and exits with code 2."""
+    parser = argparse.ArgumentParser(
+        prog="paceline-executor",
+        usage="%(prog)s [--model NAME_OR_PATH] [option ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=118),
+        allow_abbrev=False,
+    )
+    _add_model(parser.add_argument_group("model"))
+    _add_network(parser.add_argument_group("network"))
+    _add_limits(parser.add_argument_group("limits and memory"))
+    _add_process(parser.add_argument_group("process"))
+    values = parser.parse_args(arguments)
+    if values.port == values.health_port != 0:
+        parser.error("--port and --health-port are two different ports")
+    if values.max_num_batched_tokens < values.max_num_seqs:
+        parser.error("--max-num-batched-tokens is at least --max-num-seqs, so that every row can advance in one step")
+    return Config(**vars(values))
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="known name or GGUF file (default: %(default)s)"
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="what requests call the model (default: its name or file name)"
+    )
+    group.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=default_cache_dir(os.environ),
+        metavar="DIR",
+        help="where fetched models are kept (default: %(default)s)",
+    )
+
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to bind (default: %(default)s)")
+    group.add_argument(
+        "--port", type=_number(0, 65535), default=50061, metavar="N", help="gRPC port; 0: any (default: %(default)s)"
+    )
+    group.add_argument(
+        "--health-port",
+        type=_number(0, 65535),
+        default=50063,
+        metavar="N",
+        help="port that answers health checks only, for probes; 0: any (default: %(default)s)",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size",
+        type=_number(1, 256),
+        default=16,
+        metavar="TOKENS",
+        help="slots per block (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-seqs", type=_number(1, 4096), default=256, metavar="ROWS", help="rows (default: %(default)s)"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=_number(1, 65536),
+        default=2048,
+        metavar="TOKENS",
+        help="tokens of a step; schedulers plan shorter ones on a slow device (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=_number(2, 2**24),
+        metavar="TOKENS",
+        help="prompt and output of a request together (default: what the model was trained for, if it fits)",
+    )
+    group.add_argument(
+        "--kv-cache-memory",
+        type=_size,
+        metavar="SIZE",
+        help="memory for the KV cache, such as 512MiB or 4GiB (default: a quarter of what is free, at most 2GiB)",
+    )
+    group.add_argument(
+        "--num-threads", type=_number(1, 1024), metavar="N", help="threads of a CPU device (default: its usable CPUs)"
+    )
+
+
+def _add_process(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a drain waits for running work (default: %(default)g)",
+    )
+    group.add_argument(
+        "--log-level", choices=_LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
+    )
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return float(text)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([a-z]*)", text.lower())
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 4GiB")
+    return int(float(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,265 @@
+"""The plan streams of an executor: lets the fence decide, does what it says, carries plans in and results out.
+
+Knows streams, the fence and the step loop. It refuses to know gRPC and protobuf (`Transport` carries messages), and
+what is in a plan. Everything here runs on the event loop.
+
+Acceptance goes in this order: the fence raises the epoch; the old stream ends; plans that are queued but not launched
+are dropped, because their epoch is over; the running step finishes within its bound; welcome and the snapshot of that
+boundary are sent; then the first plan may come.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import secrets
+import time
+from dataclasses import dataclass
+
+from paceline_executor.errors import (
+    AttachError,
+    DrainingError,
+    EpochEndedError,
+    NotReadyError,
+    ProtocolError,
+    ServiceError,
+    StepWedgedError,
+)
+from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
+from paceline_executor.link.messages import (
+    NANOSECONDS,
+    PROTOCOL,
+    Drain,
+    Heartbeat,
+    Hello,
+    StepDone,
+    Transport,
+    WaitingInLine,
+    Welcome,
+)
+from paceline_executor.link.plan_stream import PlanStream
+from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
+from paceline_executor.rows.plan import Plan
+from paceline_executor.rows.snapshot import Snapshot, parts_of
+from paceline_executor.rows.table import RowTable
+
+MAX_PART_BYTES = 1024 * 1024
+_HELLO_S = 5.0
+_FROZEN_NS = 600_000_000  # beats come every 0.2 s; after such a gap this process itself had stood still
+_TIMER_SLACK_S = 0.001  # timers fire up to a clock tick early
+_MAX_ID_BYTES = 64
+_MAX_TERM = 2**63 - 1
+_MAX_DIGEST_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this executor is since it booted, and the key it keeps for the deployment's block tags."""
+
+    incarnation: int
+    tag_key: bytes
+    started_ns: int
+
+    @staticmethod
+    def new() -> "Identity":
+        """A new incarnation."""
+        return Identity(secrets.randbits(64), secrets.token_bytes(32), time.monotonic_ns())
+
+    @property
+    def tag_key_digest(self) -> bytes:
+        """The BLAKE2b-128 digest of the tag key."""
+        return hashlib.blake2b(self.tag_key, digest_size=16).digest()
+
+
+class Attachments:
+    """All plan streams: at most one drives, the others wait."""
+
+    def __init__(self, identity: Identity, max_plans_in_flight: int, times: FenceTimes) -> None:
+        self.identity = identity
+        self.max_plans_in_flight = max_plans_in_flight
+        self.fence = Fence(times)
+        self.drain_notice: Drain | None = None
+        self._steps: StepLoop | None = None
+        self._streams: dict[int, PlanStream] = {}
+        self._driver: PlanStream | None = None
+        self._tag_key_digest = identity.tag_key_digest
+        self._stream_ids = itertools.count(1)
+        self._greetings: dict[int, asyncio.Task[None]] = {}  # by stream
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_beat_ns = time.monotonic_ns()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no plan is unanswered."""
+        return self._driver is None or self._driver.num_in_flight == 0
+
+    def open(self, steps: StepLoop) -> None:
+        """The model is loaded: schedulers may come."""
+        self._steps = steps
+
+    async def serve(self, transport: Transport) -> None:
+        """One Attach call, from hello to end. Raises the error it has to end with; returns for an end in good order."""
+        hello = await self._receive_hello(transport)
+        if self._steps is None:
+            raise NotReadyError("the model is still loading; wait until the health service says SERVING")
+        _check_hello(hello)
+        stream_id = next(self._stream_ids)
+        stream = PlanStream(stream_id, hello, transport, self.identity.incarnation, self.max_plans_in_flight)
+        self._streams[stream_id] = stream
+        read = asyncio.create_task(self._read(stream, transport), name="attach-read")
+        try:
+            self._act(self.fence.arrive(stream_id, hello.claim, hello.approach, time.monotonic_ns()))
+            await stream.run(read)
+        finally:
+            self._forget(stream)
+
+    def beat(self) -> None:
+        """Send a sign of life on every stream, and look whether time has changed who drives. Called every 0.2 s."""
+        running = None if self._steps is None else self._steps.running
+        now_ns = time.monotonic_ns()
+        if now_ns - self._last_beat_ns > _FROZEN_NS:
+            self.fence.renew(now_ns)
+        self._last_beat_ns = now_ns
+        heartbeat = Heartbeat(running.step_id, now_ns - running.started_ns) if running else Heartbeat()
+        for stream in self._streams.values():
+            stream.post_heartbeat(heartbeat)
+        self._act(self.fence.advance(now_ns))
+
+    def report(self, report: Report) -> None:
+        """A step is done, or was refused: tell the stream it came from, if that still drives."""
+        driver = self._driver
+        match report:
+            case StepDone(result=result) if driver is not None and driver.epoch == result.epoch:
+                driver.post(report)
+            case StepRefused(epoch=epoch, error=error) if driver is not None and driver.epoch == epoch:
+                driver.end(error)
+
+    def drain(self, notice: Drain) -> None:
+        """Tell every scheduler, and those still to come, that this executor is going away."""
+        self.drain_notice = notice
+        for stream in self._streams.values():
+            stream.post(notice)
+
+    def end_all(self) -> None:
+        """End every stream, since the process ends."""
+        for stream in list(self._streams.values()):
+            stream.end(DrainingError("the executor has drained and is going away; use another one"))
+
+    async def _receive_hello(self, transport: Transport) -> Hello:
+        try:
+            hello = await asyncio.wait_for(transport.receive(), _HELLO_S)
+        except TimeoutError:
+            raise AttachError(f"no hello came within {_HELLO_S:g} s") from None
+        if not isinstance(hello, Hello):
+            raise AttachError("the first message of a plan stream is hello")
+        return hello
+
+    async def _read(self, stream: PlanStream, transport: Transport) -> None:
+        while (message := await transport.receive()) is not None:
+            if isinstance(message, Hello):
+                raise AttachError("hello comes once, as the first message of a stream")
+            self._act(self.fence.hear(stream.stream_id, time.monotonic_ns()))
+            if isinstance(message, Plan):
+                stream.take(message)
+                self._require_steps().submit(message)
+
+    def _act(self, verdicts: tuple[Verdict, ...]) -> None:
+        for verdict in verdicts:
+            stream = self._streams.get(verdict.stream_id)
+            match verdict:
+                case Accepted() if stream is not None:
+                    self._accept(stream, verdict)
+                case Waits(holder=holder) if stream is not None:
+                    stream.post(WaitingInLine(holder))
+                case Refused(error=error) if stream is not None:
+                    stream.end(error)
+        self._wake_at(self.fence.next_change_ns())
+
+    def _accept(self, stream: PlanStream, accepted: Accepted) -> None:
+        displaced = self._streams.get(accepted.displaced_stream_id or 0)
+        if displaced is not None:
+            displaced.end(EpochEndedError(f"epoch {displaced.epoch} has ended: another Attach was accepted"))
+        self._driver = None
+        self._require_steps().begin_epoch(accepted.epoch)
+        greeting = asyncio.create_task(self._greet(stream, accepted.epoch), name="attach-greet")
+        self._greetings[stream.stream_id] = greeting
+
+    async def _greet(self, stream: PlanStream, epoch: int) -> None:
+        try:
+            snapshot = await self._snapshot(stream.hello)
+            await stream.put(Welcome(epoch))
+            for part in parts_of(snapshot, MAX_PART_BYTES):
+                await stream.put(part)
+        except ServiceError as error:
+            stream.end(error)
+            return
+        except Exception as error:
+            stream.fail(error)
+            return
+        if self.fence.epoch != epoch:
+            return
+        stream.epoch = epoch
+        self._driver = stream
+        if self.drain_notice is not None:
+            stream.post(self.drain_notice)
+
+    async def _snapshot(self, hello: Hello) -> Snapshot:
+        steps = self._require_steps()
+        running = steps.running
+        now_ns = time.monotonic_ns()
+        # One more step may have been launched between the two; its bound is at least the shortest.
+        bound_ns = MIN_STEP_BOUND_NS + (max(0, running.bound_ns - now_ns) if running else 0)
+        digest = hello.tag_key_digest or self.identity.tag_key_digest
+        keeps_tags = digest == self._tag_key_digest
+
+        def take(table: RowTable) -> Snapshot:
+            table.begin_epoch()
+            table.trim_records(time.monotonic_ns())
+            if not keeps_tags:
+                table.clear_tags()
+            return Snapshot(table.states(), table.tags())
+
+        try:
+            snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / NANOSECONDS)
+        except TimeoutError:
+            name = f"step {running.step_id}" if running else "a step"
+            raise StepWedgedError(f"{name} does not end; this executor cannot be driven now") from None
+        self._tag_key_digest = digest
+        return snapshot
+
+    def _forget(self, stream: PlanStream) -> None:
+        del self._streams[stream.stream_id]
+        if (greeting := self._greetings.pop(stream.stream_id, None)) is not None:
+            greeting.cancel()
+        if self._driver is stream:
+            self._driver = None
+            self._require_steps().begin_epoch(0)
+        self._act(self.fence.leave(stream.stream_id, time.monotonic_ns()))
+
+    def _wake_at(self, when_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        delay_ns = 0 if when_ns is None else when_ns - time.monotonic_ns()
+        if delay_ns > 0:
+            self._timer = asyncio.get_running_loop().call_later(delay_ns / NANOSECONDS + _TIMER_SLACK_S, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._act(self.fence.advance(time.monotonic_ns()))
+
+    def _require_steps(self) -> StepLoop:
+        if self._steps is None:
+            raise NotReadyError("the model is still loading")
+        return self._steps
+
+
+def _check_hello(hello: Hello) -> None:
+    if not 1 <= len(hello.claim.scheduler_id.encode()) <= _MAX_ID_BYTES:
+        raise AttachError(f"hello.scheduler_id has 1 to {_MAX_ID_BYTES} bytes")
+    if not 1 <= hello.claim.term <= _MAX_TERM:
+        raise AttachError(f"hello.term is 1 to {_MAX_TERM}")
+    if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
+        raise AttachError(f"hello.tag_key_digest has at most {_MAX_DIGEST_BYTES} bytes")
+    if not hello.min_protocol <= PROTOCOL <= hello.max_protocol:
+        sentence = f"this executor speaks protocol {PROTOCOL} to {PROTOCOL}"
+        raise ProtocolError(f"{sentence}, the scheduler {hello.min_protocol} to {hello.max_protocol}")

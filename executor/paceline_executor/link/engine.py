@@ -1,0 +1,77 @@
+"""One step from plan to result: rows change, the device computes, rows advance.
+
+Knows the table and the runner and calls both from the thread it is called in. It refuses to know threads, queues and
+schedulers.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_executor.errors import ServiceError, StepFailedError
+from paceline_executor.rows.batch import Prepared
+from paceline_executor.rows.plan import Plan, StepResult
+from paceline_executor.rows.table import Applied, RowTable
+from paceline_executor.runner.interface import Runner, StepOutput
+
+_NO_OUTPUT = StepOutput(token_ids=np.empty(0, dtype=np.int32), logprobs={}, faults={}, forward_ns=0, sample_ns=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that was executed, and where its time went."""
+
+    result: StepResult
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+
+
+class Engine:
+    """Executes plans on a runner, one after another."""
+
+    def __init__(self, table: RowTable, runner: Runner, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.table = table
+        self._runner = runner
+        self._clock_ns = clock_ns
+
+    def execute(self, plan: Plan) -> Step:
+        """Run one plan.
+
+        Raises PlanError or UnsupportedPlanError for a plan that cannot be applied and StepFailedError when anything
+        else goes wrong; the rows are then as they were before.
+        """
+        try:
+            return self._execute(plan)
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise StepFailedError(f"step {plan.step_id} failed as a whole; no row has advanced") from error
+
+    def _execute(self, plan: Plan) -> Step:
+        start_ns = self._clock_ns()
+        applied = self.table.apply(plan, start_ns)
+        try:
+            step = self._compute(plan, applied, start_ns)
+        except Exception:
+            self.table.take_back(plan, applied)
+            raise
+        self.table.trim_records(start_ns)
+        return step
+
+    def _compute(self, plan: Plan, applied: Applied, start_ns: int) -> Step:
+        if plan.copies.sources.size:
+            self._runner.copy_blocks(plan.copies.sources, plan.copies.destinations)
+        prepared = self.table.build_batch(plan)
+        prepare_ns = self._clock_ns() - start_ns
+        output = self._run(prepared)
+        output_ns = self._clock_ns()
+        result = self.table.finish_step(plan, applied, prepared, output)
+        # What follows the device's work is this side's own, like what precedes it.
+        prepare_ns += self._clock_ns() - output_ns
+        return Step(result, prepare_ns, output.forward_ns, output.sample_ns)
+
+    def _run(self, prepared: Prepared) -> StepOutput:
+        return self._runner.execute(prepared.batch) if prepared.rows.size else _NO_OUTPUT

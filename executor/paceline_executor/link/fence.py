@@ -1,0 +1,198 @@
+"""The fence: which scheduler may drive the executor.
+
+Knows (term, scheduler_id), streams by number, and the time it is told. It refuses to know gRPC, asyncio, clocks and
+rows: every call returns what has to happen, and its caller does it.
+
+A scheduler holds the executor from its acceptance until another one is accepted. It can be replaced by a higher one
+from the moment it is *free*: its stream has been ended for 100 ms, or it has been silent for the lease. Until then the
+higher one stands in line; only a takeover, an operator's act, displaces a live holder. The holder itself may attach
+again at any time, with the same term or a higher one, and replaces its own stream.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+
+from paceline_executor.errors import EpochEndedError, LineFullError, ServiceError, TermSupersededError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Claim:
+    """Who wants to drive; claims compare by term, then by scheduler_id."""
+
+    term: int
+    scheduler_id: str
+
+
+class Approach(enum.Enum):
+    """How a scheduler comes: it stands in line, or displaces a live holder of a lower term."""
+
+    WAIT = "wait"
+    TAKE_OVER = "take over"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceTimes:
+    """How long a holder may be silent, and how long its ended stream is kept for it, in nanoseconds."""
+
+    lease_ns: int = 1_000_000_000
+    return_ns: int = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The stream drives from now on, in this epoch; the stream it displaces, if any, has ended."""
+
+    stream_id: int
+    epoch: int
+    displaced_stream_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The stream stands in line behind this holder."""
+
+    stream_id: int
+    holder: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The stream has to end with this error."""
+
+    stream_id: int
+    error: ServiceError
+
+
+Verdict = Accepted | Waits | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    stream_id: int
+    claim: Claim
+    heard_ns: int
+
+
+class Fence:
+    """Decides who drives. `epoch` counts acceptances; claims accepted one after another never go down."""
+
+    def __init__(self, times: FenceTimes, max_waiting: int = 16) -> None:
+        self._times = times
+        self._max_waiting = max_waiting
+        self._last: Claim | None = None  # the claim accepted last
+        self._holder: _Stream | None = None
+        self._ended_ns: int | None = None  # when the last holder's stream ended; None while it lasts
+        self._line: dict[int, _Stream] = {}
+        self._highest_term = 0
+        self.epoch = 0
+
+    @property
+    def highest_term(self) -> int:
+        """The highest term of a claim that was accepted or stands in line."""
+        return self._highest_term
+
+    @property
+    def holder(self) -> Claim | None:
+        """Who drives, or None when no stream does."""
+        return self._holder.claim if self._holder else None
+
+    @property
+    def num_waiting(self) -> int:
+        """How many streams stand in line."""
+        return len(self._line)
+
+    def arrive(self, stream_id: int, claim: Claim, approach: Approach, now_ns: int) -> tuple[Verdict, ...]:
+        """A stream brings its hello."""
+        stream = _Stream(stream_id, claim, now_ns)
+        last = self._last
+        if last is not None and claim < last and not self._is_return(claim):
+            return (self._refusal(stream_id, last),)
+        if last is None or self._is_return(claim) or approach is Approach.TAKE_OVER:
+            return self._accept(stream)
+        if len(self._line) >= self._max_waiting:
+            error = LineFullError(f"{self._max_waiting} schedulers wait in line already; try again later")
+            return (Refused(stream_id, error),)
+        self._line[stream_id] = stream
+        self._highest_term = max(self._highest_term, claim.term)
+        return self._advance(now_ns) or (Waits(stream_id, last),)
+
+    def hear(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
+        """A stream said something: it is alive."""
+        if self._holder is not None and self._holder.stream_id == stream_id:
+            self._holder = replace(self._holder, heard_ns=now_ns)
+        elif stream_id in self._line:
+            self._line[stream_id] = replace(self._line[stream_id], heard_ns=now_ns)
+        return self._advance(now_ns)
+
+    def leave(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
+        """A stream has ended, in whatever way."""
+        self._line.pop(stream_id, None)
+        if self._holder is not None and self._holder.stream_id == stream_id:
+            self._holder = None
+            self._ended_ns = now_ns
+        return self._advance(now_ns)
+
+    def advance(self, now_ns: int) -> tuple[Verdict, ...]:
+        """Time has passed."""
+        return self._advance(now_ns)
+
+    def renew(self, now_ns: int) -> None:
+        """The executor itself stood still: nobody is to blame for what it did not hear."""
+        if self._holder is not None:
+            self._holder = replace(self._holder, heard_ns=now_ns)
+        self._line = {stream_id: replace(stream, heard_ns=now_ns) for stream_id, stream in self._line.items()}
+
+    def next_change_ns(self) -> int | None:
+        """When time alone would let somebody in line have the executor; None while nobody waits."""
+        return self._free_at_ns() if self._line else None
+
+    def _free_at_ns(self) -> int:
+        if self._holder is not None:
+            return self._holder.heard_ns + self._times.lease_ns
+        return 0 if self._ended_ns is None else self._ended_ns + self._times.return_ns
+
+    def _advance(self, now_ns: int) -> tuple[Verdict, ...]:
+        if now_ns < self._free_at_ns():
+            return ()
+        # A stream in line that fell silent would only hold the executor up.
+        alive = [stream for stream in self._line.values() if now_ns - stream.heard_ns < self._times.lease_ns]
+        if not alive:
+            return ()
+        return self._accept(max(alive, key=lambda stream: stream.claim))
+
+    def _accept(self, stream: _Stream) -> tuple[Verdict, ...]:
+        displaced = self._holder.stream_id if self._holder else None
+        self._line.pop(stream.stream_id, None)
+        self._last, self._holder, self._ended_ns = stream.claim, stream, None
+        self._highest_term = max(self._highest_term, stream.claim.term)
+        self.epoch += 1
+        accepted = Accepted(stream.stream_id, self.epoch, displaced)
+        return (accepted, *(self._look_again(waiting) for waiting in list(self._line.values())))
+
+    def _look_again(self, waiting: _Stream) -> Verdict:
+        """What a change of holder means for a stream in line."""
+        if self._last is not None and waiting.claim > self._last:
+            return Waits(waiting.stream_id, self._last)
+        del self._line[waiting.stream_id]
+        last = self._last or waiting.claim
+        if waiting.claim.scheduler_id == last.scheduler_id:
+            error = EpochEndedError("this scheduler was accepted on another stream")
+            return Refused(waiting.stream_id, error)
+        return self._refusal(waiting.stream_id, last)
+
+    def _is_return(self, claim: Claim) -> bool:
+        """Whether the last holder comes again."""
+        last = self._last
+        return last is not None and claim.scheduler_id == last.scheduler_id and claim.term >= last.term
+
+    def _refusal(self, stream_id: int, holder: Claim) -> Refused:
+        sentence = (
+            f"scheduler {holder.scheduler_id!r} of term {holder.term} holds this executor;"
+            f" attach again with a term above {self._highest_term}"
+        )
+        metadata = {
+            "holder_scheduler_id": holder.scheduler_id,
+            "holder_term": str(holder.term),
+            "highest_term": str(self._highest_term),
+        }
+        return Refused(stream_id, TermSupersededError(sentence, metadata))

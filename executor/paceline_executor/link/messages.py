@@ -1,0 +1,76 @@
+"""The messages of the plan stream that are neither plan nor result, and the seam to whatever carries them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline_executor.link.fence import Approach, Claim
+from paceline_executor.rows.plan import Plan, StepResult, StepTimings
+from paceline_executor.rows.snapshot import SnapshotPart
+
+PROTOCOL = 1  # the only version there is
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a scheduler."""
+
+    claim: Claim
+    min_protocol: int
+    max_protocol: int
+    approach: Approach
+    tag_key_digest: bytes  # empty: the scheduler will use the executor's key
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life; names the running step, 0 when idle."""
+
+    running_step_id: int = 0
+    running_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingInLine:
+    """Somebody else holds the executor."""
+
+    holder: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The scheduler drives from now on."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The executor is going away."""
+
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step was executed."""
+
+    result: StepResult
+    timings: StepTimings
+
+
+Incoming = Hello | Plan | Heartbeat
+Outgoing = WaitingInLine | Welcome | SnapshotPart | StepDone | Heartbeat | Drain
+
+
+class Transport(Protocol):
+    """Carries one plan stream. A broken connection cancels whoever is using it."""
+
+    async def receive(self) -> Incoming | None:
+        """The next message, or None when the scheduler will send no more. Raises PlanError or AttachError."""
+        ...
+
+    async def send(self, message: Outgoing) -> None:
+        """Send a message; returns when the connection has taken it."""
+        ...

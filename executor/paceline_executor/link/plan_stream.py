@@ -1,0 +1,131 @@
+"""One Attach call: what it has been sent and still has to send, and how it ends.
+
+Knows its own order of plans and bounds. It refuses to know other streams and who drives: `attachments` does.
+"""
+
+import asyncio
+import contextlib
+
+from paceline_executor.errors import (
+    AttachError,
+    PlanOrderError,
+    ServiceError,
+    StaleEpochError,
+    TooManyPlansError,
+)
+from paceline_executor.link.messages import Heartbeat, Hello, Outgoing, StepDone, Transport
+from paceline_executor.rows.plan import Plan
+
+_MAX_OUTBOX = 64
+_FLUSH_S = 1.0
+
+
+class PlanStream:
+    """A plan stream from its hello on."""
+
+    def __init__(
+        self, stream_id: int, hello: Hello, transport: Transport, incarnation: int, max_plans_in_flight: int
+    ) -> None:
+        self.stream_id = stream_id
+        self.hello = hello
+        self.epoch = 0  # 0 until the scheduler is welcome
+        self._transport = transport
+        self._incarnation = incarnation
+        self._max_plans_in_flight = max_plans_in_flight
+        self._num_in_flight = 0
+        self._last_step_id = 0
+        self._is_half_closed = False
+        self._outbox: asyncio.Queue[Outgoing] = asyncio.Queue(_MAX_OUTBOX)
+        self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many plans are unanswered."""
+        return self._num_in_flight
+
+    def take(self, plan: Plan) -> None:
+        """Count a plan in, if it is the next one of this stream. Raises the error that ends the stream."""
+        if self.epoch == 0:
+            raise AttachError("a plan came before the snapshot was sent")
+        if (plan.incarnation, plan.epoch) != (self._incarnation, self.epoch):
+            sentence = f"the plan is of epoch {plan.epoch} of incarnation {plan.incarnation:#x}"
+            raise StaleEpochError(f"{sentence}; this stream is epoch {self.epoch} of {self._incarnation:#x}")
+        if plan.step_id != self._last_step_id + 1:
+            raise PlanOrderError(f"step_id {plan.step_id} follows {self._last_step_id}")
+        if self._num_in_flight >= self._max_plans_in_flight:
+            raise TooManyPlansError(f"more than {self._max_plans_in_flight} plans are unanswered")
+        self._last_step_id = plan.step_id
+        self._num_in_flight += 1
+
+    def post(self, message: Outgoing) -> None:
+        """Queue a message; a peer that leaves too many of them unread loses its stream."""
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self.end(AttachError(f"more than {_MAX_OUTBOX} messages are unread"))
+
+    async def put(self, message: Outgoing) -> None:
+        """Queue a message, waiting for room."""
+        await self._outbox.put(message)
+
+    def post_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Queue a sign of life, unless other messages are on their way."""
+        if self._outbox.empty():
+            self._outbox.put_nowait(heartbeat)
+
+    def end(self, error: ServiceError | None) -> None:
+        """End the stream after what is queued; the first reason given stands."""
+        if not self._end.done():
+            self._end.set_result(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream because of a mistake in this program."""
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    async def run(self, read: asyncio.Task[None]) -> None:
+        """Write until the stream ends, while `read` reads; raises the error it ends with.
+
+        When `read` returns, the scheduler sends no more: what is in flight is answered, then the stream ends.
+        """
+        write = asyncio.create_task(self._write(), name="attach-write")
+        for task in (read, write):
+            task.add_done_callback(self._task_ended)
+        try:
+            error = await self._end
+            with contextlib.suppress(TimeoutError):
+                if not write.done():
+                    await asyncio.wait_for(self._outbox.join(), _FLUSH_S)
+        finally:
+            for task in (read, write):
+                task.cancel()
+        if error is not None:
+            raise error
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            if isinstance(message, StepDone):
+                # Counted down before the result leaves, since the next plan may be there before `send` returns.
+                self._num_in_flight -= 1
+            await self._transport.send(message)
+            self._outbox.task_done()
+            if self._is_half_closed and self._num_in_flight == 0:
+                self.end(None)
+
+    def _half_close(self) -> None:
+        """The scheduler sends no more: answer what is in flight, then end in good order."""
+        self._is_half_closed = True
+        if self._num_in_flight == 0:
+            self.end(None)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._half_close()
+        elif isinstance(error, ServiceError):
+            self.end(error)
+        else:
+            self.fail(error)

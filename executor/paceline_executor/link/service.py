@@ -1,0 +1,178 @@
+"""One executor as a service: its two ports, its step thread, and its life from binding to the last goodbye.
+
+Knows how the parts are put together and in which order they start and stop. It refuses to know command lines, signals
+and models: loading is a function it is given.
+"""
+
+import asyncio
+import contextlib
+import socket
+import time
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+from grpc_reflection.v1alpha import reflection
+
+from paceline_executor.errors import PortError
+from paceline_executor.link import health as health_service
+from paceline_executor.link import servicer as executor_service
+from paceline_executor.link.attachments import Attachments, Identity
+from paceline_executor.link.description import Description, Load
+from paceline_executor.link.fence import FenceTimes
+from paceline_executor.link.interceptor import ErrorInterceptor
+from paceline_executor.link.messages import Drain
+from paceline_executor.link.step_loop import StepLoop
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
+_TICK_S = 0.2
+_LOOK_S = 0.05
+_QUIET_S = 0.25  # a plan that was under way when the drain notice left has arrived by then
+_ABANDONED_S = 2.0  # rows that no scheduler drives for so long are not waited for
+_GOODBYE_S = 0.5
+_ANSWER_S = 5.0
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 128),
+    # A second executor on a port has to fail, not to share it.
+    ("grpc.so_reuseport", 0),
+    # A peer whose machine has gone is noticed although nothing is said; a frozen one is noticed by the lease.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Where to listen and what to allow. Port 0 takes a free one; health_port None has none."""
+
+    host: str
+    port: int
+    health_port: int | None
+    max_plans_in_flight: int = 4
+    times: FenceTimes = field(default_factory=FenceTimes)
+
+
+class ExecutorService:
+    """An executor that listens, loads, serves, drains and stops, in this order."""
+
+    def __init__(self, config: ServiceConfig, load: Load) -> None:
+        self._config = config
+        self._health = health_service.Health(executor_service.SERVICE_NAME)
+        self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times)
+        self._servicer = executor_service.ExecutorServicer(self.attachments)
+        self._steps = StepLoop(load, self.attachments.report)
+        self._servers: list[grpc.aio.Server] = []
+        self._ticker: asyncio.Task[None] | None = None
+        self._is_open = False
+        self._last_driven_ns = 0
+        self._log = structlog.get_logger()
+
+    async def listen(self) -> tuple[int, int | None]:
+        """Bind both ports and answer on them; returns their numbers. Raises PortError when one cannot be bound."""
+        config = self._config
+        server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+        executor_service.register(self._servicer, server)
+        health_service.register(self._health, server)
+        names = (executor_service.SERVICE_NAME, health_service.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        port = await self._serve(server, config.port)
+        if config.health_port is None:
+            return port, None
+        probes = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+        health_service.register(self._health, probes)
+        return port, await self._serve(probes, config.health_port)
+
+    async def load(self) -> Description:
+        """Load the model in the step thread, then let schedulers attach. Raises what loading raises."""
+        description = await self._steps.start()
+        self._servicer.open(self._steps, description)
+        self._is_open = True
+        self._ticker = asyncio.create_task(self._tick(), name="tick")
+        self._health.set_ready(health_service.Status.SERVING)
+        return description
+
+    async def run(self) -> None:
+        """Wait until something that must not end has ended; raises what ended it."""
+        if self._ticker is not None:
+            await asyncio.wait((self._ticker, self._steps.ended), return_when=asyncio.FIRST_COMPLETED)
+            for task in (self._ticker, self._steps.ended):
+                if task.done():
+                    task.result()
+
+    async def drain(self, grace_s: float) -> bool:
+        """Take no new work and wait until what runs is finished; says whether it was within the grace."""
+        self._is_open = False
+        self._health.set_ready(health_service.Status.NOT_SERVING)
+        self.attachments.drain(Drain("the executor is shutting down", grace_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._quiet()
+                return True
+        return False
+
+    async def stop(self) -> None:
+        """End every stream, close the ports, let the step thread end."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._health.stop()
+        self.attachments.end_all()
+        # Streams end by themselves now; what does not, such as a health watch, is cut.
+        await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
+        if not await asyncio.to_thread(self._steps.stop, _ANSWER_S):
+            self._log.warning("step_thread_abandoned", hint="a step does not end; the process ends without it")
+
+    async def _serve(self, server: grpc.aio.Server, port: int) -> int:
+        host = self._config.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            _try_port(host, port)  # gRPC would print lines of its own
+            bound = server.add_insecure_port(address)
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "the port is in use"
+            raise PortError(f"cannot listen on {address}: {reason}") from error
+        await server.start()
+        self._servers.append(server)
+        return bound
+
+    async def _tick(self) -> None:
+        while True:
+            self.attachments.beat()
+            if self._is_open:
+                self._health.set_ready(self._readiness())
+            await asyncio.sleep(_TICK_S)
+
+    def _readiness(self) -> health_service.Status:
+        """Ready means that a step could run now: the thread lives and is not stuck in one."""
+        running = self._steps.running
+        is_stuck = running is not None and time.monotonic_ns() > running.bound_ns
+        if is_stuck or self._steps.ended.done():
+            return health_service.Status.NOT_SERVING
+        return health_service.Status.SERVING
+
+    async def _quiet(self) -> None:
+        quiet_since = driven_at = time.monotonic()
+        while True:
+            num_rows = await self._steps.ask(lambda table: table.num_rows_in_use)
+            now = time.monotonic()
+            if self.attachments.fence.holder is not None:
+                driven_at = now
+            is_abandoned = now - driven_at > _ABANDONED_S
+            if not is_abandoned and (num_rows > 0 or not self.attachments.is_idle):
+                quiet_since = now
+            if now - quiet_since > _QUIET_S:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def _try_port(host: str, port: int) -> None:
+    """Raise OSError when the port cannot be bound."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)

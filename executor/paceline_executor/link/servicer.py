@@ -1,0 +1,121 @@
+"""ExecutorService over grpc.aio.
+
+Knows the generated service and who answers each call. It decides nothing: errors rise to the interceptor.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
+from paceline_executor.errors import NotReadyError, UnsupportedCallError
+from paceline_executor.link.attachments import Attachments
+from paceline_executor.link.description import Description
+from paceline_executor.link.messages import Incoming, Outgoing
+from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
+from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.wire import ResponseEncoder, decode_request
+
+SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+_STATE_S = 5.0
+_LOADING = "the model is still loading; wait until the health service says SERVING"
+
+_AttachContext = grpc.aio.ServicerContext[plan_pb2.AttachRequest, plan_pb2.AttachResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """Answers calls; until `open`, with UNAVAILABLE and reason LOADING."""
+
+    def __init__(self, attachments: Attachments) -> None:
+        self._attachments = attachments
+        self._loaded: tuple[StepLoop, Description] | None = None
+        self._encoder: ResponseEncoder | None = None
+
+    def open(self, steps: StepLoop, description: Description) -> None:
+        """The model is loaded: calls are answered from now on."""
+        identity, max_plans = self._attachments.identity, self._attachments.max_plans_in_flight
+        self._loaded = (steps, description)
+        self._encoder = ResponseEncoder(identity.incarnation, identity.tag_key, max_plans, description)
+        self._attachments.open(steps)
+
+    async def Attach(  # type: ignore[override]  # noqa: N802  # the stub has no form for a handler that writes itself
+        self,
+        request_iterator: object,  # noqa: ARG002
+        context: _AttachContext,
+    ) -> None:
+        """The plan stream. While the model loads the hello is still read: a writer is owed an answer, not a reset."""
+        await self._attachments.serve(_GrpcTransport(context, self._encode))
+
+    async def GetInfo(  # noqa: N802
+        self,
+        request: executor_pb2.GetInfoRequest,  # noqa: ARG002
+        context: _Context,  # noqa: ARG002
+    ) -> executor_pb2.GetInfoResponse:
+        """Who the executor is."""
+        return info_of(self._attachments, *self._require_loaded())
+
+    async def GetState(  # noqa: N802
+        self,
+        request: executor_pb2.GetStateRequest,
+        context: _Context,  # noqa: ARG002
+    ) -> executor_pb2.GetStateResponse:
+        """Rows and records, at a boundary between two steps."""
+        steps, _ = self._require_loaded()
+        check_state_request(request)
+        try:
+            rows = await asyncio.wait_for(steps.ask(look_at), _STATE_S)
+        except TimeoutError:
+            raise NotReadyError(f"no step has ended for {_STATE_S:g} s, so there is no state to show") from None
+        # Writing out many rows takes longer than the event loop has.
+        return await asyncio.to_thread(state_of, rows, request)
+
+    async def GetTokenizer(  # noqa: N802
+        self,
+        request: executor_pb2.GetTokenizerRequest,  # noqa: ARG002
+        context: _Context,  # noqa: ARG002
+    ) -> AsyncIterator[executor_pb2.GetTokenizerResponse]:
+        """The tokenizer, in parts."""
+        _, description = self._require_loaded()
+        for part in tokenizer_parts(description):
+            yield part
+
+    async def Profile(  # noqa: N802
+        self,
+        request: executor_pb2.ProfileRequest,  # noqa: ARG002
+        context: _Context,  # noqa: ARG002
+    ) -> executor_pb2.ProfileResponse:
+        """Refused: traces are not supported yet."""
+        raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
+
+    def _encode(self, message: Outgoing) -> plan_pb2.AttachResponse:
+        if self._encoder is None:
+            raise NotReadyError(_LOADING)
+        return self._encoder.encode(message)
+
+    def _require_loaded(self) -> tuple[StepLoop, Description]:
+        if self._loaded is None:
+            raise NotReadyError(_LOADING)
+        return self._loaded
+
+
+class _GrpcTransport:
+    """A plan stream over one gRPC call."""
+
+    def __init__(self, context: _AttachContext, encode: Callable[[Outgoing], plan_pb2.AttachResponse]) -> None:
+        self._context = context
+        self._encode = encode
+
+    async def receive(self) -> Incoming | None:
+        message = await self._context.read()
+        return decode_request(message) if isinstance(message, plan_pb2.AttachRequest) else None
+
+    async def send(self, message: Outgoing) -> None:
+        await self._context.write(self._encode(message))
+
+
+def register(servicer: ExecutorServicer, server: grpc.aio.Server) -> None:
+    """Let a server answer for the service."""
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server)

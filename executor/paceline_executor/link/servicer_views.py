@@ -1,0 +1,134 @@
+"""Answers for people and tools that look at an executor: who it is, its rows, its tokenizer."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+
+from google.protobuf import duration_pb2
+
+from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
+from paceline_executor.errors import InvalidFieldError
+from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments
+from paceline_executor.link.description import Description
+from paceline_executor.link.messages import PROTOCOL
+from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.wire import encode_defaults, encode_geometry, encode_limits, encode_model
+from paceline_executor.rows.plan import RowState
+from paceline_executor.rows.table import RowTable
+
+_DEFAULT_VIEWS = 64
+_MAX_VIEWS = 1024
+_PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
+
+
+def info_of(attachments: Attachments, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
+    """Who the executor is, what it holds and who drives it."""
+    fence, identity = attachments.fence, attachments.identity
+    uptime = duration_pb2.Duration()
+    uptime.FromTimedelta(timedelta(microseconds=(time.monotonic_ns() - identity.started_ns) // 1000))
+    return executor_pb2.GetInfoResponse(
+        incarnation=identity.incarnation,
+        epoch=fence.epoch,
+        term=fence.highest_term,
+        holder_scheduler_id=fence.holder.scheduler_id if fence.holder else "",
+        model=encode_model(description),
+        geometry=encode_geometry(description),
+        limits=encode_limits(description, attachments.max_plans_in_flight),
+        min_protocol=PROTOCOL,
+        max_protocol=PROTOCOL,
+        device=description.device,
+        num_threads=description.num_threads,
+        last_step_id=steps.last_step_id,
+        draining=attachments.drain_notice is not None,
+        uptime=uptime,
+        version=version("paceline"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a look at the rows gives, taken between two steps and shown later."""
+
+    states: tuple[RowState, ...]
+    num_rows_in_use: int
+    num_records: int
+    num_tagged_blocks: int
+    num_granted_blocks: int
+
+
+def look_at(table: RowTable) -> Rows:
+    """All there is to show of the rows."""
+    return Rows(
+        states=table.states(),
+        num_rows_in_use=table.num_rows_in_use,
+        num_records=table.num_records,
+        num_tagged_blocks=table.num_tagged_blocks,
+        num_granted_blocks=table.num_granted_blocks,
+    )
+
+
+def check_state_request(request: executor_pb2.GetStateRequest) -> None:
+    """Raise InvalidFieldError for a limit out of range."""
+    if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= _MAX_VIEWS:
+        raise InvalidFieldError(f"max_num_rows is 1 to {_MAX_VIEWS}", "max_num_rows")
+
+
+def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.GetStateResponse:
+    """Rows, then records if asked for."""
+    max_num_rows = request.max_num_rows if request.HasField("max_num_rows") else _DEFAULT_VIEWS
+    states = [state for state in rows.states if request.include_records or state.row is not None]
+    return executor_pb2.GetStateResponse(
+        rows=[_view(state, request) for state in states[:max_num_rows]],
+        num_rows_in_use=rows.num_rows_in_use,
+        num_records=rows.num_records,
+        num_tagged_blocks=rows.num_tagged_blocks,
+        num_granted_blocks=rows.num_granted_blocks,
+        truncated=len(states) > max_num_rows,
+    )
+
+
+def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb2.RowView:
+    reason = 0 if state.released is None else state.released.reason
+    view = executor_pb2.RowView(
+        row=state.row,
+        tenant=state.record_id.tenant,
+        request_id=state.record_id.request_id,
+        attempt=state.attempt,
+        num_prompt_tokens=state.prompt_token_ids.size,
+        num_output_tokens=state.output_token_ids.size,
+        num_computed_tokens=state.num_computed_tokens,
+        block_ids=state.block_ids.tolist(),
+        finish=plan_pb2.RowFinish.ValueType(state.finish),
+        released_reason=sampling_pb2.FinishReason.ValueType(reason),
+    )
+    if request.include_token_ids:
+        view.prompt_token_ids.extend(state.prompt_token_ids.tolist())
+        view.output_token_ids.extend(state.output_token_ids.tolist())
+    return view
+
+
+def tokenizer_parts(description: Description) -> Iterator[executor_pb2.GetTokenizerResponse]:
+    """The tokenizer in parts of at most 1 MiB; the first carries everything but the rest of the JSON."""
+    bundle = description.tokenizer
+    first = executor_pb2.GetTokenizerResponse(
+        digest=bundle.digest,
+        chat_template=bundle.chat_template,
+        bos_token_id=bundle.bos_token_id,
+        eos_token_id=bundle.eos_token_id,
+        end_token_ids=bundle.end_token_ids,
+        add_bos=bundle.add_bos,
+        default_sampling=encode_defaults(description),
+    )
+    room = max(0, MAX_PART_BYTES - _PART_ROOM - len((bundle.chat_template or "").encode()))
+    first.tokenizer_json = bundle.tokenizer_json[:room]
+    step = MAX_PART_BYTES - _PART_ROOM
+    starts = range(room, len(bundle.tokenizer_json), step)
+    rest = (executor_pb2.GetTokenizerResponse(tokenizer_json=bundle.tokenizer_json[at : at + step]) for at in starts)
+    part = first
+    for following in rest:
+        yield part
+        part = following
+    part.last = True
+    yield part

@@ -1,0 +1,144 @@
+"""From a configuration to a loaded model: fetch, read, allocate, warm up. Runs in the step thread.
+
+Knows the order and the sums: how many blocks fit into memory, how long a row may be. It refuses to know file formats
+(`weights`) and computing (`runner`), and imports the latter, with torch, only when it is needed.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from paceline_executor.config import Config
+from paceline_executor.errors import LimitError, ShortMemoryError
+from paceline_executor.link.description import Description, Loaded
+from paceline_executor.link.engine import Engine
+from paceline_executor.memory import available_bytes
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.table import RowTable
+from paceline_executor.weights import FetchProgress, ModelConfig, load_checkpoint, load_tokenizer, resolve_model
+from paceline_executor.weights.known_models import KNOWN_MODELS
+
+_ELEMENT_BYTES = 4  # weights and KV cache are float32 on the CPU
+_MAX_DEFAULT_KV_BYTES = 2 * 2**30
+_DEFAULT_KV_SHARE = 4  # a quarter of what is free
+_MIN_POOL_TOKENS = 128  # less would hold no conversation
+_MIN_EVENT_S = 0.5
+
+
+class ProgressLog:
+    """Logs how far a phase of loading is: when it begins, when it is done, and at most twice a second between."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._log = structlog.get_logger()
+        self._clock_s = clock_s
+        self._last = ("", "")
+        self._last_s = 0.0
+
+    def fetch(self, progress: FetchProgress) -> None:
+        """The model is being fetched."""
+        fraction = progress.num_bytes / progress.total_bytes if progress.total_bytes else 0.0
+        self.log("model_fetch", progress.phase.value, fraction)
+
+    def log(self, event: str, phase: str, fraction: float) -> None:
+        """`fraction` of `phase` is done."""
+        now_s = self._clock_s()
+        if (event, phase) == self._last and fraction < 1 and now_s - self._last_s < _MIN_EVENT_S:
+            return
+        self._last, self._last_s = (event, phase), now_s
+        self._log.info(event, phase=phase, fraction=round(fraction, 3))
+
+
+def load(config: Config) -> Loaded:
+    """Load the model that the configuration names.
+
+    Raises ModelError for the model's faults, ShortMemoryError and LimitError for those of the configuration.
+    """
+    progress = ProgressLog()
+    path = resolve_model(config.model, cache_dir=config.cache_dir, on_progress=progress.fetch)
+    progress.log("model_load", "reading", 0.0)
+    checkpoint = load_checkpoint(path)
+    tokenizer = load_tokenizer(path)
+    limits = limits_for(config, checkpoint.config, available_bytes())
+
+    from paceline_executor.runner.cpu import CpuRunner, WarmUpProgress  # with torch, which takes seconds to import
+
+    def on_warm_up(warm_up: WarmUpProgress) -> None:
+        progress.log("warm_up", warm_up.step, warm_up.index / warm_up.num_steps)
+
+    progress.log("model_load", "weights", 0.5)
+    runner = CpuRunner(
+        checkpoint,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        num_threads=config.num_threads,
+        on_progress=on_warm_up,
+    )
+    progress.log("model_load", "done", 1.0)
+    step_points = runner.warm_up()
+    progress.log("warm_up", "done", 1.0)
+    description = Description(
+        model=served_name(config, path),
+        architecture=checkpoint.config.architecture,
+        num_parameters=num_parameters(checkpoint.config),
+        quantization="",
+        limits=limits,
+        geometry=runner.kv_geometry,
+        kv_dtype="float32",
+        tokenizer=tokenizer,
+        step_points=step_points,
+        device="cpu",
+        num_threads=runner.num_threads,
+    )
+    return Loaded(Engine(RowTable(limits), runner), description)
+
+
+def served_name(config: Config, path: Path) -> str:
+    """What requests call the model: as configured, else its known name, else its file's name without ending."""
+    if config.served_model_name is not None:
+        return config.served_model_name
+    return config.model if config.model in KNOWN_MODELS else path.stem
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """The number of weights; an embedding that also serves as output matrix counts once."""
+    return sum(math.prod(shape) for shape in model.tensor_shapes().values())
+
+
+def limits_for(config: Config, model: ModelConfig, free_bytes: int) -> RowLimits:
+    """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`."""
+    if config.max_model_len is not None and config.max_model_len > model.max_model_len:
+        sentence = f"--max-model-len {config.max_model_len} is more than the model was trained for"
+        raise LimitError(f"{sentence}: {model.max_model_len}")
+    max_model_len = config.max_model_len or model.max_model_len
+    num_blocks = _num_blocks(config, model, max_model_len, free_bytes)
+    return RowLimits(
+        num_rows=config.max_num_seqs,
+        max_model_len=min(max_model_len, num_blocks * config.block_size),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _num_blocks(config: Config, model: ModelConfig, max_model_len: int, free_bytes: int) -> int:
+    weight_bytes = num_parameters(model) * _ELEMENT_BYTES
+    left_bytes = free_bytes - weight_bytes
+    kv_bytes = config.kv_cache_memory or min(left_bytes // _DEFAULT_KV_SHARE, _MAX_DEFAULT_KV_BYTES)
+    if kv_bytes > left_bytes:
+        sentence = f"{_mib(weight_bytes)} of weights and {_mib(kv_bytes)} of KV cache do not fit"
+        raise ShortMemoryError(f"{sentence} into {_mib(free_bytes)} of free memory; lower --kv-cache-memory")
+    bytes_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ELEMENT_BYTES
+    num_blocks = kv_bytes // (bytes_per_token * config.block_size)
+    if num_blocks * config.block_size < min(max_model_len, _MIN_POOL_TOKENS):
+        sentence = f"{_mib(kv_bytes)} of KV cache hold {num_blocks} blocks of {config.block_size} tokens, too few"
+        raise ShortMemoryError(f"{sentence} for a request; raise --kv-cache-memory or free memory")
+    # More than every row can fill would never be used.
+    return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{max(0, num_bytes) / 2**20:,.0f} MiB"

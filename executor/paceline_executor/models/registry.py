@@ -1,0 +1,27 @@
+"""From a checkpoint's architecture to the model that computes it. The place where a new architecture is added."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.models.interface import Model
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.weights.checkpoint import Checkpoint
+
+ARCHITECTURES: Mapping[str, Callable[[Checkpoint, torch.device], Model]] = {
+    "llama": LlamaModel,
+}
+
+
+def build_model(checkpoint: Checkpoint, device: torch.device) -> Model:
+    """Read all weights and put the model together on the device.
+
+    Raises UnsupportedModelError for an architecture this version does not compute.
+    """
+    architecture = checkpoint.config.architecture
+    build = ARCHITECTURES.get(architecture)
+    if build is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModelError(f"the architecture '{architecture}' is not supported; this version runs: {known}")
+    return build(checkpoint, device)

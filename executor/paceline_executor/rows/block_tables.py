@@ -1,0 +1,128 @@
+"""Block tables: which block is in which cell, and how many cells hold each block.
+
+The scheduler alone decides who gets a block. What is checked here are the two mistakes that would let one request
+write over another's tokens: a block granted for writing while a table still holds it, and a cell out of line.
+"""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_executor.errors import PlanError, PlanFault
+from paceline_executor.rows.columns import NO_BLOCK, RowColumns
+from paceline_executor.rows.plan import Grants
+from paceline_executor.rows.undo import Undo
+from paceline_executor.runner.interface import Int32Array
+
+
+class BlockTables:
+    """The cells of the rows' block tables, kept in step with a count of holders per block."""
+
+    def __init__(self, columns: RowColumns, num_blocks: int) -> None:
+        self._columns = columns
+        self._num_holders = np.zeros(num_blocks, dtype=np.int32)
+
+    @property
+    def num_granted(self) -> int:
+        """How many blocks are in at least one table."""
+        return int((self._num_holders > 0).sum())
+
+    def blocks_of(self, row: int) -> Int32Array:
+        """A copy of a row's block table, [num_blocks of the row]."""
+        return self._columns.block_table[row, : self._columns.num_blocks[row]].copy()
+
+    def put(self, grants: Grants, shared: Grants, undo: Undo) -> None:
+        """Fill cells: with blocks to write to, then with blocks to read only. Columns are in range, rows in use.
+
+        Raises PlanError when a block to write to is in a table already, when a block or cell is granted twice, or when
+        a table is left with a gap.
+        """
+        if grants.rows.size:
+            self._grant(grants, undo)
+        if shared.rows.size:
+            self._share(shared, undo)
+        for given in (grants, shared):
+            # Cells are distinct and tables had no gaps: if each cell lies below the new count, there are none now.
+            beyond = given.rows[given.indices >= self._columns.num_blocks[given.rows]]
+            if beyond.size:
+                raise PlanError(PlanFault.BLOCK_INDEX, f"the grants leave a gap in the block table of row {beyond[0]}")
+
+    def drop(self, row: int, undo: Undo) -> None:
+        """Give up all blocks of a row; its table is cleared by the caller."""
+        blocks = self.blocks_of(row)
+        self._count(blocks, -1)
+        undo.add(partial(self._count, blocks, 1))
+
+    def cut_before(self, block_ids: Int32Array) -> None:
+        """Cut every table before the first of these blocks, and what is computed with it: their contents are gone."""
+        columns = self._columns
+        for row in np.flatnonzero(columns.in_use):
+            hits = np.flatnonzero(np.isin(self.blocks_of(row), block_ids))
+            if hits.size:
+                self._cut(int(row), int(hits[0]))
+
+    def _cut(self, row: int, num_blocks: int) -> None:
+        columns = self._columns
+        self._count(columns.block_table[row, num_blocks : columns.num_blocks[row]], -1)
+        columns.block_table[row, num_blocks:] = NO_BLOCK
+        columns.num_blocks[row] = num_blocks
+        columns.num_shared[row] = min(columns.num_shared[row], num_blocks)
+        columns.num_computed[row] = min(columns.num_computed[row], num_blocks * columns.block_size)
+
+    def _grant(self, grants: Grants, undo: Undo) -> None:
+        held = grants.block_ids[self._num_holders[grants.block_ids] > 0]
+        if held.size:
+            raise PlanError(PlanFault.BLOCK_IN_USE, f"block {held[0]} is granted while a block table holds it")
+        twice = _first_repeated(grants.block_ids)
+        if twice is not None:
+            raise PlanError(PlanFault.BLOCK_IN_USE, f"block {twice} is granted twice in one plan")
+        replaced = self._fill(grants, undo)
+        self._make_writable(grants, replaced, undo)
+
+    def _share(self, shared: Grants, undo: Undo) -> None:
+        self._fill(shared, undo)
+        num_shared = self._columns.num_shared
+        before = num_shared[shared.rows]
+        undo.add(partial(num_shared.__setitem__, shared.rows, before))
+        np.maximum.at(num_shared, shared.rows, shared.indices + 1)
+
+    def _fill(self, grants: Grants, undo: Undo) -> npt.NDArray[np.bool_]:
+        """Write the cells; says which of them held a block before."""
+        table, num_blocks = self._columns.block_table, self._columns.num_blocks
+        rows, indices, blocks = grants.rows, grants.indices, grants.block_ids
+        if _first_repeated(rows.astype(np.int64) * table.shape[1] + indices) is not None:
+            raise PlanError(PlanFault.BLOCK_INDEX, "one cell of a block table is granted twice in one plan")
+        cells_before, counts_before = table[rows, indices], num_blocks[rows]
+        replaced: npt.NDArray[np.bool_] = cells_before != NO_BLOCK
+
+        def restore() -> None:
+            table[rows, indices] = cells_before
+            num_blocks[rows] = counts_before
+            self._count(blocks, -1)
+            self._count(cells_before[replaced], 1)
+
+        undo.add(restore)
+        table[rows, indices] = blocks
+        np.add.at(num_blocks, rows[~replaced], 1)
+        self._count(cells_before[replaced], -1)
+        self._count(blocks, 1)
+        return replaced
+
+    def _make_writable(self, grants: Grants, replaced: npt.NDArray[np.bool_], undo: Undo) -> None:
+        """A private block in place of the last shared one ends the shared part before it."""
+        num_shared = self._columns.num_shared
+        cells = zip(grants.rows[replaced].tolist(), grants.indices[replaced].tolist(), strict=True)
+        for row, index in sorted(cells, reverse=True):
+            if index == num_shared[row] - 1:
+                undo.add(partial(num_shared.__setitem__, row, index + 1))
+                num_shared[row] = index
+
+    def _count(self, block_ids: Int32Array, change: int) -> None:
+        np.add.at(self._num_holders, block_ids, change)
+
+
+def _first_repeated(values: npt.NDArray[np.integer]) -> int | None:
+    ordered = np.sort(values)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(repeated[0]) if repeated.size else None

@@ -1,0 +1,111 @@
+"""What changes every step for every row, in numpy columns.
+
+Knows positions, blocks and tokens of rows by index. It refuses to decide anything: `table` checks and orders, `batch`
+reads, `outcome` advances.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.rows.plan import Placement, RowFinish
+
+NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
+GOES_ON = int(RowFinish.GOES_ON)  # numpy takes its time with members of an enum
+_NO_TOKEN = -1  # pads a row's end tokens; no model draws it
+
+RowImage = tuple[npt.NDArray[np.generic], ...]
+
+
+class RowColumns:
+    """One element, or one line of a matrix, per row. A row that is not in use is all zeros and `NO_BLOCK`."""
+
+    def __init__(self, limits: RowLimits) -> None:
+        num_rows = limits.num_rows
+        self.block_size = limits.block_size
+        self.in_use = np.zeros(num_rows, dtype=np.bool_)
+        self.finish = np.zeros(num_rows, dtype=np.uint8)
+        self.num_prompt = np.zeros(num_rows, dtype=np.int32)
+        self.num_known = np.zeros(num_rows, dtype=np.int32)
+        self.num_computed = np.zeros(num_rows, dtype=np.int32)
+        self.max_known = np.zeros(num_rows, dtype=np.int64)  # number of tokens at which max_tokens is reached
+        self.num_blocks = np.zeros(num_rows, dtype=np.int32)
+        self.num_shared = np.zeros(num_rows, dtype=np.int32)  # leading blocks that are only read
+        self.temperature = np.zeros(num_rows, dtype=np.float32)
+        self.top_k = np.zeros(num_rows, dtype=np.int32)
+        self.top_p = np.zeros(num_rows, dtype=np.float32)
+        self.min_p = np.zeros(num_rows, dtype=np.float32)
+        self.seed = np.zeros(num_rows, dtype=np.uint64)
+        self.num_logprobs = np.zeros(num_rows, dtype=np.int32)
+        self.end_tokens = np.full((num_rows, MAX_END_TOKENS), _NO_TOKEN, dtype=np.int32)
+        self.block_table = np.full((num_rows, limits.max_blocks_per_row), NO_BLOCK, dtype=np.int32)
+        # Memory of a token is touched, hence used, only once a row reaches it.
+        self.tokens = np.zeros((num_rows, limits.max_model_len), dtype=np.int32)
+        self.max_end_tokens = 1  # how many columns of end_tokens are worth comparing
+
+    def image(self, row: int) -> RowImage:
+        """A copy of everything about a row but its tokens, which stay where they are until the row is placed anew."""
+        return tuple(array[row].copy() for array in self._state())
+
+    def restore(self, row: int, image: RowImage) -> None:
+        """Put back what `image` returned."""
+        for array, value in zip(self._state(), image, strict=True):
+            array[row] = value
+
+    def clear(self, row: int) -> None:
+        """Make the row free. Its tokens stay behind, unread."""
+        for array in self._state():
+            array[row] = 0
+        self.block_table[row] = NO_BLOCK
+        self.end_tokens[row] = _NO_TOKEN
+
+    def place(self, placement: Placement) -> None:
+        """Fill the columns of a free row from a placement whose fields have been checked."""
+        row = placement.row
+        num_prompt = placement.prompt_token_ids.size
+        num_known = num_prompt + placement.output_token_ids.size
+        self.in_use[row] = True
+        self.num_prompt[row] = num_prompt
+        self.num_known[row] = num_known
+        self.num_computed[row] = placement.num_cached_tokens
+        self.max_known[row] = num_prompt + placement.max_tokens
+        self.tokens[row, :num_prompt] = placement.prompt_token_ids
+        self.tokens[row, num_prompt:num_known] = placement.output_token_ids
+        self._place_sampling(placement)
+
+    def place_failed(self, placement: Placement) -> None:
+        """Occupy a free row for a request that cannot run; it knows no tokens."""
+        self.in_use[placement.row] = True
+        self.finish[placement.row] = RowFinish.ERROR
+
+    def _place_sampling(self, placement: Placement) -> None:
+        row, sampling = placement.row, placement.sampling
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = sampling.top_k
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = sampling.seed
+        self.num_logprobs[row] = -1 if placement.num_logprobs is None else placement.num_logprobs
+        num_end_tokens = len(placement.end_token_ids)
+        self.end_tokens[row, :num_end_tokens] = placement.end_token_ids
+        self.max_end_tokens = max(self.max_end_tokens, num_end_tokens)
+
+    def _state(self) -> tuple[npt.NDArray[np.generic], ...]:
+        return (
+            self.in_use,
+            self.finish,
+            self.num_prompt,
+            self.num_known,
+            self.num_computed,
+            self.max_known,
+            self.num_blocks,
+            self.num_shared,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.seed,
+            self.num_logprobs,
+            self.end_tokens,
+            self.block_table,
+        )

@@ -1,0 +1,28 @@
+"""The bounds that rows keep to. Knows numbers only."""
+
+from dataclasses import dataclass
+
+MAX_END_TOKENS = 128
+MAX_CONTEXT_BYTES = 512 * 1024
+MAX_SAMPLING_BYTES = 64 * 1024
+MAX_LOGPROBS = 20
+MAX_NAME_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What a table of rows can hold, and how long and how much of released requests it keeps."""
+
+    num_rows: int
+    max_model_len: int  # tokens of a row, prompt and output together
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    max_record_bytes: int = 64 * 1024 * 1024
+    record_keep_ns: int = 60_000_000_000  # after the finish
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        """How many blocks a row of `max_model_len` tokens takes."""
+        return -(-self.max_model_len // self.block_size)

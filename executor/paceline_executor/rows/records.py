@@ -1,0 +1,82 @@
+"""Records: what remains of requests after their release, until nobody needs it.
+
+A finished request's record goes 60 s after its finish, a preempted one's when it is placed again; both go when they are
+forgotten by name, and the oldest go first when together they exceed the limit in bytes. Knows no rows and no clock.
+"""
+
+from dataclasses import dataclass
+
+from paceline_executor.rows.plan import RecordId, RowState
+from paceline_executor.rows.undo import Undo
+
+_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    state: RowState
+    released_ns: int
+    num_bytes: int
+
+
+class Records:
+    """Released requests by id, oldest release first."""
+
+    def __init__(self, max_bytes: int, keep_ns: int) -> None:
+        self._max_bytes = max_bytes
+        self._keep_ns = keep_ns
+        self._kept: dict[RecordId, _Kept] = {}
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory the records take, estimated."""
+        return self._num_bytes
+
+    def states(self) -> tuple[RowState, ...]:
+        """All records, oldest first."""
+        return tuple(kept.state for kept in self._kept.values())
+
+    def add(self, state: RowState, now_ns: int, undo: Undo) -> None:
+        """Keep the record of a request released now."""
+        self._insert(state.record_id, _Kept(state, now_ns, _size_of(state)))
+        undo.add(lambda: self._remove(state.record_id))
+
+    def forget(self, record_id: RecordId, undo: Undo) -> None:
+        """Drop a record; one that is not there has gone by itself."""
+        kept = self._remove(record_id)
+        if kept is not None:
+            undo.add(lambda: self._insert(record_id, kept))
+
+    def trim(self, now_ns: int) -> None:
+        """Drop what is past its time, and the oldest until the rest fits."""
+        gone: list[RecordId] = []
+        num_bytes = self._num_bytes
+        for record_id, kept in self._kept.items():
+            is_old = now_ns - kept.released_ns >= self._keep_ns
+            if num_bytes <= self._max_bytes and not is_old:
+                break  # the rest is younger
+            if num_bytes > self._max_bytes or kept.state.released is not None:
+                gone.append(record_id)
+                num_bytes -= kept.num_bytes
+        for record_id in gone:
+            self._remove(record_id)
+
+    def _insert(self, record_id: RecordId, kept: _Kept) -> None:
+        self._kept[record_id] = kept
+        self._num_bytes += kept.num_bytes
+
+    def _remove(self, record_id: RecordId) -> _Kept | None:
+        kept = self._kept.pop(record_id, None)
+        if kept is not None:
+            self._num_bytes -= kept.num_bytes
+        return kept
+
+
+def _size_of(state: RowState) -> int:
+    arrays = (state.prompt_token_ids, state.output_token_ids, state.block_ids)
+    texts = len(state.context) + len(state.sampling_message) + 4 * len(state.end_token_ids)
+    return _OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts

@@ -1,0 +1,104 @@
+"""Which requests a row can run: the fields of a placement, one request at a time.
+
+Knows ranges. What is wrong here is the request's fault and fails it alone; what is wrong with the plan itself is
+`table`'s business.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
+from paceline_executor.rows.limits import (
+    MAX_CONTEXT_BYTES,
+    MAX_END_TOKENS,
+    MAX_LOGPROBS,
+    MAX_SAMPLING_BYTES,
+    RowLimits,
+)
+from paceline_executor.rows.plan import Placement
+from paceline_executor.runner.interface import Int32Array
+
+_Check = Callable[[Placement, RowLimits], RequestError | None]
+
+
+def fault_of(placement: Placement, limits: RowLimits) -> RequestError | None:
+    """What keeps this request from running, or None."""
+    for check in _CHECKS:
+        fault = check(placement, limits)
+        if fault is not None:
+            return fault
+    return None
+
+
+def bounded(placement: Placement) -> Placement:
+    """What is kept of a request that cannot run: nothing that is too large to be returned in a snapshot."""
+    return replace(
+        placement,
+        end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],
+        context=placement.context if len(placement.context) <= MAX_CONTEXT_BYTES else b"",
+        sampling_message=placement.sampling_message if len(placement.sampling_message) <= MAX_SAMPLING_BYTES else b"",
+    )
+
+
+def _unsupported(placement: Placement, limits: RowLimits) -> RequestError | None:  # noqa: ARG001  # one signature
+    if not placement.unsupported_fields:
+        return None
+    field = placement.unsupported_fields[0]
+    return UnsupportedFieldError(f"{field} is not supported by this executor; leave it unset", field)
+
+
+def _tokens(placement: Placement, limits: RowLimits) -> RequestError | None:
+    num_prompt = placement.prompt_token_ids.size
+    if num_prompt == 0:
+        return InvalidFieldError("prompt_token_ids is empty; a prompt has at least one token", "prompt_token_ids")
+    num_tokens = num_prompt + placement.output_token_ids.size
+    if num_tokens >= limits.max_model_len:
+        sentence = f"{num_tokens} tokens leave no room for output in a context of {limits.max_model_len}"
+        return InvalidFieldError(sentence, "prompt_token_ids")
+    for field, token_ids in (
+        ("prompt_token_ids", placement.prompt_token_ids),
+        ("output_token_ids", placement.output_token_ids),
+    ):
+        if _outside(token_ids, limits.vocab_size):
+            return InvalidFieldError(f"{field} holds ids outside 0 to {limits.vocab_size - 1}", field)
+    return None
+
+
+def _limits(placement: Placement, limits: RowLimits) -> RequestError | None:
+    num_output = placement.output_token_ids.size
+    if placement.max_tokens <= num_output:
+        sentence = f"max_tokens is {placement.max_tokens} and there are {num_output} output tokens already"
+        return InvalidFieldError(sentence, "max_tokens")
+    if len(placement.end_token_ids) > MAX_END_TOKENS:
+        return InvalidFieldError(f"more than {MAX_END_TOKENS} end_token_ids", "end_token_ids")
+    if _outside(np.asarray(placement.end_token_ids, dtype=np.int64), limits.vocab_size):
+        return InvalidFieldError(f"end_token_ids holds ids outside 0 to {limits.vocab_size - 1}", "end_token_ids")
+    if len(placement.sampling_message) > MAX_SAMPLING_BYTES:
+        return InvalidFieldError(f"sampling is larger than {MAX_SAMPLING_BYTES} bytes", "sampling")
+    if len(placement.context) > MAX_CONTEXT_BYTES:
+        return InvalidFieldError(f"context is larger than {MAX_CONTEXT_BYTES} bytes", "context")
+    return None
+
+
+def _sampling(placement: Placement, limits: RowLimits) -> RequestError | None:
+    sampling, num_logprobs = placement.sampling, placement.num_logprobs
+    ranges = (
+        ("sampling.temperature", 0 <= sampling.temperature <= 100, "0 to 100"),
+        ("sampling.top_k", 0 <= sampling.top_k <= limits.vocab_size, f"1 to {limits.vocab_size}, or unset"),
+        ("sampling.top_p", 0 < sampling.top_p <= 1, "above 0, up to 1"),
+        ("sampling.min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
+        ("num_logprobs", num_logprobs is None or 0 <= num_logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or unset"),
+    )
+    for field, is_inside, wanted in ranges:
+        if not is_inside:
+            return InvalidFieldError(f"{field} is out of range: {wanted}", field)
+    return None
+
+
+def _outside(token_ids: Int32Array | np.ndarray[tuple[int], np.dtype[np.int64]], vocab_size: int) -> bool:
+    return bool(token_ids.size) and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size)
+
+
+_CHECKS: tuple[_Check, ...] = (_unsupported, _tokens, _limits, _sampling)

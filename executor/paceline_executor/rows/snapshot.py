@@ -1,0 +1,97 @@
+"""A snapshot of rows, records and tags, cut into parts that fit a message.
+
+Knows sizes, as estimates from above; the protocol's own encoding is not its business.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline_executor.rows.plan import NO_TAGS, TAG_BYTES, RowFinish, RowState, Tags
+
+_STATE_BYTES = 256  # of a state beside its columns, texts and lists
+_MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if at least so much of its columns fits as well
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of an executor at a boundary between two steps."""
+
+    states: tuple[RowState, ...]
+    tags: Tags
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """A part of a snapshot."""
+
+    states: tuple[RowState, ...] = ()
+    tags: Tags = NO_TAGS
+    is_last: bool = False
+
+
+def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
+    """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits.
+
+    The last part is empty. A request longer than a part goes on in the next: prompt, then output, then block table.
+    """
+    states: list[RowState] = []
+    num_bytes = 0
+    for state in snapshot.states:
+        rest: RowState | None = state
+        while rest is not None:
+            room = max_bytes - num_bytes - _fixed_bytes(rest)
+            if states and room < min(_MIN_COLUMN_BYTES, _column_bytes(rest)):
+                yield SnapshotPart(states=tuple(states))
+                states, num_bytes = [], 0
+                continue
+            head, rest = _cut(rest, room // 4)
+            states.append(head)
+            num_bytes += _fixed_bytes(head) + _column_bytes(head)
+    if states:
+        yield SnapshotPart(states=tuple(states))
+    yield from (SnapshotPart(tags=tags) for tags in _cut_tags(snapshot.tags, max_bytes))
+    yield SnapshotPart(is_last=True)
+
+
+def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
+    """The state with its first `num_values` column values, and the rest, if there is one."""
+    heads, tails = [], []
+    for column in (state.prompt_token_ids, state.output_token_ids, state.block_ids):
+        heads.append(column[:num_values])
+        tails.append(column[num_values:])
+        num_values = max(0, num_values - column.size)
+    if not any(tail.size for tail in tails):
+        return state, None
+    head = replace(state, prompt_token_ids=heads[0], output_token_ids=heads[1], block_ids=heads[2], continues=True)
+    rest = RowState(
+        record_id=state.record_id,
+        row=None,
+        attempt=state.attempt,
+        prompt_token_ids=tails[0],
+        output_token_ids=tails[1],
+        num_computed_tokens=0,
+        block_ids=tails[2],
+        finish=RowFinish.GOES_ON,
+        released=None,
+        max_tokens=0,
+        sampling_message=b"",
+        end_token_ids=(),
+        context=b"",
+    )
+    return head, rest
+
+
+def _cut_tags(tags: Tags, max_bytes: int) -> Iterator[Tags]:
+    step = (max_bytes - _STATE_BYTES) // (4 + TAG_BYTES)
+    for start in range(0, tags.block_ids.size, step):
+        keys = tags.keys[start * TAG_BYTES : (start + step) * TAG_BYTES]
+        yield Tags(tags.block_ids[start : start + step], keys)
+
+
+def _fixed_bytes(state: RowState) -> int:
+    names = 4 * (len(state.record_id.tenant) + len(state.record_id.request_id))
+    return _STATE_BYTES + names + len(state.sampling_message) + len(state.context) + 5 * len(state.end_token_ids)
+
+
+def _column_bytes(state: RowState) -> int:
+    return state.prompt_token_ids.nbytes + state.output_token_ids.nbytes + state.block_ids.nbytes

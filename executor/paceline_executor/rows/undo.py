@@ -1,0 +1,19 @@
+"""A list of ways back. Knows callables only."""
+
+from collections.abc import Callable
+
+
+class Undo:
+    """Collects, while a plan is applied, how to take each change back; `roll_back` does so, last change first."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def add(self, step: Callable[[], object]) -> None:
+        """Remember `step` as the way back from a change just made."""
+        self._steps.append(step)
+
+    def roll_back(self) -> None:
+        """Take every change back."""
+        while self._steps:
+            self._steps.pop()()

@@ -1,0 +1,207 @@
+"""The CPU runner: a model in float32, its paged KV cache in memory, and the threads that compute.
+
+Knows when code is compiled and which thread may use how many others. It refuses to know requests and plans.
+
+All methods belong to one thread, the step thread: the pool of worker threads is the property of the thread that first
+uses it, and a second one makes both slow. torch's own threads are never used: every operation here is compiled by
+numba or runs in the step thread.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline_executor.errors import StartError
+from paceline_executor.models.interface import KvCache
+from paceline_executor.models.registry import build_model
+from paceline_executor.runner.cores import usable_cores
+from paceline_executor.runner.inputs import forward_inputs, sampling_parameters
+from paceline_executor.runner.interface import (
+    Int32Array,
+    KvGeometry,
+    SamplingColumns,
+    StepBatch,
+    StepOutput,
+    TokenLogprobs,
+)
+from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_kernels import jit
+from paceline_kernels.block_copy import block_copy
+from paceline_kernels.sampling import Samples, sample
+from paceline_kernels.warm_up import cpu_warm_up_calls
+
+# Sizes whose step times are measured: a decode, a batch of decodes, two chunks.
+_MEASURED_TOKENS = (1, 16, 64, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpProgress:
+    """What the warm-up is about to do: its step `index` of `num_steps`, counted from 0."""
+
+    step: str
+    index: int
+    num_steps: int
+
+
+class CpuRunner:
+    """Runs a checkpoint on the CPU, see `runner.interface.Runner`."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_threads: int | None = None,
+        on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Read the weights and take the memory.
+
+        num_threads: how many threads compute, the step thread included; None is one per usable core. on_progress is
+        called during `warm_up`. Raises UnsupportedModelError, and StartError for too little memory or too many threads.
+        """
+        self._config = checkpoint.config
+        self._num_threads = _checked_threads(num_threads)
+        self._on_progress = on_progress
+        self._clock_ns = clock_ns
+        self._geometry = _geometry(checkpoint.config, num_blocks, block_size)
+        self._model = build_model(checkpoint, torch.device("cpu"))
+        self._kv_cache = _allocate_kv(self._geometry)
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """See `Runner`."""
+        return self._geometry
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads compute, the step thread included."""
+        return self._num_threads
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk. Empties the KV cache."""
+        jit.set_num_threads(self._num_threads)
+        calls = cpu_warm_up_calls()
+        sizes = [size for size in _MEASURED_TOKENS if size <= self._max_row_tokens()]
+        num_steps = len(calls) + len(sizes)
+        for index, (name, call) in enumerate(calls):
+            self._on_progress(WarmUpProgress(f"compile {name}", index, num_steps))
+            call()
+        points = []
+        for index, size in enumerate(sizes, start=len(calls)):
+            self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
+            points.append((size, self._measure(size)))
+        num_used = -(-max(sizes) // self._geometry.block_size)
+        for cache in (self._kv_cache.keys, self._kv_cache.values):
+            cache.numpy()[:, :num_used] = np.nan
+        return tuple(points)
+
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """See `Runner`. Raises KernelArgumentError or IndexError for a batch that names what does not exist."""
+        jit.set_num_threads(self._num_threads)
+        start_ns = self._clock_ns()
+        logits = self._model.forward(forward_inputs(batch, self._geometry.block_size), self._kv_cache)
+        forwarded_ns = self._clock_ns()
+        samples = sample(logits, sampling_parameters(batch.sampling))
+        faults = {
+            int(index): "the model's logits are not finite numbers"
+            for index in np.flatnonzero(~samples.is_finite.numpy())
+        }
+        return StepOutput(
+            token_ids=samples.token_ids.numpy(),
+            logprobs=_logprobs(samples, batch.sampling.num_logprobs, faults),
+            faults=faults,
+            forward_ns=forwarded_ns - start_ns,
+            sample_ns=self._clock_ns() - forwarded_ns,
+        )
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """See `Runner`. Raises KernelArgumentError for a block that does not exist, or is source and destination."""
+        pairs = [torch.from_numpy(np.array(blocks, dtype=np.int32)) for blocks in (sources, destinations)]
+        block_copy(self._kv_cache.keys, *pairs)
+        block_copy(self._kv_cache.values, *pairs)
+
+    def _max_row_tokens(self) -> int:
+        return min(self._geometry.num_blocks * self._geometry.block_size, self._config.max_model_len)
+
+    def _measure(self, num_tokens: int) -> int:
+        """The faster of two steps with one chunk of this many tokens, in ns: the first also touches fresh memory."""
+        batch = _chunk(num_tokens, self._geometry.block_size)
+        outputs = [self.execute(batch) for _ in range(2)]
+        return min(output.forward_ns + output.sample_ns for output in outputs)
+
+
+def _checked_threads(num_threads: int | None) -> int:
+    most = jit.max_threads()
+    chosen = min(usable_cores(), most) if num_threads is None else num_threads
+    if not 1 <= chosen <= most:
+        raise StartError(f"the number of threads must be 1 to {most}, the cores this process may use, not {chosen}")
+    return chosen
+
+
+def _geometry(config: ModelConfig, num_blocks: int, block_size: int) -> KvGeometry:
+    return KvGeometry(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        bytes_per_block=2 * 4 * config.num_layers * config.num_kv_heads * block_size * config.head_dim,
+    )
+
+
+def _allocate_kv(geometry: KvGeometry) -> KvCache:
+    """Take the memory now rather than at the first use, filled with NaN: whoever reads an unwritten slot fails."""
+    shape = (
+        geometry.num_layers,
+        geometry.num_blocks,
+        geometry.num_kv_heads,
+        geometry.block_size,
+        geometry.head_dim,
+    )
+    try:
+        arrays = [np.full(shape, np.nan, dtype=np.float32) for _ in range(2)]
+    except MemoryError as error:
+        size_mib = geometry.num_blocks * geometry.bytes_per_block >> 20
+        raise StartError(f"the KV cache of {geometry.num_blocks} blocks needs {size_mib} MiB: use fewer") from error
+    return KvCache(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+
+
+def _chunk(num_tokens: int, block_size: int) -> StepBatch:
+    """One row that computes its first tokens and samples the last of them greedily."""
+    positions = np.arange(num_tokens, dtype=np.int32)
+    zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int32),
+        positions=positions,
+        cu_seqlens=np.array([0, num_tokens], dtype=np.int32),
+        context_lens=one * num_tokens,
+        block_tables=np.arange(-(-num_tokens // block_size), dtype=np.int32)[None],
+        sampled=zero,
+        sampling=SamplingColumns(
+            temperature=zero.astype(np.float32),
+            top_k=zero,
+            top_p=one.astype(np.float32),
+            min_p=zero.astype(np.float32),
+            seeds=zero.astype(np.uint64),
+            offsets=zero,
+            num_logprobs=-one,
+        ),
+    )
+
+
+def _logprobs(samples: Samples, num_logprobs: Int32Array, faults: dict[int, str]) -> dict[int, TokenLogprobs]:
+    """The log-probabilities of the rows that want them and produced a token."""
+    wanted = [int(index) for index in np.flatnonzero(num_logprobs >= 0) if int(index) not in faults]
+    return {
+        index: TokenLogprobs(
+            chosen=float(samples.logprobs[index]),
+            top_token_ids=tuple(samples.top_token_ids[index, : num_logprobs[index]].tolist()),
+            top_logprobs=tuple(samples.top_logprobs[index, : num_logprobs[index]].tolist()),
+        )
+        for index in wanted
+    }

@@ -1,0 +1,1 @@
+"""What tests of the executor, ours and users, build on: factories, no assertions."""

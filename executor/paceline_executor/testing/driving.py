@@ -1,0 +1,128 @@
+"""Drives a runner without a scheduler: grants blocks, cuts prompts into chunks, feeds every drawn token back.
+
+Knows a runner and lists of token ids. It refuses to know plans and rows tables: one `Driver` is one small batch.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline_executor.runner.interface import Runner, SamplingColumns, StepBatch, StepOutput, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one request samples; the default is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int = -1
+
+
+@dataclass(slots=True)
+class DrivenRow:
+    """A request in progress."""
+
+    token_ids: list[int]  # prompt and output
+    num_prompt: int
+    draw: Draw
+    blocks: list[int]
+    num_computed: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    fault: str | None = None
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens drawn so far."""
+        return self.token_ids[self.num_prompt :]
+
+
+class Driver:
+    """Rows on one runner. Blocks are granted in an order drawn from `seed` and given back by `drop`."""
+
+    def __init__(self, runner: Runner, seed: int = 0) -> None:
+        self._runner = runner
+        self._block_size = runner.kv_geometry.block_size
+        self._free = list(range(runner.kv_geometry.num_blocks))
+        random.Random(seed).shuffle(self._free)  # noqa: S311, an order for tests is no secret
+
+    def add(self, prompt: Sequence[int], draw: Draw | None = None, *, shares: DrivenRow | None = None) -> DrivenRow:
+        """A new row. With `shares`, the full blocks that row has computed of this prompt's beginning are used as is.
+
+        The last token of the prompt is always computed: its logits are needed.
+        """
+        row = DrivenRow(list(prompt), len(prompt), draw or Draw(), [])
+        if shares is not None:
+            common = _common_length(prompt, shares.token_ids[: shares.num_computed])
+            num_shared = min(common, len(prompt) - 1) // self._block_size
+            row.blocks = shares.blocks[:num_shared]
+            row.num_computed = num_shared * self._block_size
+        return row
+
+    def drop(self, row: DrivenRow) -> None:
+        """Give the row's blocks back; they must be nobody else's."""
+        self._free += row.blocks
+        row.blocks = []
+
+    def step(self, rows: Sequence[DrivenRow], max_chunk: int) -> StepOutput:
+        """Compute up to `max_chunk` tokens of every row, and draw for those whose known tokens are all computed."""
+        counts = [min(max_chunk, len(row.token_ids) - row.num_computed) for row in rows]
+        for row, count in zip(rows, counts, strict=True):
+            while len(row.blocks) * self._block_size < row.num_computed + count:
+                row.blocks.append(self._free.pop())
+        sampled = [i for i, row in enumerate(rows) if row.num_computed + counts[i] == len(row.token_ids)]
+        output = self._runner.execute(step_batch(rows, counts, sampled))
+        for row, count in zip(rows, counts, strict=True):
+            row.num_computed += count
+        for index, i in enumerate(sampled):
+            if index in output.faults:
+                rows[i].fault = output.faults[index]
+                continue
+            rows[i].token_ids.append(int(output.token_ids[index]))
+            if index in output.logprobs:
+                rows[i].logprobs.append(output.logprobs[index])
+        return output
+
+    def run(self, rows: Sequence[DrivenRow], num_tokens: int, max_chunk: int) -> list[list[int]]:
+        """Step until every row that has no fault has `num_tokens` tokens of output; returns the outputs."""
+        while going := [row for row in rows if len(row.output) < num_tokens and row.fault is None]:
+            self.step(going, max_chunk)
+        return [row.output for row in rows]
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def step_batch(rows: Sequence[DrivenRow], counts: Sequence[int], sampled: Sequence[int]) -> StepBatch:
+    """The batch that computes the next `counts[i]` tokens of row i and draws for the rows at `sampled`."""
+    ranges = [range(row.num_computed, row.num_computed + count) for row, count in zip(rows, counts, strict=True)]
+    tables = np.full((len(rows), max(len(row.blocks) for row in rows)), -1, dtype=np.int32)
+    for i, row in enumerate(rows):
+        tables[i, : len(row.blocks)] = row.blocks
+    draws = [rows[i].draw for i in sampled]
+    return StepBatch(
+        token_ids=np.array(
+            [row.token_ids[p] for row, at in zip(rows, ranges, strict=True) for p in at], dtype=np.int32
+        ),
+        positions=np.array([position for at in ranges for position in at], dtype=np.int32),
+        cu_seqlens=np.cumsum([0, *counts], dtype=np.int32),
+        context_lens=np.array([at.stop for at in ranges], dtype=np.int32),
+        block_tables=tables,
+        sampled=np.array(sampled, dtype=np.int32),
+        sampling=SamplingColumns(
+            temperature=np.array([draw.temperature for draw in draws], dtype=np.float32),
+            top_k=np.array([draw.top_k for draw in draws], dtype=np.int32),
+            top_p=np.array([draw.top_p for draw in draws], dtype=np.float32),
+            min_p=np.array([draw.min_p for draw in draws], dtype=np.float32),
+            seeds=np.array([draw.seed for draw in draws], dtype=np.uint64),
+            offsets=np.array([len(rows[i].output) for i in sampled], dtype=np.int32),
+            num_logprobs=np.array([draw.num_logprobs for draw in draws], dtype=np.int32),
+        ),
+    )

@@ -1,0 +1,105 @@
+"""A runner without a model: it keeps token ids in its KV slots and draws tokens from what it reads there.
+
+The next token is a hash of the ids read through the row's block table, the seed and the offset, so a lost, doubled or
+reordered token, or a block wrongly reused, changes every token after it. Knows arrays only, like any runner.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline_executor.runner.interface import Int32Array, KvGeometry, StepBatch, StepOutput, TokenLogprobs
+
+_EMPTY_SLOT = -1
+
+
+def next_token(context: Sequence[int], seed: int, offset: int, vocab_size: int) -> int:
+    """The token that follows these ids: what a row must produce if every slot was read as it was written."""
+    words = np.asarray([*context, offset], dtype=np.int64).tobytes() + seed.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") % vocab_size
+
+
+def continuation(prompt: Sequence[int], num_tokens: int, vocab_size: int, seed: int = 0) -> list[int]:
+    """The output a prompt must give, computed without rows and blocks."""
+    tokens = list(prompt)
+    for offset in range(num_tokens):
+        tokens.append(next_token(tokens, seed, offset, vocab_size))
+    return tokens[len(prompt) :]
+
+
+class HashRunner:
+    """A Runner whose tokens prove that the right slots were written and read.
+
+    `fail_next` lets the next step raise that error; `faulty_tokens` makes a row fail alone whose last token is one of
+    them; a cleared `gate` holds steps up.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+        self._slots = np.full((num_blocks, block_size), _EMPTY_SLOT, dtype=np.int64)
+        self._vocab_size = vocab_size
+        self.fail_next: Exception | None = None
+        self.faulty_tokens: frozenset[int] = frozenset()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_steps = 0
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """One layer with one head of one dimension: a token id."""
+        num_blocks, block_size = self._slots.shape
+        return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * 8)
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """There is nothing to warm up."""
+        return ((1, 1000), (64, 2000))
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """Copy whole blocks."""
+        self._slots[destinations] = self._slots[sources]
+
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """Write the batch's ids into their slots, then draw from what each sampled row's table leads to."""
+        self.gate.wait()
+        self._write(batch)
+        self.num_steps += 1
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        drawn = [self._draw(batch, index) for index in range(batch.sampled.size)]
+        faults = {
+            index: "the logits are not numbers"
+            for index, row in enumerate(batch.sampled)
+            if int(batch.token_ids[batch.cu_seqlens[row + 1] - 1]) in self.faulty_tokens
+        }
+        return StepOutput(
+            token_ids=np.array(drawn, dtype=np.int32),
+            logprobs=self._logprobs(batch, drawn),
+            faults=faults,
+            forward_ns=1000,
+            sample_ns=100,
+        )
+
+    def _write(self, batch: StepBatch) -> None:
+        for row, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+            if batch.positions[end - 1] != batch.context_lens[row] - 1:
+                raise AssertionError("the last token of a batch row sits at the end of its context")
+            for position, token_id in zip(batch.positions[start:end], batch.token_ids[start:end], strict=True):
+                block, slot = divmod(int(position), self._slots.shape[1])
+                self._slots[batch.block_tables[row, block], slot] = token_id
+
+    def _draw(self, batch: StepBatch, index: int) -> int:
+        row = int(batch.sampled[index])
+        num_tokens = int(batch.context_lens[row])
+        num_blocks = -(-num_tokens // self._slots.shape[1])
+        context = self._slots[batch.block_tables[row, :num_blocks]].reshape(-1)[:num_tokens].tolist()
+        sampling = batch.sampling
+        return next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]), self._vocab_size)
+
+    def _logprobs(self, batch: StepBatch, drawn: list[int]) -> dict[int, TokenLogprobs]:
+        return {
+            index: TokenLogprobs(-1.0, (token_id,) * int(num), (-1.0,) * int(num))
+            for index, (token_id, num) in enumerate(zip(drawn, batch.sampling.num_logprobs, strict=True))
+            if num >= 0
+        }

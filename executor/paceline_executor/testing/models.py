@@ -1,0 +1,191 @@
+"""Models for tests: a tiny random one, the same as a GGUF file, and where the default real one lies.
+
+Knows how llama.cpp's converter writes a Llama model, which is what the reader in `weights` has to undo. It takes
+nothing from that reader but the shape of a configuration.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+
+from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
+from paceline_executor.weights.checkpoint import Float32Array
+
+TINY_CONFIG = ModelConfig(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=272,
+    max_model_len=256,
+    rms_norm_eps=2.0**-17,  # GGUF keeps it in float32: a power of two survives
+    rope_theta=10_000.0,
+    tie_word_embeddings=True,
+)
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+MetadataInput = bool | int | float | str | list[str] | list[int] | list[float]
+
+
+def default_model_path(environ: Mapping[str, str]) -> Path:
+    """The default model's file, fetched into the cache that `environ` names unless it is there."""
+    return resolve_model(DEFAULT_MODEL, cache_dir=default_cache_dir(environ), on_progress=lambda _: None)
+
+
+class RandomCheckpoint:
+    """A checkpoint of random weights: the same for the same configuration and seed, whatever is read first."""
+
+    def __init__(self, config: ModelConfig = TINY_CONFIG, seed: int = 0) -> None:
+        self._config = config
+        self._seed = seed
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    def tensor(self, name: str) -> Float32Array:
+        """See `Checkpoint.tensor`. Matrices have unit gain on average, norms lie around 1."""
+        shape = self._config.tensor_shapes()[name]
+        generator = np.random.default_rng([self._seed, *name.encode()])
+        noise = generator.standard_normal(shape, np.float32)
+        scale, shift = (0.125, 1.0) if len(shape) == 1 else (shape[1] ** -0.5, 0.0)
+        return noise * np.float32(scale) + np.float32(shift)
+
+
+@dataclass(slots=True)
+class GgufParts:
+    """What a GGUF file is to contain. A test changes it at will, then writes it."""
+
+    metadata: dict[str, MetadataInput]
+    tensors: dict[str, tuple[npt.NDArray[np.generic], GGMLQuantizationType]] = field(default_factory=dict)
+
+    def write(self, path: Path) -> Path:
+        """Write the file with the gguf library: ints as uint32, floats as float32. Returns `path`."""
+        rest = dict(self.metadata)
+        writer = gguf.GGUFWriter(path, str(rest.pop("general.architecture")))
+        for key, value in rest.items():
+            _add(writer, key, value)
+        for name, (data, quantization) in self.tensors.items():
+            writer.add_tensor(name, data, raw_dtype=quantization)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+def gguf_parts(
+    checkpoint: RandomCheckpoint, quantization: GGMLQuantizationType = GGMLQuantizationType.F32
+) -> GgufParts:
+    """The checkpoint as llama.cpp's converter would write it, with a byte-level tokenizer of a few merges.
+
+    quantization: of the matrices, one of the types the gguf library can quantise to; norms stay float32.
+    """
+    config = checkpoint.config
+    parts = GgufParts(_model_metadata(config) | byte_level_metadata())
+    for name, shape in config.tensor_shapes().items():
+        values = _as_stored(name, checkpoint.tensor(name), config)
+        kind = GGMLQuantizationType.F32 if len(shape) == 1 else quantization
+        parts.tensors[gguf_name(name)] = (gguf.quantize(values, kind), kind)
+    return parts
+
+
+def gguf_name(name: str) -> str:
+    """What GGUF calls the tensor of this Hugging Face name."""
+    stem = name.removesuffix(".weight")
+    if stem.startswith("model.layers."):
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{GGUF_NAMES[part]}.weight"
+    return f"{GGUF_NAMES[stem]}.weight"
+
+
+def byte_level_metadata(
+    merges: Sequence[str] = ("h e", "Ġ t", "Ġt he"), pre: str = "smollm"
+) -> dict[str, MetadataInput]:
+    """A byte-level vocabulary: three control tokens, the 256 bytes, then what each merge leads to."""
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*control, *BYTE_LETTERS, *(merge.replace(" ", "") for merge in merges)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(control) + [1] * (len(tokens) - len(control)),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
+    }
+
+
+def _byte_letters() -> list[str]:
+    """How GPT-2 writes the bytes: printable Latin-1 as itself, the others as the letters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256)]
+
+
+BYTE_LETTERS = _byte_letters()
+
+
+def _model_metadata(config: ModelConfig) -> dict[str, MetadataInput]:
+    return {
+        "general.architecture": config.architecture,
+        "llama.block_count": config.num_layers,
+        "llama.context_length": config.max_model_len,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.rope.freq_base": config.rope_theta,
+        "llama.vocab_size": config.vocab_size,
+    }
+
+
+def _as_stored(name: str, values: Float32Array, config: ModelConfig) -> Float32Array:
+    """llama.cpp pairs neighbouring dimensions for rotary embedding, so its converter interleaves each head's halves."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return values
+    halves = values.reshape(heads, 2, -1, values.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: MetadataInput) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)

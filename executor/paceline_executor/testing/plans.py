@@ -1,0 +1,105 @@
+"""Plans as the executor works on them, from small literal numbers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline_executor.rows.plan import (
+    NO_COPIES,
+    NO_TAGS,
+    Copies,
+    FinalRelease,
+    Grants,
+    Placement,
+    Plan,
+    RecordId,
+    Release,
+    Sampling,
+    Tags,
+)
+from paceline_executor.runner.interface import Int32Array
+
+Cell = tuple[int, int, int]  # row, index, block
+
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+def int32(values: Sequence[int]) -> Int32Array:
+    """A column."""
+    return np.array(values, dtype=np.int32)
+
+
+def record(name: str) -> RecordId:
+    """A request of the tenant ""."""
+    return RecordId("", name)
+
+
+def placement(
+    row: int,
+    prompt: Sequence[int],
+    *,
+    name: str = "",
+    output: Sequence[int] = (),
+    num_cached_tokens: int = 0,
+    max_tokens: int = 16,
+    end_token_ids: Sequence[int] = (),
+    sampling: Sampling = GREEDY,
+    num_logprobs: int | None = None,
+    unsupported_fields: Sequence[str] = (),
+    context: bytes = b"",
+) -> Placement:
+    """A request on a row; its name is made of the row unless given."""
+    return Placement(
+        row=row,
+        record_id=record(name or f"request-{row}"),
+        attempt=1,
+        prompt_token_ids=int32(prompt),
+        output_token_ids=int32(output),
+        num_cached_tokens=num_cached_tokens,
+        sampling=sampling,
+        unsupported_fields=tuple(unsupported_fields),
+        end_token_ids=tuple(end_token_ids),
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        context=context,
+        sampling_message=b"",
+    )
+
+
+def plan(
+    scheduled: Sequence[tuple[int, int]] = (),
+    *,
+    step_id: int = 1,
+    epoch: int = 1,
+    place: Sequence[Placement] = (),
+    grants: Sequence[Cell] = (),
+    shared: Sequence[Cell] = (),
+    copies: Sequence[tuple[int, int]] = (),
+    tags: Sequence[tuple[int, bytes]] = (),
+    preempt: Sequence[int] = (),
+    finish: Sequence[tuple[int, int]] = (),
+    forget: Sequence[str] = (),
+) -> Plan:
+    """A plan: (row, num_tokens) to run, cells to grant, (source, destination) to copy, (row, num_output) to finish."""
+    releases = [Release(row, None) for row in preempt]
+    releases += [Release(row, FinalRelease(num_output, 1)) for row, num_output in finish]
+    return Plan(
+        incarnation=1,
+        epoch=epoch,
+        step_id=step_id,
+        tags=Tags(int32([block for block, _ in tags]), b"".join(key for _, key in tags)) if tags else NO_TAGS,
+        releases=tuple(releases),
+        forget=tuple(record(name) for name in forget),
+        copies=Copies(int32([a for a, _ in copies]), int32([b for _, b in copies])) if copies else NO_COPIES,
+        placements=tuple(place),
+        grants=cells(grants),
+        shared=cells(shared),
+        rows=int32([row for row, _ in scheduled]),
+        num_scheduled_tokens=int32([num_tokens for _, num_tokens in scheduled]),
+    )
+
+
+def cells(values: Sequence[Cell]) -> Grants:
+    """Cells of block tables."""
+    columns = list(zip(*values, strict=True)) or [(), (), ()]
+    return Grants(*(int32(column) for column in columns))

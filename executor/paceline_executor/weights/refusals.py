@@ -1,0 +1,30 @@
+"""How a model's files are refused: one line each, whatever the files contain.
+
+Knows how to word an error about a path. Knows no file format.
+"""
+
+from pathlib import Path
+
+from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
+
+MAX_SHOWN_CHARS = 80
+
+
+def shown(text: str) -> str:
+    """Text out of a file, quoted, escaped and cut short, so that it can stand in a one-line message."""
+    return repr(text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…")
+
+
+def damaged(path: Path, reason: str) -> ModelCorruptError:
+    """The error for files that contradict themselves or their format."""
+    return ModelCorruptError(f"{path} is damaged: {reason}; fetch it again or choose another model")
+
+
+def unsupported(path: Path, feature: str) -> UnsupportedModelError:
+    """The error for sound files that need what this version does not have."""
+    return UnsupportedModelError(f"{path} cannot be served by this version: {feature}; choose another model")
+
+
+def unreadable(path: Path, error: OSError) -> ModelNotFoundError:
+    """The error for what the operating system would not open or read."""
+    return ModelNotFoundError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions")

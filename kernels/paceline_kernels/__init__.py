@@ -1,0 +1,1 @@
+"""Operations on tensors and integers: every operation a package with a reference and one file per device."""

@@ -1,0 +1,404 @@
+"""attention for CPUs, in place over the blocks, with one order of reduction whatever the batch looks like.
+
+Positions are cut into segments of 256 (fewer where the block size does not divide that), counted from position 0. In a
+segment a token's scores are taken against their own maximum, summed in the order of `simd.dot`, and its values are
+added in ascending position. Segments are folded into the result one after the other, the first to the last. Nothing
+else enters a token's arithmetic, so the same token computed in a chunk of 1, 7 or 512 has the same bits.
+
+The work is cut into units: a unit is a tile of tokens of one row and one KV head, whose query heads are done together,
+so that a key or value fetched once serves them all. A row of one token (a decode) with several segments has one unit
+per segment, because its few heads alone would not keep the threads busy; its segments are folded afterwards.
+Units are dealt out to the workers in turn, which evens out that later tiles of a chunk see more positions.
+
+Knows addresses inside the caches; block ids are checked before compiled code sees them.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels import jit, simd
+from paceline_kernels.elementary import exp
+from paceline_kernels.errors import KernelArgumentError
+
+_Float32Array = npt.NDArray[np.float32]
+_Int32Array = npt.NDArray[np.int32]
+_Int64Array = npt.NDArray[np.int64]
+
+_MAX_SEGMENT_POSITIONS = 256
+# Query rows (tokens times the heads of a group) in a tile: their scores of a segment take 48 KiB.
+_TILE_ROWS = 48
+
+
+# The columns of the unit table: a tile of tokens of one row, and the segments of it to do. A split unit leaves its one
+# segment as a partial result; a whole one does all segments and writes the output.
+_ROW, _TOKEN, _NUM_TOKENS, _SEGMENT, _END_SEGMENT, _IS_SPLIT, _PARTIAL = range(7)
+
+
+class _Scratch(NamedTuple):
+    """One worker's memory. `rows` are the query rows of a tile: token by token, the heads of the group of each."""
+
+    queries: _Float32Array  # [rows, head_dim], scaled
+    scores: _Float32Array  # [rows, positions of a segment]
+    visible: _Int64Array  # [rows] how many positions of the segment the row may see; never falls from row to row
+    max: _Float32Array  # [rows] of the segment: the largest score,
+    sum: _Float32Array  # [rows] the sum of the scores' exponentials,
+    sums: _Float32Array  # [rows, head_dim] the values weighted by them
+    total_max: _Float32Array  # the same three of all segments so far
+    total_sum: _Float32Array
+    total: _Float32Array
+    ones: _Float32Array  # [positions of a segment]
+
+
+class _Partials(NamedTuple):
+    """What split units leave: `max`, `sum` and `sums` of their segment, as in `_Scratch`."""
+
+    max: _Float32Array  # [num_partials, num_heads]
+    sum: _Float32Array  # [num_partials, num_heads]
+    sums: _Float32Array  # [num_partials, num_heads, head_dim]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """See `paceline_kernels.attention.paged_attention`."""
+    num_tokens, num_heads, head_dim = query.shape
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
+    tables, starts, lens = block_tables.numpy(), cu_seqlens.numpy(), context_lens.numpy()
+    _check_rows(num_tokens, key_cache, tables, starts, lens)
+    keys, values, workers = key_cache.numpy(), value_cache.numpy(), jit.num_threads()
+    # Flat, so that compiled code sees one type of array: numpy calls a strided query of one token contiguous.
+    token_stride = query.stride(0)
+    flat_size = (num_tokens - 1) * token_stride + num_heads * head_dim if num_tokens else 0
+    flat = query.as_strided((flat_size,), (1,)).numpy()
+    attend(flat, token_stride, keys, values, tables, starts, lens, np.float32(scale), out.numpy(), workers)
+    return out
+
+
+def _check_rows(
+    num_tokens: int,
+    key_cache: torch.Tensor,
+    block_tables: _Int32Array,
+    cu_seqlens: _Int32Array,
+    context_lens: _Int32Array,
+) -> None:
+    num_blocks, _, block_size, _ = key_cache.shape
+    row = count_sound_rows(num_blocks, block_size, block_tables, cu_seqlens, context_lens)
+    if row < context_lens.shape[0]:
+        raise KernelArgumentError("paged_attention", f"row {row} has inconsistent lengths or a block out of range")
+    if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
+        raise KernelArgumentError("paged_attention", f"cu_seqlens must run from 0 to {num_tokens}")
+
+
+@jit.compiled
+def count_sound_rows(
+    num_blocks: int, block_size: int, block_tables: _Int32Array, cu_seqlens: _Int32Array, context_lens: _Int32Array
+) -> int:
+    """How many rows from the first on have possible lengths and only blocks that exist."""
+    for row in range(context_lens.shape[0]):
+        length = cu_seqlens[row + 1] - cu_seqlens[row]
+        used = (context_lens[row] + block_size - 1) // block_size
+        if length < 1 or length > context_lens[row] or used > block_tables.shape[1]:
+            return row
+        for block in block_tables[row, :used]:
+            if block < 0 or block >= num_blocks:
+                return row
+    return len(context_lens)
+
+
+@jit.compiled
+def _num_segments(context_len: int, segment_positions: int) -> int:
+    return (context_len + segment_positions - 1) // segment_positions
+
+
+@jit.compiled
+def _count_units(
+    cu_seqlens: _Int32Array, context_lens: _Int32Array, tile_tokens: int, segment_positions: int
+) -> tuple[int, int]:
+    """How many units there are, and how many of them are split."""
+    num_units, num_partials = 0, 0
+    for row in range(context_lens.shape[0]):
+        length = cu_seqlens[row + 1] - cu_seqlens[row]
+        segments = _num_segments(context_lens[row], segment_positions)
+        if length == 1 and segments > 1:
+            num_partials += segments
+        else:
+            num_units += (length + tile_tokens - 1) // tile_tokens
+    return num_units + num_partials, num_partials
+
+
+@jit.compiled
+def _fill_units(
+    cu_seqlens: _Int32Array,
+    context_lens: _Int32Array,
+    tile_tokens: int,
+    segment_positions: int,
+    units: _Int64Array,
+    first_partial: _Int64Array,
+) -> None:
+    """Write the unit table, and where each row's partial results begin; the results of row i end where i + 1 begins."""
+    unit, partial = 0, 0
+    for row in range(context_lens.shape[0]):
+        start, stop = cu_seqlens[row], cu_seqlens[row + 1]
+        segments = _num_segments(context_lens[row], segment_positions)
+        first_partial[row] = partial
+        if stop - start == 1 and segments > 1:
+            for segment in range(segments):
+                units[unit, _ROW], units[unit, _TOKEN], units[unit, _NUM_TOKENS] = row, start, 1
+                units[unit, _SEGMENT], units[unit, _END_SEGMENT] = segment, segment + 1
+                units[unit, _IS_SPLIT], units[unit, _PARTIAL] = 1, partial
+                unit += 1
+                partial += 1
+        else:
+            for token in range(start, stop, tile_tokens):
+                tokens = min(tile_tokens, stop - token)
+                seen = context_lens[row] - (stop - token - tokens)
+                units[unit, _ROW], units[unit, _TOKEN], units[unit, _NUM_TOKENS] = row, token, tokens
+                units[unit, _SEGMENT], units[unit, _END_SEGMENT] = 0, _num_segments(seen, segment_positions)
+                units[unit, _IS_SPLIT], units[unit, _PARTIAL] = 0, 0
+                unit += 1
+    first_partial[context_lens.shape[0]] = partial
+
+
+@jit.compiled
+def _new_scratch(rows: int, head_dim: int, segment_positions: int) -> _Scratch:
+    return _Scratch(
+        np.empty((rows, head_dim), dtype=np.float32),
+        np.empty((rows, segment_positions), dtype=np.float32),
+        np.empty(rows, dtype=np.int64),
+        np.empty(rows, dtype=np.float32),
+        np.empty(rows, dtype=np.float32),
+        np.empty((rows, head_dim), dtype=np.float32),
+        np.empty(rows, dtype=np.float32),
+        np.empty(rows, dtype=np.float32),
+        np.empty((rows, head_dim), dtype=np.float32),
+        np.ones(segment_positions, dtype=np.float32),
+    )
+
+
+@jit.compiled
+def _take_queries(
+    query: _Float32Array, token_stride: int, num_tokens: int, group: int, scale: jit.Float32, queries: _Float32Array
+) -> None:
+    """Copy `group` heads of every token, scaled; `query` begins at the first of them."""
+    head_dim = queries.shape[1]
+    for token in range(num_tokens):
+        for i in range(group):
+            for d in range(head_dim):
+                queries[token * group + i, d] = query[token * token_stride + i * head_dim + d] * scale
+
+
+@jit.compiled
+def _score(
+    keys: _Float32Array, head: int, table: _Int32Array, first_row: int, num_rows: int, count: int, scratch: _Scratch
+) -> None:
+    """scores[rows, :count] = queries · keys; `table` holds the blocks of the segment, `count` its positions seen."""
+    head_dim, block_size, width = keys.shape[3], keys.shape[2], scratch.scores.shape[1]
+    queries = simd.address(scratch.queries) + simd.FLOAT_BYTES * first_row * head_dim
+    scores = simd.address(scratch.scores) + simd.FLOAT_BYTES * first_row * width
+    for begin in range(0, count, block_size):
+        slots = simd.address(keys[table[begin // block_size], head])
+        columns = min(block_size, count - begin)
+        target = scores + simd.FLOAT_BYTES * begin
+        simd.dot_rows(queries, head_dim, num_rows - first_row, slots, head_dim, columns, head_dim, target, width)
+
+
+@jit.compiled
+def _weigh(
+    values: _Float32Array,
+    head: int,
+    table: _Int32Array,
+    first_row: int,
+    num_rows: int,
+    group: int,
+    count: int,
+    scratch: _Scratch,
+) -> None:
+    """sums[rows] = scores · values, every row over the positions it may see, in ascending order."""
+    head_dim, block_size, width = values.shape[3], values.shape[2], scratch.scores.shape[1]
+    for row in range(first_row, num_rows):
+        for d in range(head_dim):
+            scratch.sums[row, d] = np.float32(0.0)
+    for begin in range(0, count, block_size):
+        slots = simd.address(values[table[begin // block_size], head])
+        end = min(begin + block_size, count)
+        row = first_row
+        while row < num_rows:
+            # Where the first row sees all of the block, so do the rest; else the heads of one token go together.
+            sees_all = scratch.visible[row] >= end
+            rows = num_rows - row if sees_all else group
+            columns = min(end, scratch.visible[row]) - begin
+            if columns > 0:
+                weights = simd.address(scratch.scores[row]) + simd.FLOAT_BYTES * begin
+                target = simd.address(scratch.sums[row])
+                simd.add_weighted_rows(weights, width, rows, slots, head_dim, columns, head_dim, target, head_dim)
+            row += rows
+
+
+@jit.compiled
+def _do_segment(
+    keys: _Float32Array,
+    values: _Float32Array,
+    head: int,
+    table: _Int32Array,
+    num_rows: int,
+    group: int,
+    scratch: _Scratch,
+) -> int:
+    """Maximum, sum and weighted values of one segment, for the rows of a tile from the one returned on."""
+    first_row = 0
+    while scratch.visible[first_row] <= 0:
+        first_row += group
+    count = scratch.visible[num_rows - 1]
+    _score(keys, head, table, first_row, num_rows, count, scratch)
+    for row in range(first_row, num_rows):
+        scores = scratch.scores[row]
+        start, seen = simd.address(scores), scratch.visible[row]
+        largest = simd.maximum(start, seen)
+        for i in range(seen):
+            scores[i] = exp(scores[i] - largest)
+        scratch.max[row] = largest
+        scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen)
+    _weigh(values, head, table, first_row, num_rows, group, count, scratch)
+    return first_row
+
+
+@jit.compiled
+def _fold(
+    later_max: jit.Float32,
+    later_sum: jit.Float32,
+    later: _Float32Array,
+    total_max: _Float32Array,
+    total_sum: _Float32Array,
+    total: _Float32Array,
+    row: int,
+) -> None:
+    """Add a segment's maximum, sum of exponentials and weighted values to the row's totals of the segments before."""
+    new_max = total_max[row] if total_max[row] > later_max else later_max
+    old_share, new_share = exp(total_max[row] - new_max), exp(later_max - new_max)
+    total_max[row] = new_max
+    total_sum[row] = total_sum[row] * old_share + later_sum * new_share
+    for d in range(later.shape[0]):
+        total[row, d] = total[row, d] * old_share + later[d] * new_share
+
+
+@jit.compiled
+def _clear_totals(num_rows: int, scratch: _Scratch) -> None:
+    for row in range(num_rows):
+        scratch.total_max[row] = -np.float32(np.inf)
+        scratch.total_sum[row] = np.float32(0.0)
+        for d in range(scratch.total.shape[1]):
+            scratch.total[row, d] = np.float32(0.0)
+
+
+@jit.compiled
+def _keep_partial(partial: int, first_head: int, group: int, scratch: _Scratch, partials: _Partials) -> None:
+    for row in range(group):
+        partials.max[partial, first_head + row] = scratch.max[row]
+        partials.sum[partial, first_head + row] = scratch.sum[row]
+        for d in range(scratch.sums.shape[1]):
+            partials.sums[partial, first_head + row, d] = scratch.sums[row, d]
+
+
+@jit.compiled
+def _do_unit(
+    unit: _Int64Array,
+    head: int,
+    position: int,
+    query: _Float32Array,
+    token_stride: int,
+    keys: _Float32Array,
+    values: _Float32Array,
+    table: _Int32Array,
+    scale: jit.Float32,
+    scratch: _Scratch,
+    partials: _Partials,
+    out: _Float32Array,
+) -> None:
+    """One unit for one KV head; `position` is that of the unit's first token, `table` the row's blocks."""
+    group, head_dim, width = out.shape[1] // keys.shape[1], out.shape[2], scratch.scores.shape[1]
+    token, num_rows = unit[_TOKEN], unit[_NUM_TOKENS] * group
+    first = query[token * token_stride + head * group * head_dim :]
+    _take_queries(first, token_stride, unit[_NUM_TOKENS], group, scale, scratch.queries)
+    _clear_totals(num_rows, scratch)
+    for segment in range(unit[_SEGMENT], unit[_END_SEGMENT]):
+        begin = segment * width
+        for row in range(num_rows):
+            scratch.visible[row] = min(position + row // group + 1 - begin, width)
+        first_row = _do_segment(keys, values, head, table[begin // keys.shape[2] :], num_rows, group, scratch)
+        if unit[_IS_SPLIT] == 1:
+            _keep_partial(unit[_PARTIAL], head * group, group, scratch, partials)
+            return
+        for row in range(first_row, num_rows):
+            totals = (scratch.total_max, scratch.total_sum, scratch.total)
+            _fold(scratch.max[row], scratch.sum[row], scratch.sums[row], *totals, row)
+    for row in range(num_rows):
+        for d in range(head_dim):
+            share = scratch.total[row, d] / scratch.total_sum[row]
+            out[token + row // group, head * group + row % group, d] = share
+
+
+@jit.compiled
+def _fold_partials(first: int, end: int, partials: _Partials, out: _Float32Array) -> None:
+    """Fold the partial results first:end of one decode row; out: [num_heads, head_dim]."""
+    num_heads, head_dim = out.shape
+    total_max = np.full(num_heads, -np.inf, dtype=np.float32)
+    total_sum = np.zeros(num_heads, dtype=np.float32)
+    total = np.zeros((num_heads, head_dim), dtype=np.float32)
+    for head in range(num_heads):
+        for i in range(first, end):
+            totals = (total_max, total_sum, total)
+            _fold(partials.max[i, head], partials.sum[i, head], partials.sums[i, head], *totals, head)
+        for d in range(head_dim):
+            out[head, d] = total[head, d] / total_sum[head]
+
+
+@jit.compiled_parallel
+def attend(
+    query: _Float32Array,
+    token_stride: int,
+    keys: _Float32Array,
+    values: _Float32Array,
+    block_tables: _Int32Array,
+    cu_seqlens: _Int32Array,
+    context_lens: _Int32Array,
+    scale: jit.Float32,
+    out: _Float32Array,
+    num_workers: int,
+) -> None:
+    """The operation on arrays that were checked; `query` is flat, its tokens `token_stride` elements apart."""
+    num_kv_heads, block_size = keys.shape[1], keys.shape[2]
+    num_heads, head_dim = out.shape[1], out.shape[2]
+    group = num_heads // num_kv_heads
+    tile_tokens = max(1, _TILE_ROWS // group)
+    width = max(1, _MAX_SEGMENT_POSITIONS // block_size) * block_size
+    num_units, num_partials = _count_units(cu_seqlens, context_lens, tile_tokens, width)
+    units = np.empty((num_units, 7), dtype=np.int64)
+    first_partial = np.empty(context_lens.shape[0] + 1, dtype=np.int64)
+    _fill_units(cu_seqlens, context_lens, tile_tokens, width, units, first_partial)
+    partial_max = np.empty((num_partials, num_heads), dtype=np.float32)
+    partial_sum = np.empty((num_partials, num_heads), dtype=np.float32)
+    partial_sums = np.empty((num_partials, num_heads, head_dim), dtype=np.float32)
+    for worker in numba.prange(num_workers):
+        scratch = _new_scratch(tile_tokens * group, head_dim, width)
+        for i in range(worker, num_units * num_kv_heads, num_workers):
+            partials = _Partials(partial_max, partial_sum, partial_sums)
+            unit, head = units[i // num_kv_heads], i % num_kv_heads
+            row, token = unit[_ROW], unit[_TOKEN]
+            position = context_lens[row] - (cu_seqlens[row + 1] - token)
+            table = block_tables[row]
+            _do_unit(unit, head, position, query, token_stride, keys, values, table, scale, scratch, partials, out)
+    # Serial: folding is a hundredth of the work, and another parallel region costs more than it saves.
+    for row in range(len(context_lens)):
+        if first_partial[row + 1] > first_partial[row]:
+            partials = _Partials(partial_max, partial_sum, partial_sums)
+            _fold_partials(first_partial[row], first_partial[row + 1], partials, out[cu_seqlens[row]])

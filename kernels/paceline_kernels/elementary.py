@@ -1,0 +1,48 @@
+"""Elementary functions for compiled loops, element by element, so that a loop over them becomes vector code.
+
+Knows float32 only. The same bits come out in a vector loop and in its scalar remainder, because nothing here may be
+reassociated or contracted (see `jit`).
+"""
+
+import numpy as np
+
+from paceline_kernels.jit import Float32, compiled
+
+_LOG2_E = np.float32(1.44269504)
+_LN2_HIGH = np.float32(0.693359375)
+_LN2_LOW = np.float32(-2.12194440e-4)
+_HALF = np.float32(0.5)
+_ONE = np.float32(1.0)
+# exp underflows to a denormal below the first and overflows above the second.
+_SMALLEST = np.float32(-87.33654)
+_LARGEST = np.float32(88.72283)
+_ZERO = np.float32(0.0)
+_INFINITY = np.float32(np.inf)
+
+
+@compiled
+def exp(x: Float32) -> Float32:
+    """e to the x within 2 units in the last place; 0 below -87.33, inf above 88.72, NaN for NaN.
+
+    The argument is reduced by multiples of ln 2 kept in two parts, as in the Cephes library's expf.
+    """
+    clamped = min(max(x, _SMALLEST), _LARGEST)
+    exponent = np.floor(clamped * _LOG2_E + _HALF)
+    r = clamped - exponent * _LN2_HIGH
+    r = r - exponent * _LN2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + _ONE
+    # 2 to the exponent in two factors: 2**128 alone is not a float32.
+    half = np.int32(exponent) >> np.int32(1)
+    rest = np.int32(exponent) - half
+    first = np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
+    second = np.int32((rest + np.int32(127)) << np.int32(23)).view(np.float32)
+    value = p * first * second
+    value = _ZERO if x < _SMALLEST else value
+    value = _INFINITY if x > _LARGEST else value
+    return value if x == x else x

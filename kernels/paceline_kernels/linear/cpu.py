@@ -1,0 +1,52 @@
+"""linear for CPUs: weights are streamed once, in the order they are stored, past a block of rows held in the cache.
+
+Knows nothing but the two matrices. Batch-invariant by construction: every output element is one `simd` dot product,
+and neither tiles nor threads split it. (The library behind torch's product is not: it picks another kernel, hence
+another order of summation, for every few rows more.)
+"""
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels import jit, simd
+
+# Rows of x that are multiplied with one group of weight rows before the next group is fetched: as many as fit into
+# 192 KiB, which leaves room in a second-level cache of 512 KiB.
+_ROW_BLOCK_FLOATS = 48 * 1024
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """See `paceline_kernels.linear.linear`."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+    multiply(x.numpy(), weight.numpy(), out.numpy(), jit.num_threads())
+    return out
+
+
+@jit.compiled_parallel
+def multiply(
+    x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32], out: npt.NDArray[np.float32], num_workers: int
+) -> None:
+    """out = x times the transpose of weight; each worker takes a range of the output columns."""
+    num_rows, length = x.shape
+    num_columns = weight.shape[0]
+    # Ranges are multiples of three columns, the width of a tile.
+    columns_each = ((num_columns + 2) // 3 + num_workers - 1) // num_workers * 3
+    rows_each = max(4, _ROW_BLOCK_FLOATS // max(length, 1) // 4 * 4)
+    x_start, w_start, out_start = simd.address(x), simd.address(weight), simd.address(out)
+    for worker in numba.prange(num_workers):
+        first = worker * columns_each
+        columns = min(num_columns, first + columns_each) - first
+        for row in range(0, num_rows, rows_each):
+            simd.dot_rows(
+                x_start + simd.FLOAT_BYTES * row * length,
+                length,
+                min(rows_each, num_rows - row),
+                w_start + simd.FLOAT_BYTES * first * length,
+                length,
+                columns,
+                length,
+                out_start + simd.FLOAT_BYTES * (row * num_columns + first),
+                num_columns,
+            )

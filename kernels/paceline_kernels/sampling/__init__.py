@@ -1,0 +1,54 @@
+"""sampling: one token per row of logits, drawn so that the same draw can be repeated anywhere, alone or in any batch.
+
+Knows logits and parameters; not what a token means, nor penalties and masks, which change the logits before.
+
+The definition, which every implementation follows:
+
+1. A temperature below 1e-5 takes the largest logit, the lowest id on ties, and nothing of what follows applies. So does
+   one by which the largest logit divided is beyond float32.
+2. scaled = logit / temperature, in float32. The filters apply to the scaled logits in the order of vLLM's sampler,
+   each to what the one before has left, with probabilities that are the softmax over what is left:
+   min_p (0: off) keeps scaled >= max(scaled) + log(min_p), in float32.
+   top_k (0: off) keeps scaled >= the top_k-th largest; of tokens that tie with it all stay.
+   top_p (1: off) keeps, in descending order of scaled, the lower id first on ties, a token if the mass before it is
+   below top_p; so the first always stays.
+3. The token is the one that is left with the largest scaled + gumbel, a float32 sum, the lowest id on ties.
+   The Gumbel maximum draws from the softmax over what is left (Gumbel, 1954; Maddison et al., 2014,
+   https://arxiv.org/abs/1411.0030).
+4. gumbel = -log(-log(u)) in float32, u = ((word >> 9) + 0.5) / 2**23, exact in float32 and inside (0, 1), word being
+   word `token_id % 4` of Philox4x32-10 (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405) with the counter
+   (token_id // 4, offset, 0, 0) and the key (low, high half of the seed), lowest word first.
+   So a gumbel is at most 16.64, and what is 2**23 times less likely than the likeliest token is never drawn.
+
+Two devices whose logarithms differ in the last bit draw different tokens only where the two best scores are that close.
+Log-probabilities are natural, of the softmax of the logits as given, before temperature and filters.
+"""
+
+import torch
+
+from paceline_kernels.arguments import check_tensor
+from paceline_kernels.errors import UnsupportedDeviceError
+from paceline_kernels.sampling import cpu
+from paceline_kernels.sampling.columns import Samples, SamplingParameters
+
+__all__ = ["Samples", "SamplingParameters", "sample"]
+
+
+def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
+    """Draw a token for every row of logits, [num_rows, vocab] float32, contiguous, as the module defines.
+
+    Batch-invariant: rows do not influence each other. num_logprobs beyond the vocabulary counts as the vocabulary.
+    Raises KernelArgumentError, UnsupportedDeviceError.
+    """
+    num_rows = logits.shape[0]
+    check_tensor("sample", "logits", logits, torch.float32, (None, None))
+    check_tensor("sample", "temperature", parameters.temperature, torch.float32, (num_rows,))
+    check_tensor("sample", "top_k", parameters.top_k, torch.int32, (num_rows,))
+    check_tensor("sample", "top_p", parameters.top_p, torch.float32, (num_rows,))
+    check_tensor("sample", "min_p", parameters.min_p, torch.float32, (num_rows,))
+    check_tensor("sample", "seeds", parameters.seeds, torch.int64, (num_rows,))
+    check_tensor("sample", "offsets", parameters.offsets, torch.int32, (num_rows,))
+    check_tensor("sample", "num_logprobs", parameters.num_logprobs, torch.int32, (num_rows,))
+    if logits.device.type == "cpu":
+        return cpu.sample(logits, parameters)
+    raise UnsupportedDeviceError("sample", logits.device)

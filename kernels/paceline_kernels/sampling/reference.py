@@ -1,0 +1,86 @@
+"""sampling in plain numpy, a row at a time, as the package's docstring defines it: everything sorted, all noise drawn.
+
+The masses that top_p compares are float64 here too; a token may differ from another implementation's where the mass
+before it equals top_p to within rounding.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels.sampling.columns import Samples, SamplingParameters
+
+_Float32Array = npt.NDArray[np.float32]
+_UInt32Array = npt.NDArray[np.uint32]
+
+
+def philox4x32(counter: npt.NDArray[np.uint64], key: tuple[int, int]) -> _UInt32Array:
+    """Philox4x32-10. counter: [n, 4], words below 2**32. Returns [n, 4]."""
+    c0, c1, c2, c3 = counter.T.astype(np.uint64)
+    k0, k1 = key
+    mask, high = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for _ in range(10):
+        product_0, product_1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (product_1 >> high) ^ c1 ^ np.uint64(k0), product_1 & mask
+        c2, c3 = (product_0 >> high) ^ c3 ^ np.uint64(k1), product_0 & mask
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+
+
+def gumbel_noise(vocab_size: int, seed: int, offset: int) -> _Float32Array:
+    """The noise of every token. seed: 0 to 2**64 - 1. Returns [vocab_size]."""
+    counter = np.zeros((-(-vocab_size // 4), 4), dtype=np.uint64)
+    counter[:, 0] = np.arange(len(counter))
+    counter[:, 1] = offset
+    words = philox4x32(counter, (seed % 2**32, seed >> 32)).reshape(-1)[:vocab_size]
+    u = ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    noise: _Float32Array = -np.log(-np.log(u))
+    return noise
+
+
+def filtered(scaled: _Float32Array, top_k: int, top_p: float, min_p: float) -> _Float32Array:
+    """The scaled logits, -inf where a filter drops the token."""
+    left = scaled.copy()
+    if min_p > 0:
+        left[scaled < scaled.max() + np.log(np.float32(min_p))] = -np.inf
+    if 0 < top_k < len(left):
+        left[left < np.sort(left)[-top_k]] = -np.inf
+    if top_p < 1:
+        order = np.argsort(-left, kind="stable")
+        masses = np.exp(left[order].astype(np.float64) - left.max())
+        before = (np.cumsum(masses) - masses) / masses.sum()
+        dropped = before >= top_p
+        dropped[0] = False
+        left[order[dropped]] = -np.inf
+    return left
+
+
+def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
+    """See `paceline_kernels.sampling.sample`."""
+    rows = [_sample_row(logits.numpy()[row], parameters, row) for row in range(len(logits))]
+    num_top = max([0, *parameters.num_logprobs.tolist()])
+    logprobs = torch.log_softmax(logits.double(), dim=-1).float()
+    top = torch.sort(logprobs, dim=-1, descending=True, stable=True)
+    token_ids = torch.tensor(rows, dtype=torch.int32)
+    return Samples(
+        token_ids=token_ids,
+        is_finite=logits.isfinite().all(-1),
+        logprobs=logprobs.gather(1, token_ids.long().unsqueeze(1)).squeeze(1),
+        top_token_ids=top.indices[:, :num_top].int(),
+        top_logprobs=top.values[:, :num_top],
+    )
+
+
+def _sample_row(logits: _Float32Array, parameters: SamplingParameters, row: int) -> int:
+    if not np.isfinite(logits).all():
+        return 0
+    temperature = np.float32(parameters.temperature[row])
+    with np.errstate(over="ignore"):
+        is_greedy = temperature < np.float32(1e-5) or not np.isfinite((logits / temperature).max())
+    if is_greedy:
+        return int(np.argmax(logits))
+    left = filtered(
+        logits / temperature, int(parameters.top_k[row]), float(parameters.top_p[row]), float(parameters.min_p[row])
+    )
+    seed = int(parameters.seeds[row]) % 2**64
+    return int(np.argmax(left + gumbel_noise(len(left), seed, int(parameters.offsets[row]))))

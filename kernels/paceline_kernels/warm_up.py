@@ -1,0 +1,50 @@
+"""Compiles every operation's CPU code by calling it once on a few numbers; later calls, of any size, find it compiled.
+
+Knows one small call per operation. It refuses to know models.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from paceline_kernels.activation import silu_and_multiply
+from paceline_kernels.attention import paged_attention
+from paceline_kernels.linear import linear
+from paceline_kernels.rms_norm import rms_norm
+from paceline_kernels.rope import rope_and_write_kv, rope_table
+from paceline_kernels.sampling import SamplingParameters, sample
+
+
+def cpu_warm_up_calls() -> tuple[tuple[str, Callable[[], object]], ...]:
+    """The operations that are compiled, by name, and for each a call that compiles it: seconds, or none from the cache.
+
+    The calls enter parallel regions, so they belong into the thread that will run the operations.
+    """
+    return (
+        ("linear", lambda: linear(torch.ones(1, 8), torch.ones(3, 8))),
+        ("rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5)),
+        ("add_rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8))),
+        ("silu_and_multiply", lambda: silu_and_multiply(torch.ones(1, 16))),
+        ("rope_and_write_kv", _rope),
+        ("paged_attention", _attention),
+        ("sample", _sample),
+    )
+
+
+def _rope() -> None:
+    cache = torch.zeros(2, 1, 1, 1, 8)
+    index = torch.zeros(1, dtype=torch.int32)
+    rope_and_write_kv(torch.ones(1, 3, 8), rope_table(1, 8, 10_000.0), index, index.long(), cache[0], cache[1])
+
+
+def _attention() -> None:
+    cache = torch.ones(2, 1, 1, 1, 8)
+    one = torch.ones(1, dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, 1], dtype=torch.int32)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    paged_attention(torch.ones(1, 1, 8), cache[0], cache[1], table, cu_seqlens, one, 1.0)
+
+
+def _sample() -> None:
+    one, one_float = torch.ones(1, dtype=torch.int32), torch.ones(1)
+    sample(torch.ones(1, 8), SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one))

@@ -1,0 +1,303 @@
+"""Who may drive an executor: the fence with a clock that is told the time."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from paceline_executor.errors import EpochEndedError, LineFullError, TermSupersededError
+from paceline_executor.link.fence import Accepted, Approach, Claim, Fence, FenceTimes, Refused, Waits
+
+MS = 1_000_000
+TIMES = FenceTimes(lease_ns=1000 * MS, return_ns=100 * MS)
+WAIT, TAKE_OVER = Approach.WAIT, Approach.TAKE_OVER
+
+
+@pytest.fixture
+def fence():
+    """Scheduler m of term 5 drives on stream 1 since time 0."""
+    fence = Fence(TIMES, max_waiting=3)
+    fence.arrive(1, Claim(5, "m"), WAIT, 0)
+    return fence
+
+
+def _waits(stream_id, term=5, scheduler_id="m"):
+    return Waits(stream_id, Claim(term, scheduler_id))
+
+
+def test_the_first_scheduler_is_accepted_in_epoch_1():
+    """Whatever its term."""
+    assert Fence(TIMES).arrive(1, Claim(1, "a"), WAIT, 0) == (Accepted(1, 1, None),)
+
+
+@pytest.mark.parametrize("claim", [Claim(4, "z"), Claim(5, "a")])
+@pytest.mark.parametrize("approach", list(Approach))
+def test_a_lower_claim_is_refused_with_the_holders_name(fence, claim, approach):
+    """Terms compare as (term, scheduler_id); taking over needs a higher one too."""
+    (refused,) = fence.arrive(2, claim, approach, 10 * MS)
+
+    assert isinstance(refused.error, TermSupersededError)
+    assert refused.error.metadata == {"holder_scheduler_id": "m", "holder_term": "5", "highest_term": "5"}
+    assert "'m' of term 5" in str(refused.error)
+
+
+def test_a_lower_claim_is_refused_even_when_nobody_drives(fence):
+    """Claims that are accepted never go down."""
+    fence.leave(1, 10 * MS)
+
+    assert isinstance(fence.arrive(2, Claim(4, "z"), WAIT, 5000 * MS)[0], Refused)
+
+
+def test_a_higher_claim_waits_while_the_holder_lives(fence):
+    """It is told for whom."""
+    assert fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS) == (_waits(2),)
+    assert (fence.holder, fence.highest_term, fence.num_waiting) == (Claim(5, "m"), 6, 1)
+
+
+def test_a_takeover_displaces_a_live_holder(fence):
+    """An operator's act."""
+    assert fence.arrive(2, Claim(6, "z"), TAKE_OVER, 10 * MS) == (Accepted(2, 2, 1),)
+
+
+def test_one_in_line_gets_the_executor_100_ms_after_the_holders_stream_ended(fence):
+    """Not earlier: the holder may come back."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.hear(2, 450 * MS)
+
+    assert fence.leave(1, 500 * MS) == ()
+    assert fence.next_change_ns() == 600 * MS
+    assert fence.advance(599 * MS) == ()
+    assert fence.advance(600 * MS) == (Accepted(2, 2, None),)
+
+
+def test_the_holder_that_comes_back_within_100_ms_goes_on(fence):
+    """The same scheduler with the same term, in a new epoch."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.leave(1, 500 * MS)
+
+    assert fence.arrive(3, Claim(5, "m"), WAIT, 599 * MS) == (Accepted(3, 2, None), _waits(2))
+
+
+def test_the_holder_that_comes_back_too_late_is_refused(fence):
+    """Somebody in line has taken its place."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.leave(1, 500 * MS)
+    fence.hear(2, 600 * MS)
+
+    assert isinstance(fence.arrive(3, Claim(5, "m"), WAIT, 601 * MS)[0], Refused)
+
+
+def test_the_holder_replaces_its_own_stream_at_once(fence):
+    """After a half-open connection it need not wait for its own lease."""
+    assert fence.arrive(2, Claim(5, "m"), WAIT, 10 * MS) == (Accepted(2, 2, 1),)
+    assert fence.leave(1, 20 * MS) == ()
+    assert fence.holder == Claim(5, "m")
+
+
+def test_the_holder_may_come_back_with_a_higher_term_but_not_with_a_lower_one(fence):
+    """A lower one is an old message of its own."""
+    assert fence.arrive(2, Claim(7, "m"), WAIT, 10 * MS) == (Accepted(2, 2, 1),)
+    assert isinstance(fence.arrive(3, Claim(6, "m"), WAIT, 20 * MS)[0], Refused)
+
+
+def test_a_holder_silent_for_the_lease_loses_the_executor_to_one_in_line(fence):
+    """Its stream has to end: it is displaced."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.hear(1, 200 * MS)
+    fence.hear(2, 1100 * MS)
+
+    assert fence.next_change_ns() == 1200 * MS
+    assert fence.advance(1199 * MS) == ()
+    assert fence.advance(1200 * MS) == (Accepted(2, 2, 1),)
+
+
+def test_a_holder_that_was_silent_goes_on_if_nobody_came(fence):
+    """A frozen scheduler without a standby continues."""
+    assert fence.next_change_ns() is None
+    assert fence.hear(1, 60_000 * MS) == ()
+    assert fence.arrive(2, Claim(6, "z"), WAIT, 60_001 * MS) == (_waits(2),)
+
+
+def test_a_holder_that_is_silent_when_a_higher_one_arrives_is_displaced_at_once(fence):
+    """There is nobody to wait for."""
+    assert fence.arrive(2, Claim(6, "z"), WAIT, 1000 * MS) == (Accepted(2, 2, 1),)
+
+
+def test_of_those_in_line_the_highest_gets_the_executor_and_lower_ones_are_refused(fence):
+    """So that every executor picks the same one; the lower ones come back with a higher term."""
+    fence.arrive(2, Claim(6, "a"), WAIT, 10 * MS)
+    fence.arrive(3, Claim(7, "b"), WAIT, 20 * MS)
+    accepted, refused = fence.leave(1, 100 * MS) or fence.advance(200 * MS)
+
+    assert accepted == Accepted(3, 2, None)
+    assert refused.stream_id == 2
+    assert fence.num_waiting == 0
+
+
+def test_a_silent_one_in_line_is_passed_over_until_it_speaks(fence):
+    """Giving it the executor would only cost another lease."""
+    fence.arrive(2, Claim(6, "a"), WAIT, 0)
+    fence.arrive(3, Claim(7, "b"), WAIT, 0)
+    fence.hear(2, 900 * MS)
+
+    accepted, still_waits = fence.advance(1000 * MS)
+
+    assert accepted == Accepted(2, 2, 1)
+    assert still_waits == _waits(3, 6, "a")
+
+
+def test_one_in_line_that_leaves_is_forgotten(fence):
+    """Nobody is left to accept."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.leave(2, 20 * MS)
+    fence.leave(1, 30 * MS)
+
+    assert fence.advance(5000 * MS) == ()
+    assert fence.holder is None
+
+
+def test_after_its_own_standstill_the_executor_blames_nobody(fence):
+    """What it did not hear while it was frozen was said all the same."""
+    fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+    fence.renew(5000 * MS)
+
+    assert fence.advance(5999 * MS) == ()
+    assert fence.advance(6000 * MS) == ()
+    fence.hear(2, 6001 * MS)
+    assert fence.holder == Claim(6, "z")
+
+
+def test_the_line_has_an_end(fence):
+    """A fourth scheduler is told to come again later."""
+    for stream_id in (2, 3, 4):
+        fence.arrive(stream_id, Claim(stream_id + 4, "z"), WAIT, 0)
+
+    (refused,) = fence.arrive(5, Claim(20, "z"), WAIT, 0)
+
+    assert isinstance(refused.error, LineFullError)
+    assert fence.highest_term == 8
+
+
+class FenceMachine(RuleBasedStateMachine):
+    """Any number of schedulers that come, speak, fall silent, leave and come again."""
+
+    def __init__(self):
+        super().__init__()
+        self.fence = Fence(TIMES, max_waiting=3)
+        self.now_ns = 0
+        self.num_streams = 0
+        self.claims = {}  # of open streams
+        self.heard = {}
+        self.waiting = set()
+        self.driver = None
+        self.accepted = []
+        self.left_ns = None
+        self.allows_displacing = False
+
+    @rule(term=st.integers(1, 4), scheduler_id=st.sampled_from("abc"), approach=st.sampled_from(Approach))
+    def arrive(self, term, scheduler_id, approach):
+        """A stream with a hello."""
+        self.num_streams += 1
+        stream_id, claim = self.num_streams, Claim(term, scheduler_id)
+        self.claims[stream_id] = claim
+        self.heard[stream_id] = self.now_ns
+        self.waiting.add(stream_id)
+        own = self.accepted and self.accepted[-1].scheduler_id == scheduler_id
+        self.allows_displacing = own or approach is TAKE_OVER
+        self.take(self.fence.arrive(stream_id, claim, approach, self.now_ns))
+        self.allows_displacing = False
+        is_answered = stream_id == self.driver or stream_id not in self.claims or stream_id in self.told
+        assert is_answered
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def hear(self, data):
+        """A stream speaks."""
+        stream_id = data.draw(st.sampled_from(sorted(self.claims)))
+        self.heard[stream_id] = self.now_ns
+        self.take(self.fence.hear(stream_id, self.now_ns))
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def leave(self, data):
+        """A stream ends."""
+        self.end(data.draw(st.sampled_from(sorted(self.claims))))
+
+    @rule(delay_ms=st.sampled_from([1, 50, 99, 100, 500, 999, 1000]))
+    def pass_time(self, delay_ms):
+        """Time passes, and the fence is woken when it wished to be."""
+        until_ns = self.now_ns + delay_ms * MS
+        wake_ns = self.fence.next_change_ns()
+        if wake_ns is not None and self.now_ns < wake_ns <= until_ns:
+            self.now_ns = wake_ns
+            self.take(self.fence.advance(self.now_ns))
+        self.now_ns = until_ns
+        self.take(self.fence.advance(self.now_ns))
+
+    def end(self, stream_id):
+        """Close a stream, whoever wanted it."""
+        del self.claims[stream_id], self.heard[stream_id]
+        self.waiting.discard(stream_id)
+        if self.driver == stream_id:
+            self.driver, self.left_ns = None, self.now_ns
+        self.take(self.fence.leave(stream_id, self.now_ns))
+
+    def take(self, verdicts):
+        """Do what the fence says, checking that it may say so."""
+        self.told = set()
+        for verdict in verdicts:
+            match verdict:
+                case Accepted(stream_id, epoch, displaced):
+                    self.check_accepted(stream_id, epoch, displaced)
+                case Waits(stream_id, holder):
+                    assert holder == self.accepted[-1] < self.claims[stream_id]
+                    self.told.add(stream_id)
+                case Refused(stream_id, TermSupersededError()):
+                    assert self.claims[stream_id] < self.accepted[-1]
+                    self.waiting.discard(stream_id)
+                    del self.claims[stream_id], self.heard[stream_id]
+                case Refused(stream_id, EpochEndedError()):
+                    assert self.claims[stream_id].scheduler_id == self.accepted[-1].scheduler_id
+                    assert stream_id in self.waiting
+                    self.waiting.discard(stream_id)
+                    del self.claims[stream_id], self.heard[stream_id]
+                case Refused(stream_id):
+                    assert len(self.waiting) > 3
+                    self.waiting.discard(stream_id)
+                    del self.claims[stream_id], self.heard[stream_id]
+
+    def check_accepted(self, stream_id, epoch, displaced):
+        """Only an open stream that waited, of no lower claim, and over no live holder but by right."""
+        claim = self.claims[stream_id]
+        assert stream_id in self.waiting
+        assert displaced == self.driver
+        assert epoch == len(self.accepted) + 1
+        assert not self.accepted or claim >= self.accepted[-1]
+        is_return = bool(self.accepted) and claim.scheduler_id == self.accepted[-1].scheduler_id
+        if self.driver is not None and not self.allows_displacing:
+            assert self.now_ns - self.heard[self.driver] >= TIMES.lease_ns
+        if self.driver is None and self.accepted and not is_return and not self.allows_displacing:
+            assert self.now_ns - self.left_ns >= TIMES.return_ns
+        if self.driver is not None:
+            del self.claims[self.driver], self.heard[self.driver]
+        self.waiting.discard(stream_id)
+        self.driver = stream_id
+        self.accepted.append(claim)
+
+    @invariant()
+    def agrees(self):
+        """The fence and the model see the same driver and line."""
+        assert self.fence.holder == (self.claims[self.driver] if self.driver else None)
+        assert self.fence.num_waiting == len(self.waiting) <= 3
+        assert self.fence.epoch == len(self.accepted)
+
+    @invariant()
+    def nobody_alive_waits_for_nobody(self):
+        """One in line that speaks is not left waiting for a holder that is gone."""
+        is_free = self.driver is None and self.left_ns is not None and self.now_ns - self.left_ns >= TIMES.return_ns
+        if is_free:
+            assert all(self.now_ns - self.heard[stream] >= TIMES.lease_ns for stream in self.waiting)
+
+
+TestFence = FenceMachine.TestCase
+TestFence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

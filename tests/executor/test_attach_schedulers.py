@@ -1,0 +1,120 @@
+"""Two schedulers and one executor, over real gRPC: terms, the line, takeovers."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from paceline.v1 import plan_pb2
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
+from paceline_executor.testing.hash_runner import continuation
+from paceline_executor.testing.plan_client import (
+    attach_until,
+    attached,
+    grants,
+    hello,
+    info_of,
+    read,
+    request,
+    tokens_by_row,
+    values_of,
+)
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+DRIVER = hello("driver", 5)
+TAKEOVER = hello("other", 6, takeover=True)
+
+
+@pytest.fixture
+async def executor():
+    """Eight rows of 64 tokens, 32 blocks of 4."""
+    async with hash_executor() as executor:
+        yield executor
+
+
+def _expected(num_tokens):
+    return continuation(PROMPT, num_tokens, HASH_LIMITS.vocab_size)
+
+
+def _placing():
+    cells = [(0, index, index) for index in range(5)]
+    return plan_pb2.BatchPlan(new_requests=[request(0, PROMPT)], grants=grants(cells))
+
+
+async def _reason(awaitable):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await awaitable
+    return failure.value.code(), info_of(failure.value).reason
+
+
+async def test_a_lower_term_is_refused_with_the_holders_name(executor):
+    """FAILED_PRECONDITION; the driver notices nothing."""
+    async with attached(executor.address, DRIVER) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await attach_until(executor.address, "welcome", hello("other", 4))
+        result = await client.run([(0, 6)], _placing())
+
+    info = info_of(failure.value)
+    assert (failure.value.code(), info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TERM_SUPERSEDED")
+    assert (info.metadata["holder_scheduler_id"], info.metadata["holder_term"]) == ("driver", "5")
+    assert tokens_by_row(result)[0] == _expected(1)
+
+
+async def test_one_in_line_gets_the_executor_when_the_driver_leaves(executor):
+    """With a snapshot of where the driver stopped."""
+    async with attached(executor.address, DRIVER) as client:
+        await client.run([(0, 6)], _placing())
+        call, message = await attach_until(executor.address, "waiting", hello("other", 6))
+        holder = message.waiting
+    while (message := await read(call)).WhichOneof("message") != "snapshot":
+        pass
+    call.cancel()
+
+    assert (holder.holder_scheduler_id, holder.holder_term) == ("driver", 5)
+    assert [row.num_computed_tokens for row in message.snapshot.rows] == [6]
+
+
+async def test_a_takeover_drops_queued_plans_and_lets_the_running_step_finish(executor):
+    """The snapshot is that of exactly this boundary, and the old stream ends with ABORTED."""
+    async with attached(executor.address, DRIVER) as old:
+        await old.run([(0, 6)], _placing())
+        executor.runner.gate.clear()
+        for _ in range(4):
+            await old.step([(0, 1)])
+        while not (await read(old.call)).heartbeat.running_step_id:
+            pass
+        takeover = asyncio.create_task(attach_until(executor.address, "snapshot", TAKEOVER))
+        refusal = await _reason(old.result())
+        executor.runner.gate.set()
+        call, message = await takeover
+        call.cancel()
+
+    assert refusal == (grpc.StatusCode.ABORTED, "EPOCH_ENDED")
+    assert [row.num_computed_tokens for row in message.snapshot.rows] == [7]
+    assert values_of(message.snapshot.rows[0].output_token_ids) == _expected(2)
+
+
+async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor):
+    """There is no boundary to take over at: UNAVAILABLE, and the next one may try."""
+    executor.runner.gate.clear()
+    async with attached(executor.address, DRIVER) as client:
+        await client.step([(0, 6)], _placing())
+        while not (await read(client.call)).heartbeat.running_step_id:
+            pass
+        refusal = await _reason(attach_until(executor.address, "welcome", TAKEOVER))
+    executor.runner.gate.set()
+    async with attached(executor.address, hello("next", 7)) as client:
+        rows = client.rows
+
+    assert refusal == (grpc.StatusCode.UNAVAILABLE, "STEP_WEDGED")
+    assert [row.num_computed_tokens for row in rows] == [6]
+
+
+async def test_the_driver_replaces_its_own_stream(executor):
+    """After a half-open connection it need not wait."""
+    async with attached(executor.address, DRIVER) as old, attached(executor.address, DRIVER) as new:
+        refusal = await _reason(old.result())
+        result = await new.run([(0, 6)], _placing())
+
+    assert refusal == (grpc.StatusCode.ABORTED, "EPOCH_ENDED")
+    assert (new.welcome.epoch, values_of(result.num_accepted)) == (2, [1])

@@ -1,0 +1,358 @@
+"""The plan stream over real gRPC: attaching, planning ahead, being refused, coming back."""
+
+import asyncio
+import hashlib
+
+import grpc
+import pytest
+
+from paceline.v1 import executor_pb2_grpc, inference_pb2, plan_pb2, sampling_pb2
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
+from paceline_executor.testing.hash_runner import continuation
+from paceline_executor.testing.plan_client import (
+    attach_until,
+    attached,
+    column,
+    grants,
+    hello,
+    info_of,
+    read,
+    request,
+    tokens_by_row,
+    values_of,
+)
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture
+async def executor():
+    """Eight rows of 64 tokens, 32 blocks of 4."""
+    async with hash_executor() as executor:
+        yield executor
+
+
+def _expected(num_tokens):
+    return continuation(PROMPT, num_tokens, HASH_LIMITS.vocab_size)
+
+
+def _placing(row=0, prompt=PROMPT, num_blocks=5, **options):
+    """A plan that puts a request on a row, with blocks of its own."""
+    cells = [(row, index, row * num_blocks + index) for index in range(num_blocks)]
+    return plan_pb2.BatchPlan(new_requests=[request(row, prompt, **options)], grants=grants(cells))
+
+
+async def _reason(awaitable):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await awaitable
+    return failure.value.code(), info_of(failure.value).reason
+
+
+async def test_welcome_says_what_the_executor_is(executor):
+    """Identities, model, geometry and limits; an empty snapshot follows."""
+    async with attached(executor.address) as client:
+        welcome = client.welcome
+
+    assert (welcome.epoch, welcome.protocol, len(welcome.tag_key)) == (1, 1, 32)
+    assert (welcome.geometry.num_blocks, welcome.geometry.block_size) == (32, 4)
+    assert welcome.limits.max_plans_in_flight == 4
+    assert [point.num_tokens for point in welcome.step_points] == [1, 64]
+    assert (client.rows, client.tags) == ([], {})
+
+
+@pytest.mark.parametrize("num_ahead", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 4, 6])
+async def test_planning_ahead_gives_the_same_tokens_as_one_plan_at_a_time(executor, num_ahead, chunk):
+    """The executor feeds a row's last token to its next step, whatever the chunks of the prompt were."""
+    schedule = [chunk] * (6 // chunk) + [6 % chunk] * bool(6 % chunk) + [1] * 7
+    output, in_flight = [], 0
+    async with attached(executor.address) as client:
+        for number, num_tokens in enumerate(schedule):
+            await client.step([(0, num_tokens)], _placing() if number == 0 else None)
+            in_flight += 1
+            if in_flight == num_ahead:
+                output += tokens_by_row(await client.result())[0]
+                in_flight -= 1
+        for _ in range(in_flight):
+            output += tokens_by_row(await client.result())[0]
+
+    assert output == _expected(8)
+
+
+async def test_results_carry_identities_finishes_and_timings(executor):
+    """Everything a scheduler needs to apply them once and to learn step times."""
+    async with attached(executor.address) as client:
+        result = await client.run([(0, 6)], _placing(max_tokens=1))
+
+    assert (result.incarnation, result.epoch, result.step_id) == (client.welcome.incarnation, 1, 1)
+    assert list(result.finishes) == [plan_pb2.ROW_FINISH_LENGTH]
+    assert result.timings.forward_ns == 1000
+    assert result.timings.prepare_ns > 0
+
+
+async def test_a_request_that_cannot_run_fails_alone_with_a_typed_error(executor):
+    """The error names the field and parses as a google.rpc.Status."""
+    sampling = sampling_pb2.SamplingParams(temperature=0, seed=0, frequency_penalty=0.5, repetition_penalty=1)
+    async with attached(executor.address) as client:
+        await client.run((), _placing(1))
+        result = await client.run([(1, 6), (0, 6)], _placing(0, sampling=sampling))
+
+    (error,) = result.errors
+    assert (error.row, error.error.code) == (0, grpc.StatusCode.UNIMPLEMENTED.value[0])
+    assert "sampling.frequency_penalty" in error.error.message
+    assert error.error.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+    assert values_of(result.num_accepted) == [1, 0]
+
+
+async def test_a_broken_stream_is_taken_up_from_the_snapshot(executor):
+    """Attach again, read the row's state, go on: the tokens are those of an undisturbed request."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 6)], _placing())
+        await client.run([(0, 1)])
+    async with attached(executor.address) as client:
+        (row,) = client.rows
+        last = [tokens_by_row(await client.run([(0, 1)]))[0][0] for _ in range(2)]
+
+    assert client.welcome.epoch == 2
+    assert (row.row, row.num_computed_tokens, values_of(row.block_ids)) == (0, 7, [0, 1, 2, 3, 4])
+    assert values_of(row.output_token_ids) + last == _expected(4)
+
+
+async def test_the_snapshot_returns_a_request_as_it_was_placed(executor):
+    """Context, sampling, limits and end tokens, for a successor that knows nothing."""
+    sampling = sampling_pb2.SamplingParams(temperature=0.5, seed=7, top_k=3)
+    placing = _placing(2, sampling=sampling, max_tokens=9, end_token_ids=[3, 1], attempt=4)
+    placing.new_requests[0].context = b"opaque"
+    placing.new_requests[0].id.tenant = "tenant"
+    async with attached(executor.address) as client:
+        await client.run([(2, 6)], placing)
+    async with attached(executor.address) as client:
+        (row,) = client.rows
+
+    assert (row.id.tenant, row.id.request_id, row.attempt, row.context) == ("tenant", "request-2", 4, b"opaque")
+    assert (row.sampling, row.max_tokens, list(row.end_token_ids)) == (sampling, 9, [3, 1])
+    assert values_of(row.prompt_token_ids) == PROMPT
+
+
+async def test_records_survive_until_they_are_forgotten(executor):
+    """A finished request is in the snapshot with its end, a forgotten one is not."""
+    release = plan_pb2.Release(row=0, final=plan_pb2.FinalRelease(num_output_tokens=1, reason=1))
+    async with attached(executor.address) as client:
+        await client.run([(0, 6)], _placing())
+        await client.run((), plan_pb2.BatchPlan(releases=[release]))
+    async with attached(executor.address) as client:
+        (record,) = client.rows
+        await client.run((), plan_pb2.BatchPlan(forget=[plan_pb2.RecordId(request_id="request-0")]))
+    async with attached(executor.address) as client:
+        assert client.rows == []
+
+    assert not record.HasField("row")
+    assert record.released == release.final
+
+
+async def test_tags_outlive_the_scheduler_unless_it_brings_another_key(executor):
+    """The keys of blocks mean nothing under another tag key."""
+    tags = plan_pb2.BlockTags(block_ids=column([3, 9]), keys=bytes(range(1, 33)))
+    async with attached(executor.address) as client:
+        await client.run((), plan_pb2.BatchPlan(tags=tags))
+    digest = hashlib.blake2b(client.welcome.tag_key, digest_size=16).digest()
+    greeting = hello()
+    greeting.tag_key_digest = digest
+    async with attached(executor.address, greeting) as client:
+        same_key = client.tags
+    greeting.tag_key_digest = b"another"
+    async with attached(executor.address, greeting) as client:
+        other_key = client.tags
+
+    assert same_key == {3: bytes(range(1, 17)), 9: bytes(range(17, 33))}
+    assert other_key == {}
+
+
+@pytest.mark.parametrize(
+    ("plan", "scheduled", "reason"),
+    [
+        (plan_pb2.BatchPlan(), [(3, 1)], "PLAN_ROW_NOT_IN_USE"),
+        (plan_pb2.BatchPlan(grants=grants([(0, 0, 99)])), [], "PLAN_BLOCK_OUT_OF_RANGE"),
+        (plan_pb2.BatchPlan(tags=plan_pb2.BlockTags(block_ids=b"abc")), [], "PLAN_COLUMN_LENGTH"),
+        (plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]), [], "PLAN_ROW_NOT_IN_USE"),
+    ],
+)
+async def test_a_malformed_plan_ends_its_stream_and_the_executor_serves_the_next(executor, plan, scheduled, reason):
+    """INVALID_ARGUMENT with the reason; nothing has changed."""
+    async with attached(executor.address) as client:
+        refusal = await _reason(client.run(scheduled, plan))
+    async with attached(executor.address) as client:
+        result = await client.run([(0, 6)], _placing())
+
+    assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert tokens_by_row(result)[0] == _expected(1)
+
+
+async def test_results_before_a_malformed_plan_still_come(executor):
+    """Plans are judged in their turn."""
+    async with attached(executor.address) as client:
+        await client.step([(0, 6)], _placing())
+        await client.step([(7, 1)])
+        result = await client.result()
+        refusal = await _reason(client.result())
+
+    assert tokens_by_row(result)[0] == _expected(1)
+    assert refusal[1] == "PLAN_ROW_NOT_IN_USE"
+
+
+async def test_drafts_are_refused_by_name(executor):
+    """UNIMPLEMENTED, with the field in the error's metadata."""
+    async with attached(executor.address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.run((), plan_pb2.BatchPlan(num_draft_tokens=column([1])))
+
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert dict(info_of(failure.value).metadata) == {"field": "num_draft_tokens"}
+
+
+async def test_a_gap_in_the_plans_ends_the_stream(executor):
+    """DATA_LOSS: attach again."""
+    async with attached(executor.address) as client:
+        client.last_step_id = 1
+        refusal = await _reason(client.run())
+
+    assert refusal == (grpc.StatusCode.DATA_LOSS, "PLAN_OUT_OF_ORDER")
+
+
+@pytest.mark.parametrize("field", ["epoch", "incarnation"])
+async def test_a_plan_of_another_epoch_or_incarnation_ends_the_stream(executor, field):
+    """Both must be equal to the welcome's."""
+    async with attached(executor.address) as client:
+        setattr(client.welcome, field, 77)
+        refusal = await _reason(client.run())
+
+    assert refusal == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
+
+
+async def test_more_plans_than_allowed_end_the_stream(executor):
+    """Four may be unanswered."""
+    executor.runner.gate.clear()
+    async with attached(executor.address) as client:
+        await client.step([(0, 6)], _placing())
+        for _ in range(4):
+            await client.step([(0, 1)])
+        refusal = await _reason(client.result())
+        executor.runner.gate.set()
+
+    assert refusal == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_PLANS")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason"),
+    [
+        ({"scheduler_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
+        ({"scheduler_id": "x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
+        ({"term": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
+        ({"term": 2**64 - 1}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
+        ({"tag_key_digest": bytes(65)}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
+        ({"min_protocol": 2, "max_protocol": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
+        ({"max_protocol": 0, "min_protocol": 0}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
+    ],
+)
+async def test_a_hello_that_cannot_be_is_refused(executor, fields, code, reason):
+    """With what is wrong."""
+    greeting = hello()
+    for field, value in fields.items():
+        setattr(greeting, field, value)
+
+    assert await _reason(attach_until(executor.address, "welcome", greeting)) == (code, reason)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(step_id=1))],
+        [plan_pb2.AttachRequest()],
+        [plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat())],
+        [],
+    ],
+    ids=["plan", "empty", "heartbeat", "end"],
+)
+async def test_a_stream_begins_with_hello(executor, messages):
+    """Anything else is refused."""
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
+        for message in messages:
+            await call.write(message)
+        await call.done_writing()
+
+        assert await _reason(read(call)) == (grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED")
+
+
+async def test_a_stream_without_hello_is_not_kept_open(executor, monkeypatch):
+    """Whoever connects has to say who it is."""
+    monkeypatch.setattr("paceline_executor.link.attachments._HELLO_S", 0.01)
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
+
+        assert await _reason(read(call)) == (grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED")
+
+
+async def test_a_scheduler_that_stops_writing_gets_its_results_and_a_good_end(executor):
+    """What it planned last, such as releases, still takes effect."""
+    async with attached(executor.address) as client:
+        await client.step([(0, 6)], _placing())
+        await client.step([(0, 1)])
+        async with client.writing:
+            await client.call.done_writing()
+        results = [await client.result(), await client.result()]
+        with pytest.raises(ConnectionError):
+            await client.result()
+
+    assert [tokens_by_row(result)[0][0] for result in results] == _expected(2)
+
+
+async def test_a_step_that_fails_as_a_whole_ends_the_stream_and_advances_no_row(executor):
+    """INTERNAL without the device's words; queued plans of the epoch have no effect either."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 6)], _placing())
+        executor.runner.fail_next = RuntimeError("secret words of the device")
+        await client.step([(0, 1)])
+        await client.step([(0, 1)])
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.result()
+    async with attached(executor.address) as client:
+        (row,) = client.rows
+        result = await client.run([(0, 1)])
+
+    assert failure.value.code() is grpc.StatusCode.INTERNAL
+    assert info_of(failure.value).reason == "STEP_FAILED"
+    assert "secret" not in failure.value.details()
+    assert row.num_computed_tokens == 6
+    assert tokens_by_row(result)[0] == _expected(2)[1:]
+
+
+async def test_heartbeats_name_the_running_step(executor):
+    """So that a scheduler tells a long step from a dead executor."""
+    executor.runner.gate.clear()
+    async with attached(executor.address) as client:
+        await client.step([(0, 6)], _placing())
+        while True:
+            message = await read(client.call)
+            if message.heartbeat.running_step_id:
+                break
+        executor.runner.gate.set()
+        await client.result()
+
+    assert message.heartbeat.running_step_id == 1
+    assert message.heartbeat.running_ns > 0
+
+
+async def test_a_hundred_attachments_leave_nothing_behind(executor):
+    """No stream, task or greeting stays once its call has ended."""
+    num_tasks = len(asyncio.all_tasks())
+    for _ in range(100):
+        async with attached(executor.address):
+            pass
+    for _ in range(500):
+        if executor.service.attachments.fence.holder is None:
+            break
+        await asyncio.sleep(0.01)
+
+    assert executor.service.attachments.fence.epoch == 100
+    assert len(asyncio.all_tasks()) <= num_tasks + 2

@@ -1,0 +1,138 @@
+"""The default model, SmolLM2-135M-Instruct from its GGUF file, against transformers on the same dequantised weights.
+
+Fifty prompts of many kinds, forty-eight greedy tokens each; then, for ten of them, the same bits however the tokens are
+grouped into chunks, batches and shared blocks.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.driving import Draw, Driver
+from paceline_executor.testing.models import default_model_path
+from paceline_executor.weights import load_checkpoint, load_tokenizer
+
+PROMPTS = json.loads(Path(__file__).with_name("real_model_prompts.json").read_text(encoding="utf-8"))
+NUM_TOKENS = 48
+BUDGET = 512
+# The oracle's own rounding decides which of two tokens is larger when their logits are closer than this.
+SMALLEST_MARGIN = 1e-3
+VARIED = slice(0, 50, 5)
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def path():
+    """The model's file, fetched once into the user's cache."""
+    return default_model_path(os.environ)
+
+
+@pytest.fixture(scope="module")
+def prompts(path):
+    """The prompts' token ids: chats as the model's template would render them, texts as they are."""
+    tokenizer = Tokenizer.from_str(load_tokenizer(path).tokenizer_json.decode())
+    texts = [
+        prompt.get("text") or f"<|im_start|>user\n{prompt['user']}<|im_end|>\n<|im_start|>assistant\n"
+        for prompt in PROMPTS
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+@pytest.fixture(scope="module")
+def runner(path):
+    """One runner for all tests: blocks are granted anew, in another order, by every driver."""
+    return CpuRunner(load_checkpoint(path), num_blocks=600, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def plain(runner, prompts):
+    """The reference run: tokens and log-probabilities of all prompts, in one batch and chunks of the budget."""
+    driver = Driver(runner)
+    rows = [driver.add(prompt, Draw(num_logprobs=2)) for prompt in prompts]
+    driver.run(rows, NUM_TOKENS, BUDGET)
+    return [(row.output, row.logprobs) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def oracle(path):
+    """transformers' Llama with the weights and the configuration that transformers reads from the file."""
+    config = LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
+    with torch.device("meta"):
+        empty = LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    model = LlamaForCausalLM(config).eval()
+    assert not model.load_state_dict(tensors, strict=False).unexpected_keys
+    model.tie_weights()
+    return model
+
+
+@torch.no_grad()
+def undecided(oracle, prompt, output):
+    """At which output tokens the oracle, given all tokens before, would take another one, and by what margin.
+
+    That every token is the oracle's choice after the ones before it says the same as that both generate it greedily,
+    and one pass over the whole text tells.
+    """
+    logits = oracle(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
+    margins = logits.max(-1).values - logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+    return {i: margin for i, margin in enumerate(margins.tolist()) if logits[i].argmax() != output[i]}
+
+
+def test_greedy_tokens_equal_those_of_transformers(oracle, prompts, plain):
+    """Token for token; only where the oracle itself is undecided may another token stand."""
+    parted = [undecided(oracle, prompt, output) for prompt, (output, _) in zip(prompts, plain, strict=True)]
+    assert all(margin < SMALLEST_MARGIN for margins in parted for margin in margins.values()), parted
+    # Undecided moments are rare: were there many, something else would be wrong.
+    assert sum(map(len, parted)) <= 5
+
+
+def run_varied(runner, prompts, num_rows, max_chunk, seed):
+    """Tokens and log-probabilities of ten prompts, run `num_rows` at a time."""
+    results = []
+    for first in range(0, len(prompts), num_rows):
+        driver = Driver(runner, seed)
+        rows = [driver.add(prompt, Draw(num_logprobs=2)) for prompt in prompts[first : first + num_rows]]
+        driver.run(rows, NUM_TOKENS, max_chunk)
+        results += [(row.output, row.logprobs) for row in rows]
+    return results
+
+
+@pytest.mark.parametrize(("num_rows", "max_chunk"), [(10, 1), (5, 7), (10, 16), (10, BUDGET), (1, BUDGET)])
+def test_chunks_and_batch_mates_do_not_change_a_bit(runner, prompts, plain, num_rows, max_chunk):
+    """Ten, five or one at a time, in chunks of 1, 7, 16 and the budget, in other blocks: equal to the run of fifty."""
+    assert run_varied(runner, prompts[VARIED], num_rows, max_chunk, seed=num_rows + max_chunk) == plain[VARIED]
+
+
+def test_prefix_hits_do_not_change_a_bit(runner, prompts, plain):
+    """A prompt whose blocks another request computed first, in other chunks, for itself."""
+    driver = Driver(runner, seed=9)
+    firsts = [driver.add([*prompt, 7, 8, 9]) for prompt in prompts[VARIED]]
+    driver.run(firsts, 2, max_chunk=11)
+    rows = [
+        driver.add(prompt, Draw(num_logprobs=2), shares=first)
+        for prompt, first in zip(prompts[VARIED], firsts, strict=True)
+    ]
+    assert sum(row.num_computed for row in rows) > 100
+    driver.run(rows, NUM_TOKENS, BUDGET)
+    assert [(row.output, row.logprobs) for row in rows] == plain[VARIED]
+
+
+def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, prompts):
+    """Temperature, top_p and a seed; ten together in chunks of 16, then the first three alone."""
+    draws = [Draw(temperature=0.8, top_p=0.95, seed=1000 + i) for i in range(10)]
+    driver = Driver(runner, seed=3)
+    together = [driver.add(prompt, draw) for prompt, draw in zip(prompts[VARIED], draws, strict=True)]
+    driver.run(together, 24, max_chunk=16)
+    for row, prompt, draw in list(zip(together, prompts[VARIED], draws, strict=True))[:3]:
+        driver = Driver(runner, seed=4)
+        alone = driver.add(prompt, draw)
+        driver.run([alone], 24, BUDGET)
+        assert alone.output == row.output

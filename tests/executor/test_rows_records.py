@@ -1,0 +1,186 @@
+"""How long records of released requests are kept, and how a snapshot is cut into messages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.plan import NO_TAGS, RecordId, RowFinish, RowState, Tags
+from paceline_executor.rows.snapshot import Snapshot, parts_of
+from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.plans import int32, placement, plan
+
+SECOND = 1_000_000_000
+MIB = 2**20
+LIMITS = RowLimits(
+    num_rows=4,
+    max_model_len=16,
+    max_num_batched_tokens=20,
+    num_blocks=12,
+    block_size=4,
+    vocab_size=1000,
+    max_record_bytes=3000,
+    record_keep_ns=60 * SECOND,
+)
+
+
+class Clock:
+    """Time in nanoseconds that passes when it is told to."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        """The time."""
+        return self.now_ns
+
+
+@pytest.fixture
+def clock():
+    """Time zero."""
+    return Clock()
+
+
+@pytest.fixture
+def engine(clock):
+    """Room for two records."""
+    return Engine(RowTable(LIMITS), HashRunner(12, 4, 1000), clock)
+
+
+def _released(engine, row, name, step_id, *, preempt=False):
+    place = [placement(row, [1], name=name)]
+    engine.execute(plan(step_id=step_id, place=place, grants=[(row, 0, row)]))
+    if preempt:
+        engine.execute(plan(step_id=step_id + 1, preempt=[row]))
+    else:
+        engine.execute(plan(step_id=step_id + 1, finish=[(row, 0)]))
+
+
+def _names(engine):
+    return [state.record_id.request_id for state in engine.table.states()]
+
+
+def test_a_finished_requests_record_goes_a_minute_after_its_finish(engine, clock):
+    """A preempted one's stays: the request is not over."""
+    _released(engine, 0, "finished", 1)
+    _released(engine, 1, "preempted", 3, preempt=True)
+    clock.now_ns = 59 * SECOND
+    engine.execute(plan(step_id=5))
+    kept = _names(engine)
+    clock.now_ns = 60 * SECOND
+    engine.execute(plan(step_id=6))
+
+    assert kept == ["finished", "preempted"]
+    assert _names(engine) == ["preempted"]
+
+
+def test_a_forgotten_record_is_gone_and_forgetting_twice_is_no_mistake(engine):
+    """Plans carry the ids to forget; one may have gone by itself."""
+    _released(engine, 0, "a", 1)
+    engine.execute(plan(step_id=3, forget=["a", "a", "unknown"]))
+
+    assert engine.table.num_records == 0
+
+
+def test_forgetting_does_not_touch_a_request_on_a_row(engine):
+    """Only records are forgotten."""
+    engine.execute(plan(place=[placement(0, [1], name="a")]))
+    engine.execute(plan(step_id=2, forget=["a"]))
+
+    assert _names(engine) == ["a"]
+
+
+def test_the_oldest_records_go_when_they_exceed_their_memory(engine, clock):
+    """Three do not fit into 3,000 bytes."""
+    for number, name in enumerate("abc"):
+        clock.now_ns += SECOND
+        _released(engine, 0, name, 2 * number + 1)
+
+    assert _names(engine) == ["b", "c"]
+
+
+def test_records_of_many_requests_stay_within_their_memory(engine):
+    """Bounded in bytes, however many requests come."""
+    for number in range(50):
+        _released(engine, 0, f"request-{number}", 2 * number + 1)
+
+    assert engine.table.num_records <= 2
+
+
+def state(number, num_prompt, num_output, num_blocks, num_context):
+    """A request with recognisable columns."""
+    return RowState(
+        record_id=RecordId("tenant", f"request-{number}"),
+        row=number,
+        attempt=2,
+        prompt_token_ids=np.arange(num_prompt, dtype=np.int32),
+        output_token_ids=np.arange(num_output, dtype=np.int32) + 7,
+        num_computed_tokens=3,
+        block_ids=np.arange(num_blocks, dtype=np.int32) + 9,
+        finish=RowFinish.LENGTH,
+        released=None,
+        max_tokens=5,
+        sampling_message=b"sampling",
+        end_token_ids=(1, 2),
+        context=bytes(num_context),
+    )
+
+
+def _joined(parts):
+    whole = []
+    for part in parts:
+        for piece in part.states:
+            if whole and whole[-1].continues:
+                assert piece.record_id == whole[-1].record_id
+                whole[-1] = replace(
+                    whole[-1],
+                    prompt_token_ids=np.concatenate((whole[-1].prompt_token_ids, piece.prompt_token_ids)),
+                    output_token_ids=np.concatenate((whole[-1].output_token_ids, piece.output_token_ids)),
+                    block_ids=np.concatenate((whole[-1].block_ids, piece.block_ids)),
+                    continues=piece.continues,
+                )
+            else:
+                whole.append(piece)
+    return whole
+
+
+sizes = st.integers(0, 400_000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.builds(state, st.integers(0, 9), sizes, sizes, sizes, st.integers(0, 500_000)), max_size=5))
+def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
+    """No part is larger than 1 MiB, none is empty but the last, and nothing is lost or doubled."""
+    parts = list(parts_of(Snapshot(tuple(states), NO_TAGS), MIB))
+
+    assert [repr(joined) for joined in _joined(parts)] == [repr(whole) for whole in states]
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    for part in parts[:-1]:
+        num_bytes = sum(
+            piece.prompt_token_ids.nbytes + piece.output_token_ids.nbytes + piece.block_ids.nbytes + len(piece.context)
+            for piece in part.states
+        )
+        assert part.states
+        assert num_bytes < MIB
+
+
+def test_the_tags_of_a_large_pool_are_cut_as_well():
+    """200,000 tags of 20 bytes take four parts."""
+    tags = Tags(np.arange(200_000, dtype=np.int32), bytes(range(16)) * 200_000)
+    parts = list(parts_of(Snapshot((), tags), MIB))
+
+    assert np.concatenate([part.tags.block_ids for part in parts]).tolist() == list(range(200_000))
+    assert b"".join(part.tags.keys for part in parts) == tags.keys
+    assert all(20 * part.tags.block_ids.size <= MIB for part in parts)
+
+
+def test_an_empty_executor_has_a_snapshot_of_one_part():
+    """Plan 1 may be sent after it."""
+    (part,) = parts_of(Snapshot((), Tags(int32([]), b"")), MIB)
+
+    assert part.is_last

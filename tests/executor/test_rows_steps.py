@@ -1,0 +1,306 @@
+"""One step after another on permanent rows, with a runner that reads every token back through the block table."""
+
+import numpy as np
+import pytest
+
+from paceline_executor.errors import StepFailedError
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.grant_hash import START
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.plan import RowFinish, StepResult
+from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_runner import HashRunner, continuation, next_token
+from paceline_executor.testing.plans import placement, plan, record
+
+LIMITS = RowLimits(
+    num_rows=4, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000
+)
+KEY = bytes(range(16))
+
+
+@pytest.fixture
+def runner():
+    """A runner that can be made to fail."""
+    return HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size)
+
+
+@pytest.fixture
+def engine(runner):
+    """Four free rows of 16 tokens, twelve blocks of 4."""
+    return Engine(RowTable(LIMITS), runner)
+
+
+def reference(prompt, num_tokens):
+    """The output a prompt must give."""
+    return continuation(prompt, num_tokens, LIMITS.vocab_size)
+
+
+def _tokens_of(result: StepResult) -> list[int]:
+    return result.token_ids.tolist()
+
+
+def test_a_prompt_in_one_chunk_gives_one_token_and_each_decode_one_more(engine):
+    """The last token drawn is fed to the next step by the executor itself."""
+    first = engine.execute(plan([(0, 3)], place=[placement(0, [5, 6, 7])], grants=[(0, 0, 2)])).result
+    second = engine.execute(plan([(0, 1)], step_id=2)).result
+    third = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 9)])).result
+
+    assert _tokens_of(first) + _tokens_of(second) + _tokens_of(third) == reference([5, 6, 7], 3)
+    assert first.num_accepted.tolist() == [1]
+
+
+def test_a_prompt_in_chunks_gives_the_same_token_as_in_one(engine):
+    """Only the chunk that reaches the end of the known tokens draws one."""
+    prompt = [9, 8, 7, 6, 5]
+    cells = [(0, 0, 3), (0, 1, 4)]
+    counts = [
+        engine.execute(plan([(0, 2)], place=[placement(0, prompt)], grants=cells)).result.num_accepted.tolist(),
+        engine.execute(plan([(0, 1)], step_id=2)).result.num_accepted.tolist(),
+    ]
+    last = engine.execute(plan([(0, 2)], step_id=3)).result
+
+    assert counts == [[0], [0]]
+    assert _tokens_of(last) == reference(prompt, 1)
+
+
+def test_rows_of_a_mixed_batch_do_not_disturb_each_other(engine):
+    """A chunk, a decode and a whole prompt in one step."""
+    engine.execute(plan([(2, 2)], place=[placement(2, [1, 2])], grants=[(2, 0, 0)]))
+    place = [placement(0, [3, 4, 5, 6, 7, 8]), placement(3, [9])]
+
+    result = engine.execute(
+        plan([(3, 1), (0, 4), (2, 1)], step_id=2, place=place, grants=[(3, 0, 1), (0, 0, 5), (0, 1, 6)])
+    ).result
+
+    assert result.rows.tolist() == [3, 0, 2]
+    assert result.num_accepted.tolist() == [1, 0, 1]
+    assert _tokens_of(result) == [reference([9], 1)[0], reference([1, 2], 2)[1]]
+
+
+def test_a_row_ends_at_an_end_token_and_later_plans_write_nothing(engine, runner):
+    """Plans that were on their way when the row ended return 0 for it."""
+    stop = reference([5, 6], 2)[1]
+    place = [placement(0, [5, 6], end_token_ids=[7, stop])]
+    engine.execute(plan([(0, 2)], place=place, grants=[(0, 0, 2)]))
+    ended = engine.execute(plan([(0, 1)], step_id=2)).result
+    num_steps = runner.num_steps
+    late = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 3)])).result
+
+    assert ended.finishes.tolist() == [RowFinish.END_TOKEN]
+    assert _tokens_of(ended) == [stop]
+    assert (late.num_accepted.tolist(), _tokens_of(late)) == ([0], [])
+    assert late.finishes.tolist() == [RowFinish.END_TOKEN]
+    assert runner.num_steps == num_steps
+
+
+def test_a_row_ends_at_max_tokens(engine):
+    """Output of earlier attempts counts."""
+    place = [placement(0, [1], output=[2, 3], max_tokens=4)]
+    first = engine.execute(plan([(0, 3)], place=place, grants=[(0, 0, 0), (0, 1, 1)])).result
+    second = engine.execute(plan([(0, 1)], step_id=2)).result
+
+    assert first.finishes.tolist() == [RowFinish.GOES_ON]
+    assert second.finishes.tolist() == [RowFinish.LENGTH]
+
+
+def test_a_row_ends_when_its_context_is_full(engine):
+    """The last token of a context is drawn but never computed."""
+    cells = [(0, index, index) for index in range(4)]
+    place = [placement(0, list(range(14)), max_tokens=100)]
+    first = engine.execute(plan([(0, 14)], place=place, grants=cells)).result
+    second = engine.execute(plan([(0, 1)], step_id=2)).result
+
+    assert first.finishes.tolist() == [RowFinish.GOES_ON]
+    assert second.finishes.tolist() == [RowFinish.CONTEXT_FULL]
+    assert engine.table.states()[0].output_token_ids.size == 2
+
+
+def test_shared_blocks_serve_a_prefix_that_another_row_computed(engine):
+    """A cached prefix is read through the table and not computed again."""
+    prompt = [1, 2, 3, 4, 5, 6]
+    engine.execute(plan([(0, 6)], place=[placement(0, prompt)], grants=[(0, 0, 7), (0, 1, 8)]))
+    place = [placement(1, prompt, num_cached_tokens=4)]
+
+    result = engine.execute(
+        plan([(1, 2)], step_id=2, place=place, tags=[(7, KEY)], shared=[(1, 0, 7)], grants=[(1, 1, 9)])
+    ).result
+
+    assert _tokens_of(result) == reference(prompt, 1)
+    assert engine.table.tags().block_ids.tolist() == [7]
+
+
+def test_a_copied_block_can_be_written_without_touching_its_source(engine):
+    """Copies come before grants and the forward pass, and take the place of a shared block."""
+    prompt = [1, 2, 3, 4, 5]
+    engine.execute(plan([(0, 5)], place=[placement(0, prompt)], grants=[(0, 0, 0), (0, 1, 1)]))
+    other = [1, 2, 3, 4, 5, 6]
+    place = [placement(1, other, num_cached_tokens=5)]
+    engine.execute(plan([(1, 1)], step_id=2, place=place, copies=[(1, 2)], shared=[(1, 0, 0)], grants=[(1, 1, 2)]))
+
+    first = engine.execute(plan([(0, 1), (1, 1)], step_id=3)).result
+
+    assert _tokens_of(first) == [reference(prompt, 2)[1], reference(other, 2)[1]]
+
+
+def test_a_block_released_in_a_plan_may_be_granted_in_the_same_plan(engine):
+    """Plan order is device order."""
+    engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 5)]))
+
+    result = engine.execute(
+        plan([(1, 1)], step_id=2, finish=[(0, 1)], place=[placement(1, [3])], grants=[(1, 0, 5)])
+    ).result
+
+    assert _tokens_of(result) == reference([3], 1)
+
+
+def test_a_grant_for_writing_clears_the_blocks_tag(engine):
+    """What a tag promises is gone once somebody may write."""
+    engine.execute(plan(tags=[(5, KEY), (6, KEY)]))
+    engine.execute(plan(step_id=2, place=[placement(0, [1])], grants=[(0, 0, 5)]))
+    engine.execute(plan(step_id=3, tags=[(3, KEY), (6, bytes(16))]))
+
+    tags = engine.table.tags()
+    assert (tags.block_ids.tolist(), tags.keys) == ([3], KEY)
+
+
+def test_a_final_release_cuts_the_record_and_a_preemption_does_not(engine):
+    """The record of a finished request holds what its client was told."""
+    place = [placement(0, [1, 2]), placement(1, [3, 4])]
+    cells = [(0, 0, 0), (1, 0, 1)]
+    engine.execute(plan([(0, 2), (1, 2)], place=place, grants=cells))
+    engine.execute(plan([(0, 1), (1, 1)], step_id=2))
+    engine.execute(plan(step_id=3, finish=[(0, 1)], preempt=[1]))
+
+    preempted, finished = engine.table.states()
+    assert (finished.record_id, finished.row) == (record("request-0"), None)
+    assert finished.output_token_ids.tolist() == reference([1, 2], 1)
+    assert finished.released is not None
+    assert preempted.output_token_ids.tolist() == reference([3, 4], 2)
+    assert (preempted.released, preempted.block_ids.size) == (None, 0)
+    assert engine.table.num_granted_blocks == 0
+
+
+def test_a_preempted_request_placed_again_continues_as_if_nothing_had_been(engine):
+    """Recomputing prompt and output so far gives the next token of the undisturbed request."""
+    engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 0)]))
+    engine.execute(plan([(0, 1)], step_id=2))
+    engine.execute(plan(step_id=3, preempt=[0]))
+    again = placement(2, [1, 2], name="request-0", output=reference([1, 2], 2))
+
+    result = engine.execute(plan([(2, 4)], step_id=4, place=[again], grants=[(2, 0, 7)])).result
+
+    assert _tokens_of(result) == [reference([1, 2], 3)[2]]
+    assert engine.table.num_records == 0
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone(engine, runner):
+    """Its batch mates go on."""
+    runner.faulty_tokens = frozenset({13})
+    place = [placement(0, [13]), placement(1, [1])]
+
+    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
+
+    assert result.finishes.tolist() == [RowFinish.ERROR, RowFinish.GOES_ON]
+    assert result.num_accepted.tolist() == [0, 1]
+    assert [(fault.row, fault.error.reason) for fault in result.faults] == [(0, "NUMERIC_FAULT")]
+    assert engine.execute(plan([(0, 1), (1, 1)], step_id=2)).result.num_accepted.tolist() == [0, 1]
+
+
+def test_log_probabilities_come_only_for_rows_that_asked(engine):
+    """One set of values per drawn token."""
+    place = [placement(0, [1], num_logprobs=2), placement(1, [2])]
+
+    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
+
+    assert [(logprobs.row, logprobs.token_id) for logprobs in result.logprobs] == [(0, _tokens_of(result)[0])]
+
+
+def test_a_step_that_fails_as_a_whole_leaves_every_row_as_it_was(engine, runner):
+    """No row advances, nothing enters a record, and the same plan then works."""
+    engine.execute(
+        plan([(0, 2), (1, 1)], place=[placement(0, [1, 2]), placement(1, [3])], grants=[(0, 0, 0), (1, 0, 1)])
+    )
+    before = [repr(state) for state in engine.table.states()]
+    failing = plan([(1, 1), (2, 1)], step_id=2, finish=[(0, 1)], place=[placement(2, [4])], grants=[(2, 0, 5)])
+    runner.fail_next = RuntimeError("device lost")
+
+    with pytest.raises(StepFailedError):
+        engine.execute(failing)
+
+    assert [repr(state) for state in engine.table.states()] == before
+    assert _tokens_of(engine.execute(failing).result) == [reference([3], 2)[1], reference([4], 1)[0]]
+
+
+def test_a_failed_step_makes_no_promise_about_blocks_it_may_have_written(engine, runner):
+    """A row is restored only up to the first block that the failed plan had given to another row."""
+    engine.execute(plan([(0, 10)], place=[placement(0, list(range(10)))], grants=[(0, i, i) for i in range(3)]))
+    engine.execute(plan(step_id=2, tags=[(0, KEY), (1, KEY)]))
+    runner.fail_next = RuntimeError("device lost")
+
+    with pytest.raises(StepFailedError):
+        engine.execute(plan([(1, 1)], step_id=3, finish=[(0, 1)], place=[placement(1, [4])], grants=[(1, 0, 1)]))
+
+    (state,) = engine.table.states()
+    assert state.num_computed_tokens == 4
+    assert state.block_ids.tolist() == [0]
+    assert engine.table.tags().block_ids.tolist() == [0]
+    assert engine.table.num_granted_blocks == 1
+    assert state.output_token_ids.size == 1
+
+
+def test_the_grant_hash_follows_the_protocols_description(engine):
+    """Grants before shared ones, in plan order, over the whole epoch."""
+
+    def carried(value, row, index, block):
+        value = ((value ^ ((row * 2**48 + index * 2**32 + block) % 2**64)) * 0x100000001B3) % 2**64
+        return value ^ (value >> 32)
+
+    first = engine.execute(
+        plan(place=[placement(1, [1] * 9)], shared=[(1, 0, 3)], grants=[(1, 1, 4), (1, 2, 2)])
+    ).result
+    second = engine.execute(plan(step_id=2, place=[placement(3, [1])], grants=[(3, 0, 11)])).result
+
+    expected = carried(carried(carried(START, 1, 1, 4), 1, 2, 2), 1, 0, 3)
+    assert first.grant_hash == expected
+    assert second.grant_hash == carried(expected, 3, 0, 11)
+    engine.table.begin_epoch()
+    assert engine.execute(plan(epoch=2)).result.grant_hash == START
+
+
+def test_a_plan_without_rows_runs_nothing(engine, runner):
+    """It only changes state."""
+    result = engine.execute(plan(place=[placement(0, [1])], grants=[(0, 0, 1)])).result
+
+    assert runner.num_steps == 0
+    assert result.rows.size == 0
+    assert engine.table.num_rows_in_use == 1
+
+
+def test_seeds_and_offsets_reach_the_sampler(engine):
+    """The offset is the index of the output token, output of earlier attempts included."""
+    sampling = placement(0, [1]).sampling
+    seeded = type(sampling)(temperature=1.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1)
+    place = [placement(0, [1], output=[7], sampling=seeded)]
+
+    result = engine.execute(plan([(0, 2)], place=place, grants=[(0, 0, 1)])).result
+
+    assert _tokens_of(result) == [next_token([1, 7], 2**64 - 1, 1, LIMITS.vocab_size)]
+
+
+def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
+    """Positions, lengths and tables of a decode and a chunk."""
+    table = engine.table
+    engine.execute(plan([(1, 5)], place=[placement(1, [1, 2, 3, 4, 5])], grants=[(1, 0, 8), (1, 1, 9)]))
+    step = plan([(0, 2), (1, 1)], step_id=2, place=[placement(0, [6, 7, 8])], grants=[(0, 0, 3)])
+    table.apply(step, 0)
+
+    batch = table.build_batch(step).batch
+
+    assert batch.token_ids.tolist() == [6, 7, int(table.states()[1].output_token_ids[0])]
+    assert batch.positions.tolist() == [0, 1, 5]
+    assert batch.cu_seqlens.tolist() == [0, 2, 3]
+    assert batch.context_lens.tolist() == [2, 6]
+    assert batch.sampled.tolist() == [1]
+    assert batch.block_tables[1, :2].tolist() == [8, 9]
+    columns = (batch.token_ids, batch.positions, batch.cu_seqlens, batch.context_lens, batch.sampled)
+    assert all(column.dtype == np.int32 for column in (*columns, batch.block_tables))

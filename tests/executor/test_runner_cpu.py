@@ -1,0 +1,270 @@
+"""The CPU runner: the same bits in any company, faults that stay alone, blocks that can be copied, one warm-up."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_executor.errors import StartError, UnsupportedModelError
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
+from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_kernels import jit
+from paceline_kernels.activation import cpu as activation
+from paceline_kernels.attention import cpu as attention
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.linear import cpu as linear
+from paceline_kernels.rms_norm import cpu as rms_norm
+from paceline_kernels.rope import cpu as rope
+from paceline_kernels.sampling import cpu as sampling
+from paceline_kernels.testing import poisoned
+
+GREEDY = Draw(num_logprobs=4)
+SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Memory that is read before it is written is NaN."""
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """Nine heads on three KV heads, like the default model."""
+    return tiny_checkpoint(num_heads=9, num_kv_heads=3)
+
+
+def new_runner(checkpoint, num_blocks=128, block_size=16, num_threads=1):
+    """A runner whose KV cache holds nothing yet."""
+    return CpuRunner(checkpoint, num_blocks=num_blocks, block_size=block_size, num_threads=num_threads)
+
+
+def random_prompt(length, seed):
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(0, 512, length).tolist()
+
+
+def generate(checkpoint, prompt, draw, num_tokens=6, max_chunk=10_000, mates=(), seed=0):
+    """Tokens and log-probabilities of one request, its blocks placed by `seed`, with `mates` in the same steps."""
+    driver = Driver(new_runner(checkpoint), seed)
+    row = driver.add(prompt, draw)
+    driver.run([*(driver.add(mate) for mate in mates), row], num_tokens, max_chunk)
+    return row.output, row.logprobs
+
+
+@pytest.mark.parametrize("draw", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_chunks_do_not_change_a_bit(checkpoint, draw, chunk):
+    """Tokens and log-probabilities are equal, not close."""
+    prompt = random_prompt(290, seed=chunk)
+    assert generate(checkpoint, prompt, draw, max_chunk=chunk, seed=1) == generate(checkpoint, prompt, draw)
+
+
+@settings(max_examples=12)
+@given(
+    length=st.integers(1, 80),
+    mates=st.lists(st.integers(1, 60), max_size=5),
+    chunk=st.sampled_from([1, 7, 16, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_batch_mates_do_not_change_a_bit(checkpoint, length, mates, chunk, seed):
+    """Whatever stands in the batch, wherever the blocks lie."""
+    prompt = random_prompt(length, seed)
+    prompts = [random_prompt(mate, seed + i + 1) for i, mate in enumerate(mates)]
+    together = generate(checkpoint, prompt, SEEDED, max_chunk=chunk, mates=prompts, seed=seed)
+    assert together == generate(checkpoint, prompt, SEEDED)
+
+
+@pytest.mark.parametrize("num_common", [15, 16, 40, 64])
+def test_a_shared_prefix_does_not_change_a_bit(checkpoint, num_common):
+    """Blocks another request computed, in other chunks, serve as well as one's own."""
+    prompt = random_prompt(64, seed=1)
+    other = prompt[:num_common] + random_prompt(30, seed=2)
+    driver = Driver(new_runner(checkpoint))
+    first = driver.add(other)
+    driver.run([first], 3, max_chunk=11)
+    second = driver.add(prompt, SEEDED, shares=first)
+    assert second.num_computed == min(num_common, 63) // 16 * 16
+    driver.run([first, second], 6, max_chunk=9)
+    assert (second.output, second.logprobs) == generate(checkpoint, prompt, SEEDED)
+
+
+def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(checkpoint):
+    """What a released request left in its slots is never read."""
+    driver = Driver(new_runner(checkpoint, num_blocks=8))
+    first = driver.add(random_prompt(100, seed=1))
+    driver.run([first], 4, max_chunk=64)
+    driver.drop(first)
+    prompt = random_prompt(90, seed=2)
+    second = driver.add(prompt, GREEDY)
+    driver.run([second], 6, max_chunk=64)
+    assert (second.output, second.logprobs) == generate(checkpoint, prompt, GREEDY)
+
+
+@pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
+def test_the_number_of_threads_does_not_change_a_bit(checkpoint):
+    """One or two."""
+    prompt = random_prompt(50, seed=3)
+    outputs = []
+    for num_threads in (1, 2):
+        driver = Driver(new_runner(checkpoint, num_threads=num_threads))
+        row = driver.add(prompt, SEEDED)
+        driver.run([row], 6, max_chunk=16)
+        outputs.append((row.output, row.logprobs))
+    assert outputs[0] == outputs[1]
+
+
+def test_logits_that_are_not_finite_are_the_fault_of_their_row(checkpoint):
+    """A key of NaN in one request's blocks: it fails, the requests beside it do not notice."""
+    prompts = [random_prompt(20, seed) for seed in range(3)]
+    clean = [generate(checkpoint, prompt, SEEDED) for prompt in prompts]
+    runner = new_runner(checkpoint)
+    driver = Driver(runner)
+    rows = [driver.add(prompt, SEEDED) for prompt in prompts]
+    driver.step(rows, max_chunk=64)
+    runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3, 0] = float("nan")
+    driver.run(rows, 6, max_chunk=64)
+    assert rows[1].fault == "the model's logits are not finite numbers"
+    assert len(rows[1].output) == 1
+    assert [(row.output, row.logprobs) for row in (rows[0], rows[2])] == [clean[0], clean[2]]
+
+
+def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(checkpoint):
+    """A row that claims computed tokens it does not have."""
+    driver = Driver(new_runner(checkpoint))
+    row = driver.add(random_prompt(20, seed=1))
+    row.num_computed = 10
+    driver.step([row], max_chunk=64)
+    assert row.fault is not None
+
+
+def test_a_copied_block_serves_as_well_as_the_original(checkpoint):
+    """In all layers, keys and values."""
+    runner = new_runner(checkpoint)
+    driver = Driver(runner)
+    prompt = random_prompt(40, seed=1)
+    first = driver.add(prompt, GREEDY)
+    driver.step([first], max_chunk=64)
+    second = driver.add(prompt, GREEDY)
+    driver.step([second], max_chunk=39)
+    copies = np.array([100, 101, 102], dtype=np.int32)
+    assert not set(copies.tolist()) & set(first.blocks + second.blocks)
+    runner.copy_blocks(np.array(first.blocks, dtype=np.int32), copies)
+    second.blocks = copies.tolist()
+    driver.run([first, second], 6, max_chunk=64)
+    assert (second.output, second.logprobs) == (first.output, first.logprobs)
+
+
+def test_logprobs_come_for_the_rows_that_asked(checkpoint):
+    """None, the chosen token's alone, and the three best."""
+    driver = Driver(new_runner(checkpoint))
+    rows = [driver.add(random_prompt(9, seed), Draw(num_logprobs=num)) for seed, num in enumerate((-1, 0, 3))]
+    output = driver.step(rows, max_chunk=64)
+    assert sorted(output.logprobs) == [1, 2]
+    assert output.logprobs[1].top_token_ids == ()
+    assert len(output.logprobs[2].top_logprobs) == 3
+    assert output.logprobs[2].top_token_ids[0] == rows[2].output[0]
+    assert output.logprobs[2].chosen == output.logprobs[2].top_logprobs[0] < 0
+
+
+def test_a_step_that_samples_nothing_draws_nothing(checkpoint):
+    """The middle of a prompt."""
+    driver = Driver(new_runner(checkpoint))
+    output = driver.step([driver.add(random_prompt(20, seed=1))], max_chunk=8)
+    assert output.token_ids.size == 0
+    assert output.faults == {}
+    assert output.forward_ns > 0
+
+
+def one_token_batch():
+    """Token 5 at position 0 in block 3, drawn for."""
+    return step_batch([DrivenRow([5], num_prompt=1, draw=GREEDY, blocks=[3])], counts=[1], sampled=[0])
+
+
+def test_arrays_may_be_read_only_and_strided(checkpoint):
+    """As they are when they come out of a message or a column of a table."""
+    batch = one_token_batch()
+    wide = np.repeat(batch.token_ids, 2)
+    wide.flags.writeable = False
+    expected = new_runner(checkpoint).execute(batch)
+    assert new_runner(checkpoint).execute(dataclasses.replace(batch, token_ids=wide[::2])).logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"token_ids": np.array([512], dtype=np.int32)}, KernelArgumentError),
+        ({"token_ids": np.array([-1], dtype=np.int32)}, KernelArgumentError),
+        ({"block_tables": np.array([[128]], dtype=np.int32)}, KernelArgumentError),
+        ({"positions": np.array([16], dtype=np.int32)}, IndexError),
+        ({"context_lens": np.array([17], dtype=np.int32)}, KernelArgumentError),
+    ],
+)
+def test_a_batch_that_names_what_does_not_exist_is_refused(checkpoint, change, error):
+    """It never reads or writes out of bounds."""
+    with pytest.raises(error):
+        new_runner(checkpoint).execute(dataclasses.replace(one_token_batch(), **change))
+
+
+def test_warm_up_reports_each_step_and_measures_rising_times(checkpoint):
+    """Sizes that fit are measured; the KV cache is empty afterwards."""
+    seen = []
+    runner = CpuRunner(checkpoint, num_blocks=8, block_size=16, num_threads=1, on_progress=seen.append)
+    points = runner.warm_up()
+    assert [size for size, _ in points] == [1, 16, 64]
+    assert all(time_ns > 0 for _, time_ns in points)
+    assert [progress.index for progress in seen] == list(range(seen[0].num_steps))
+    assert seen[0].step == "compile linear"
+    assert runner._kv_cache.keys.isnan().all()
+
+
+def test_nothing_compiles_after_the_warm_up(checkpoint):
+    """Whatever the sizes, contents and options of later steps."""
+    new_runner(checkpoint).warm_up()
+    compiled = (
+        linear.multiply,
+        rms_norm.normalize,
+        rms_norm.add_and_normalize,
+        rope.rotate_and_write,
+        attention.count_sound_rows,
+        attention.attend,
+        activation.gate_rows,
+        sampling.draw_rows,
+        sampling.take_logprobs,
+    )
+    assert [len(function.signatures) for function in compiled] == [1] * len(compiled)
+    for lengths in ([1], [3, 40], [300, 1, 1], [64] * 9):
+        for draw in (GREEDY, SEEDED):
+            driver = Driver(new_runner(checkpoint))
+            driver.run([driver.add(random_prompt(length, 1), draw) for length in lengths], 3, max_chunk=50)
+    assert [len(function.signatures) for function in compiled] == [1] * len(compiled)
+
+
+def test_the_geometry_says_what_was_allocated(checkpoint):
+    """Bytes per block count keys and values of all layers."""
+    geometry = new_runner(checkpoint, num_blocks=10, block_size=8).kv_geometry
+    assert (geometry.num_blocks, geometry.block_size, geometry.num_layers) == (10, 8, 2)
+    assert geometry.bytes_per_block == 2 * 2 * 3 * 8 * 16 * 4
+
+
+@pytest.mark.parametrize("num_threads", [0, -1, 100_000])
+def test_an_impossible_number_of_threads_is_refused(checkpoint, num_threads):
+    """The sentence says what is possible."""
+    with pytest.raises(StartError, match="the number of threads must be 1 to"):
+        new_runner(checkpoint, num_threads=num_threads)
+
+
+def test_a_kv_cache_larger_than_any_memory_is_refused(checkpoint):
+    """With its size, and what to do."""
+    with pytest.raises(StartError, match=r"needs \d+ MiB: use fewer"):
+        new_runner(checkpoint, num_blocks=2**40)
+
+
+def test_an_architecture_we_do_not_compute_is_refused():
+    """Before memory is taken."""
+    with pytest.raises(UnsupportedModelError, match="'gpt2'"):
+        new_runner(tiny_checkpoint(architecture="gpt2"))

@@ -1,0 +1,295 @@
+"""An executor's ports beside the plan stream: who it is, its rows, its tokenizer, health, reflection, drain."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
+from paceline_executor.errors import ModelCorruptError, PortError
+from paceline_executor.link.service import ExecutorService, ServiceConfig
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
+from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.plan_client import attached, column, grants, hello, info_of, request
+
+READY, NOT_READY = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE = "paceline.v1.ExecutorService"
+LOOPBACK = ServiceConfig("127.0.0.1", 0, 0)
+
+
+@pytest.fixture
+async def executor():
+    """Eight rows of 64 tokens, 32 blocks of 4."""
+    async with hash_executor() as executor:
+        yield executor
+
+
+@asynccontextmanager
+async def _stub(address, stub=executor_pb2_grpc.ExecutorServiceStub):
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield stub(channel)
+
+
+def _load():
+    return loaded(HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size))
+
+
+@asynccontextmanager
+async def _listening(load):
+    service = ExecutorService(LOOPBACK, load)
+    port, health_port = await service.listen()
+    try:
+        yield service, f"127.0.0.1:{port}", f"127.0.0.1:{health_port}"
+    finally:
+        await service.stop()
+
+
+def _placing(row, prompt):
+    cells = [(row, index, row * 4 + index) for index in range(4)]
+    return plan_pb2.BatchPlan(new_requests=[request(row, prompt)], grants=grants(cells))
+
+
+async def _health(address, service):
+    async with _stub(address, health_pb2_grpc.HealthStub) as stub:
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def test_info_says_who_drives(executor):
+    """Term and holder, for a scheduler that wants to attach with a higher one."""
+    async with _stub(executor.address) as stub:
+        idle = await stub.GetInfo(executor_pb2.GetInfoRequest())
+        async with attached(executor.address, hello("driver", 7)) as client:
+            await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+            driven = await stub.GetInfo(executor_pb2.GetInfoRequest())
+
+    assert (idle.epoch, idle.term, idle.holder_scheduler_id, idle.last_step_id) == (0, 0, "", 0)
+    assert (driven.epoch, driven.term, driven.holder_scheduler_id, driven.last_step_id) == (1, 7, "driver", 1)
+    assert driven.incarnation == client.welcome.incarnation
+    assert (driven.model.name, driven.device, driven.draining) == ("hash", "none", False)
+    assert driven.uptime.ToNanoseconds() > idle.uptime.ToNanoseconds()
+
+
+async def test_state_shows_rows_and_records(executor):
+    """In a form that people can read; tokens and records only if asked for."""
+    release = plan_pb2.Release(row=0, final=plan_pb2.FinalRelease(num_output_tokens=1, reason=1))
+    async with attached(executor.address) as client, _stub(executor.address) as stub:
+        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+        await client.run([(1, 2)], _placing(1, [4, 5]))
+        await client.run((), plan_pb2.BatchPlan(releases=[release]))
+        terse = await stub.GetState(executor_pb2.GetStateRequest())
+        full = await stub.GetState(executor_pb2.GetStateRequest(include_records=True, include_token_ids=True))
+        cut = await stub.GetState(executor_pb2.GetStateRequest(include_records=True, max_num_rows=1))
+
+    (row,) = terse.rows
+    assert (row.row, row.num_prompt_tokens, row.num_output_tokens, list(row.block_ids)) == (1, 2, 1, [4, 5, 6, 7])
+    assert not row.prompt_token_ids
+    assert [list(view.prompt_token_ids) for view in full.rows] == [[4, 5], [1, 2, 3]]
+    assert (full.num_rows_in_use, full.num_records, full.num_granted_blocks) == (1, 1, 4)
+    assert (len(cut.rows), cut.truncated, full.truncated) == (1, True, False)
+
+
+@pytest.mark.parametrize("max_num_rows", [0, 1025, 2**32 - 1])
+async def test_a_state_request_out_of_range_names_the_field(executor, max_num_rows):
+    """INVALID_ARGUMENT."""
+    async with _stub(executor.address) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="max_num_rows") as failure:
+            await stub.GetState(executor_pb2.GetStateRequest(max_num_rows=max_num_rows))
+
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert info_of(failure.value).reason == "INVALID_FIELD"
+
+
+async def test_the_tokenizer_comes_in_parts_that_make_up_the_whole():
+    """None larger than 1 MiB; the first carries the rest."""
+    json = bytes(range(256)) * 10_000
+    async with hash_executor(tokenizer_json=json) as executor, _stub(executor.address) as stub:
+        parts = [part async for part in stub.GetTokenizer(executor_pb2.GetTokenizerRequest())]
+
+    assert b"".join(part.tokenizer_json for part in parts) == json
+    assert all(part.ByteSize() <= 2**20 for part in parts)
+    assert [part.last for part in parts] == [False, False, True]
+    assert (parts[0].digest, list(parts[0].end_token_ids), parts[0].eos_token_id) == ("hash", [0], 0)
+    assert not parts[0].HasField("chat_template")
+
+
+async def test_profile_is_refused_by_name(executor):
+    """UNIMPLEMENTED, not silence."""
+    async with _stub(executor.address) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.Profile(executor_pb2.ProfileRequest(num_steps=1))
+
+    info = info_of(failure.value)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (info.domain, info.reason, info.metadata["method"]) == ("paceline", "UNSUPPORTED_CALL", "Profile")
+
+
+async def test_an_unexpected_failure_leaks_no_text(executor, monkeypatch, capsys):
+    """The caller learns that it was internal, the log learns what it was."""
+
+    def fail(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("paceline_executor.link.servicer.info_of", fail)
+    async with _stub(executor.address) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.GetInfo(executor_pb2.GetInfoRequest())
+
+    assert failure.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in failure.value.details()
+    assert info_of(failure.value).reason == "INTERNAL"
+    assert "secret" in capsys.readouterr().out
+
+
+async def test_the_ports_answer_while_the_model_loads():
+    """Live, not ready, and calls say LOADING."""
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def load():
+        asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+        return _load()
+
+    async with _listening(load) as (service, address, health_address), _stub(address) as stub:
+        loading = asyncio.create_task(service.load())
+        live, ready = await _health(address, ""), await _health(health_address, SERVICE)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetInfo(executor_pb2.GetInfoRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as not_attached:
+            async with attached(address):
+                pass
+        gate.set()
+        await loading
+        ready_later = await _health(health_address, SERVICE)
+
+    assert (live, ready, ready_later) == (READY, NOT_READY, READY)
+    for failure in (refused, not_attached):
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert info_of(failure.value).reason == "LOADING"
+
+
+async def test_what_loading_raises_reaches_the_process():
+    """A corrupt model ends it with a sentence."""
+
+    def load():
+        raise ModelCorruptError("the file is cut short")
+
+    async with _listening(load) as (service, _, _):
+        with pytest.raises(ModelCorruptError, match="cut short"):
+            await service.load()
+
+
+async def test_a_port_in_use_is_an_error_with_the_address():
+    """Two executors never share a port."""
+    async with _listening(_load) as (_, address, _):
+        port = int(address.rpartition(":")[2])
+        second = ExecutorService(ServiceConfig("127.0.0.1", port, None), _load)
+        with pytest.raises(PortError, match=address):
+            await second.listen()
+
+
+async def test_health_of_an_unknown_service_is_not_found(executor):
+    """As the health protocol has it."""
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await _health(executor.address, "nobody")
+
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_every_watcher_sees_every_change_even_after_another_left():
+    """Watch stays open."""
+    async with (
+        _listening(_load) as (service, address, health_address),
+        _stub(address, health_pb2_grpc.HealthStub) as one,
+        _stub(health_address, health_pb2_grpc.HealthStub) as two,
+    ):
+        leaving, staying = (stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)) for stub in (one, two))
+        seen = [(await leaving.read()).status, (await staying.read()).status]
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving.code()
+        await service.load()
+        seen.append((await staying.read()).status)
+
+    assert seen == [NOT_READY, NOT_READY, READY]
+
+
+async def test_an_executor_stuck_in_a_step_is_not_ready(executor):
+    """And ready again once the step has ended."""
+    executor.runner.gate.clear()
+    async with attached(executor.address) as client, _stub(executor.address, health_pb2_grpc.HealthStub) as stub:
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        seen = [(await watch.read()).status]
+        await client.step([(0, 3)], _placing(0, [1, 2, 3]))
+        seen.append((await watch.read()).status)
+        executor.runner.gate.set()
+        seen.append((await watch.read()).status)
+        watch.cancel()
+
+    assert seen == [READY, NOT_READY, READY]
+
+
+async def test_reflection_lists_the_services(executor):
+    """So that grpcurl needs no protos."""
+    async with _stub(executor.address, reflection_pb2_grpc.ServerReflectionStub) as stub:
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await call.read()
+
+    names = {service.name for service in answer.list_services_response.service}
+    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_a_drain_tells_the_scheduler_and_waits_for_its_rows(executor):
+    """Not ready at once; ended in good order once the last row is released."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+        draining = asyncio.create_task(executor.service.drain(30))
+        result = await client.run([(0, 1)])
+        not_ready = await _health(executor.address, SERVICE)
+        still_draining = not draining.done()
+        await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
+        has_drained = await draining
+        info = await _info(executor.address)
+
+    assert (not_ready, still_draining, has_drained) == (NOT_READY, True, True)
+    assert (client.drains, info.draining) == (1, True)
+    assert column([1]) == result.num_accepted
+
+
+async def test_a_drain_ends_with_its_grace(executor):
+    """Rows that are still driven are left behind."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+
+        assert not await executor.service.drain(0.3)
+
+
+async def test_a_scheduler_that_attaches_during_a_drain_is_told(executor):
+    """It may finish what runs."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+    draining = asyncio.create_task(executor.service.drain(30))
+    async with attached(executor.address) as client:
+        await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
+        assert await draining
+
+    assert client.drains == 1
+
+
+async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason():
+    """UNAVAILABLE and DRAINING."""
+    async with hash_executor() as executor, attached(executor.address) as client:
+        stopping = asyncio.create_task(executor.service.stop())
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.result()
+        await stopping
+
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert info_of(failure.value).reason == "DRAINING"
+
+
+async def _info(address):
+    async with _stub(address) as stub:
+        return await stub.GetInfo(executor_pb2.GetInfoRequest())

@@ -1,0 +1,218 @@
+"""The executor process: its command line, its exit codes, its events, and how it follows signals."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import grpc
+import pytest
+import structlog
+
+from paceline.v1 import plan_pb2
+from paceline_executor.__main__ import ExitCode
+from paceline_executor.config import parse_config
+from paceline_executor.logs import set_up_logs
+from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
+from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
+
+COMMAND = [sys.executable, "-m", "paceline_executor"]
+ANY_PORTS = ["--port", "0", "--health-port", "0"]
+
+
+@pytest.fixture(autouse=True)
+def _restored_logs():
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny random model as a GGUF file."""
+    return gguf_parts(RandomCheckpoint()).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@contextmanager
+def _process(*arguments):
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _event(process, name):
+    """Read events up to the one of this name."""
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == name:
+            return event
+    raise AssertionError(f"no event {name!r}: {process.stderr.read()}")
+
+
+def _run(*arguments):
+    finished = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+    return finished.returncode, finished.stderr
+
+
+def _is_one_line(text):
+    return text.count("\n") == 1 and text.startswith("paceline-executor: error: ") and "Traceback" not in text
+
+
+async def test_an_executor_serves_and_drains_on_sigterm(model):
+    """Events tell how far it is; SIGTERM reaches the scheduler, whose rows finish; the exit code is 0."""
+    with _process("--model", model, "--served-model-name", "tiny", "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
+        events = [json.loads(process.stdout.readline())]
+        while events[-1]["event"] != "ready":
+            events.append(json.loads(process.stdout.readline()))
+        ready = events[-1]
+        async with attached(f"127.0.0.1:{ready['port']}") as client:
+            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+            await client.run([(0, 3)], placing)
+            process.send_signal(signal.SIGTERM)
+            while not client.drains:
+                await client.run()
+            result = await client.run([(0, 1)])
+            await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
+            with pytest.raises(grpc.aio.AioRpcError, match="drained"):
+                await client.result()
+        stdout, stderr = process.communicate(timeout=30)
+
+    assert {event["event"] for event in events} == {"listening", "model_load", "warm_up", "ready"}
+    assert (ready["model"], ready["max_model_len"], client.welcome.model.name) == ("tiny", 256, "tiny")
+    assert len(tokens_by_row(result)[0]) == 1
+    assert [json.loads(line)["event"] for line in stdout.splitlines()] == ["draining", "stopped"]
+    assert (process.returncode, stderr) == (ExitCode.OK, "")
+
+
+async def test_a_second_signal_ends_the_process_at_once(model):
+    """Whoever drives it, whatever runs."""
+    with _process("--model", model, "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
+        ready = _event(process, "ready")
+        async with attached(f"127.0.0.1:{ready['port']}") as client:
+            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+            await client.run([(0, 3)], placing)
+            process.send_signal(signal.SIGTERM)
+            _event(process, "draining")
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_a_signal_while_loading_ends_the_process_in_good_order(model):
+    """There is nothing to drain."""
+    with _process("--model", model, *ANY_PORTS) as process:
+        _event(process, "listening")
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+
+    assert (process.returncode, stderr) == (ExitCode.OK, "")
+
+
+def test_a_missing_model_is_one_line_and_its_own_exit_code(tmp_path):
+    """Never a traceback."""
+    code, stderr = _run("--model", tmp_path / "nowhere.gguf", *ANY_PORTS)
+
+    assert code == ExitCode.MODEL
+    assert _is_one_line(stderr)
+    assert "nowhere.gguf" in stderr
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5000])
+def test_a_truncated_model_is_one_line_and_its_own_exit_code(model, tmp_path, num_bytes):
+    """Wherever it was cut."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:num_bytes])
+    code, stderr = _run("--model", cut, *ANY_PORTS)
+
+    assert code == ExitCode.MODEL
+    assert _is_one_line(stderr)
+
+
+def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
+    """Before anything is loaded."""
+    with _process("--model", model, *ANY_PORTS) as process:
+        port = _event(process, "listening")["port"]
+        code, stderr = _run("--model", model, "--port", port, "--health-port", "0")
+
+    assert code == ExitCode.PORT
+    assert _is_one_line(stderr)
+    assert str(port) in stderr
+
+
+def test_a_kv_cache_that_does_not_fit_is_one_line_and_its_own_exit_code(model):
+    """It says what to lower."""
+    code, stderr = _run("--model", model, "--kv-cache-memory", "900TiB", *ANY_PORTS)
+
+    assert code == ExitCode.MACHINE
+    assert _is_one_line(stderr)
+    assert "--kv-cache-memory" in stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "65536"],
+        ["--port", "-1"],
+        ["--port", "5", "--health-port", "5"],
+        ["--kv-cache-memory", "many"],
+        ["--kv-cache-memory", "0"],
+        ["--shutdown-timeout", "nan"],
+        ["--max-num-seqs", "100", "--max-num-batched-tokens", "10"],
+        ["--block-size", "1e3"],
+        ["--log-level", "loud"],
+        ["--unknown"],
+    ],
+)
+def test_a_usage_mistake_is_explained_with_the_options_name(arguments, capsys):
+    """Exit code 2."""
+    with pytest.raises(SystemExit) as ending:
+        parse_config(arguments)
+
+    assert ending.value.code == ExitCode.USAGE
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy_and_names_every_exit_code():
+    """It answers at once."""
+    script = (
+        "import sys\nfrom paceline_executor.__main__ import main\ntry:\n    main(['--help'])\n"
+        "except SystemExit:\n    print(sorted(m for m in ('torch', 'numba', 'grpc') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.endswith("[]\n")
+    assert all(f"  {code.value}  " in done.stdout for code in ExitCode)
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "no space left on device"), ValueError("I/O on closed file")])
+def test_a_log_that_cannot_be_written_stops_no_work(failure):
+    """A full disk or a closed pipe loses events, nothing else."""
+
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise failure
+
+        def flush(self):
+            raise failure
+
+    set_up_logs("info", Broken())
+    structlog.get_logger().info("lost")
+
+
+def test_events_are_json_lines_with_what_happened_first():
+    """Time, level, event, then the rest."""
+    stream = io.StringIO()
+    set_up_logs("info", stream)
+    structlog.get_logger().info("ready", port=5)
+    structlog.get_logger().debug("too much")
+
+    assert list(json.loads(stream.getvalue())) == ["timestamp", "level", "event", "port"]

@@ -1,0 +1,139 @@
+"""A Hugging Face folder's tokenizer is taken as its files state it, and a damaged file is named."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+from paceline_executor.errors import ModelCorruptError, ModelNotFoundError
+from paceline_executor.weights import GenerationDefaults, load_tokenizer
+
+SPECIAL = ["<s>", "<|eot_id|>", "<pad>"]
+
+
+def small_tokenizer():
+    """Words of single letters, and three special tokens."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("abc")}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    return tokenizer
+
+
+def write_folder(folder, tokenizer=None, template=None, **files):
+    """A model folder: tokenizer.json, and each keyword as a JSON file of that name."""
+    (folder / "tokenizer.json").write_text((tokenizer or small_tokenizer()).to_str())
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_folder_is_read_whole(tmp_path):
+    """Special tokens as texts or objects, end tokens from all three places, defaults, template."""
+    bundle = load_tokenizer(
+        write_folder(
+            tmp_path,
+            tokenizer_config={
+                "bos_token": {"content": "<s>", "special": True},
+                "eos_token": "<pad>",
+                "pad_token": "<pad>",
+                "add_bos_token": True,
+                "chat_template": "{{ messages }}",
+            },
+            generation_config={"eos_token_id": [2, 5], "temperature": 0.6, "top_p": 0.9, "top_k": 40},
+        )
+    )
+    assert (bundle.bos_token_id, bundle.eos_token_id, bundle.pad_token_id) == (3, 5, 5)
+    assert bundle.end_token_ids == (5, 2, 4)
+    assert bundle.add_bos
+    assert bundle.defaults == GenerationDefaults(temperature=0.6, top_p=0.9, top_k=40)
+    assert bundle.chat_template == "{{ messages }}"
+    assert Tokenizer.from_str(bundle.tokenizer_json.decode()).encode("a<s>").ids == [0, 3]
+
+
+def test_a_lone_tokenizer_json_is_enough(tmp_path):
+    """Everything else is optional; an end token is known by its text."""
+    bundle = load_tokenizer(write_folder(tmp_path))
+    assert (bundle.bos_token_id, bundle.eos_token_id, bundle.chat_template) == (None, None, None)
+    assert bundle.end_token_ids == (4,)
+    assert not bundle.add_bos
+    assert bundle.defaults == GenerationDefaults()
+
+
+def test_a_folder_encodes_as_transformers_does(tmp_path):
+    """The same file, the same ids."""
+    from transformers import AutoTokenizer
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|eot_id|>"}
+    bundle = load_tokenizer(write_folder(tmp_path, tokenizer_config=config))
+    oracle = AutoTokenizer.from_pretrained(str(tmp_path))
+    text = "<s>abc cab<|eot_id|>"
+    ids = Tokenizer.from_str(bundle.tokenizer_json.decode()).encode(text, add_special_tokens=False).ids
+    assert ids == oracle.encode(text, add_special_tokens=False)
+    assert (bundle.bos_token_id, bundle.eos_token_id) == (oracle.bos_token_id, oracle.eos_token_id)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, True), (False, False), (True, True)])
+def test_bos_goes_first_where_the_post_processor_puts_it(tmp_path, stated, expected):
+    """Unless the configuration says otherwise."""
+    tokenizer = small_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    config = {"bos_token": "<s>"} | ({} if stated is None else {"add_bos_token": stated})
+    assert load_tokenizer(write_folder(tmp_path, tokenizer, tokenizer_config=config)).add_bos is expected
+
+
+def test_the_template_file_goes_before_the_configuration(tmp_path):
+    """As newer folders have it."""
+    config = {"chat_template": "old"}
+    assert load_tokenizer(write_folder(tmp_path, template="new", tokenizer_config=config)).chat_template == "new"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path):
+    """Older folders list them by name."""
+    config = {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}
+    assert load_tokenizer(write_folder(tmp_path, tokenizer_config=config)).chat_template == "d"
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    """The message says what to give instead."""
+    with pytest.raises(ModelNotFoundError, match=r"has no tokenizer\.json; give a folder with one, or a GGUF file"):
+        load_tokenizer(tmp_path)
+
+
+BROKEN = {
+    "tokenizer.json": [b"", b"{", b"[]", b'{"version": "1.0"}', b"\xff\xfe"],
+    "tokenizer_config.json": [
+        b"{",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"eos_token": 7}',
+        b'{"eos_token": "absent"}',
+        b'{"bos_token": "<s>", "add_bos_token": "yes"}',
+        b'{"chat_template": 3}',
+    ],
+    "generation_config.json": [
+        b'{"temperature": "hot"}',
+        b'{"temperature": -1}',
+        b'{"temperature": NaN}',
+        b'{"top_p": 0}',
+        b'{"top_k": -2}',
+        b'{"top_k": 1' + b"0" * 400 + b"}",
+        b'{"eos_token_id": [1, "2"]}',
+        b'{"eos_token_id": -1}',
+    ],
+    "chat_template.jinja": [b"\xff"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name, contents in BROKEN.items() for content in contents]
+)
+def test_a_broken_file_is_named(tmp_path, name, content):
+    """One line, with the file in it."""
+    write_folder(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelCorruptError, match=name) as refusal:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400 + len(str(tmp_path))

@@ -1,0 +1,356 @@
+"""A GGUF's tokenizer encodes as independent implementations do, and gives back the text it was given."""
+
+import itertools
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.testing.models import (
+    BYTE_LETTERS,
+    RandomCheckpoint,
+    byte_level_metadata,
+    default_model_path,
+    gguf_parts,
+)
+from paceline_executor.weights import GenerationDefaults, load_tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Hello world! 123",
+    "The quick brown fox doesn't jump; IT'S lazy, they'LL say.",
+    "x = 1234567890 and 3.14159, 12 34 abc123def 9",
+    "Café déjà vu, naïve coöperation",
+    "  multiple   spaces\tand\ttabs  ",
+    "\t\n\r\n  def f(x):\n    return x ** 2  # ¿qué?\n\n\n",
+    "日本語のテキスト 2024年 — Ελληνικά кириллица العربية",
+    "👩‍👩‍👧‍👦 family 🇫🇷 flag \u200b\u00a0 joiners",
+    "<|im_start|>user\nHi<|im_end|>\n<|endoftext|>",
+    "<|im_start|<|im_end|>|>",
+    "a" * 300,
+    "\x00\x7f\u0085\u2028",
+]
+
+
+def tokenizer_of(bundle):
+    """The library's tokenizer, as another process would rebuild it."""
+    return Tokenizer.from_str(bundle.tokenizer_json.decode())
+
+
+def encode(tokenizer, text):
+    """Ids without what a post-processor might add, as `TokenizerBundle` asks."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def bundle_of(tmp_path, metadata):
+    """The bundle of a file with this tokenizer metadata and an embedding wide enough for it."""
+    parts = gguf_parts(RandomCheckpoint())
+    parts.tensors.clear()
+    parts.metadata = {"general.architecture": "llama", **metadata}
+    return load_tokenizer(parts.write(tmp_path / "tokenizer.gguf"))
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The default model's bundle."""
+    return load_tokenizer(default_model_path(os.environ))
+
+
+@pytest.fixture(scope="module")
+def real_tokenizer(real):
+    """The same, ready to encode."""
+    return tokenizer_of(real)
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    """What transformers makes of the default model's file.
+
+    It cuts text as GPT-2 does whatever `tokenizer.ggml.pre` says here; the digits are split as this model's own
+    tokenizer.json splits them.
+    """
+    from transformers import AutoTokenizer
+
+    path = default_model_path(os.environ)
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).backend_tokenizer
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_default_model_encodes_as_transformers_does(real_tokenizer, oracle, text):
+    """The same ids, and the text comes back from them."""
+    ids = encode(real_tokenizer, text)
+    assert ids == encode(oracle, text)
+    assert real_tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@given(text=st.text(st.characters(codec="utf-8")) | st.text("aA 's09\n½٣é<|>", max_size=30))
+def test_any_text_encodes_as_transformers_does(real_tokenizer, oracle, text):
+    """Unicode of every plane, and whitespace, digits and apostrophes in every order."""
+    assert encode(real_tokenizer, text) == encode(oracle, text)
+
+
+@given(text=st.text(st.characters(codec="utf-8", min_codepoint=0x20, max_codepoint=0x1FFFF)))
+def test_text_comes_back_from_its_ids(real_tokenizer, text):
+    """Losslessly; only bytes that the vocabulary lacks (some control characters, private planes) are dropped."""
+    assert real_tokenizer.decode(encode(real_tokenizer, text), skip_special_tokens=False) == text
+
+
+def test_the_default_model_names_its_special_tokens(real, real_tokenizer):
+    """Both its end tokens end a generation, though the file names one."""
+    assert (real.bos_token_id, real.eos_token_id, real.pad_token_id) == (1, 2, 2)
+    assert real.end_token_ids == (2, 0)
+    assert not real.add_bos
+    assert real.defaults == GenerationDefaults()
+    assert real.chat_template is not None
+    assert "<|im_start|>" in real.chat_template
+    assert encode(real_tokenizer, "<|im_start|>") == [1]
+    assert real_tokenizer.decode([1, 2, 19556], skip_special_tokens=True) == "Hello"
+
+
+def test_equal_files_have_equal_digests(tmp_path, real):
+    """And any difference shows."""
+    metadata = byte_level_metadata()
+    digest = bundle_of(tmp_path, metadata).digest
+    assert bundle_of(tmp_path, metadata).digest == digest != real.digest
+    assert bundle_of(tmp_path, metadata | {"tokenizer.ggml.add_bos_token": True}).digest != digest
+    assert bundle_of(tmp_path, metadata | {"tokenizer.chat_template": "x"}).digest != digest
+
+
+# As in llama.cpp's llama-vocab.cpp: each expression cuts every piece that the one before it left.
+GPT2_EXPRESSION = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+EXPRESSIONS = {
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2_EXPRESSION, r"\p{N}+", r"[0-9][0-9][0-9]"],
+    "gpt-2": [GPT2_EXPRESSION],
+    "smollm": [r"\p{N}", GPT2_EXPRESSION],
+    "llama-bpe": [CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST],
+    "qwen2": [CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST],
+}
+
+
+def pieces_by_llama_cpp(text, expressions):
+    """How llama.cpp cuts text before merging, with another regular-expression engine."""
+    pieces = [text] if text else []
+    for expression in expressions:
+        cut = []
+        for piece in pieces:
+            end = 0
+            for match in regex.finditer(expression, piece):
+                cut += [piece[end : match.start()], match.group()]
+                end = match.end()
+            cut.append(piece[end:])
+        pieces = [piece for piece in cut if piece]
+    return pieces
+
+
+@pytest.fixture(scope="module")
+def pre_tokenizer_by_name(tmp_path_factory):
+    """The pre-tokenizers, each out of a tokenizer built for its name."""
+    folder = tmp_path_factory.mktemp("pre")
+    return {name: tokenizer_of(bundle_of(folder, byte_level_metadata(pre=name))).pre_tokenizer for name in EXPRESSIONS}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@given(text=st.sampled_from(TEXTS) | st.text("aZé日 \t\n\r'stLl09½٣_-$=<|", max_size=24))
+def test_text_is_cut_as_llama_cpp_cuts_it(pre_tokenizer_by_name, name, text):
+    """Piece for piece, for every pre-tokenizer known by name."""
+    found = [text[start:end] for _, (start, end) in pre_tokenizer_by_name[name].pre_tokenize_str(text)]
+    assert found == pieces_by_llama_cpp(text, EXPRESSIONS[name])
+
+
+def trained_merges(count=200):
+    """Merges as a real tokenizer has them, learned from the texts above."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=256 + count, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
+def test_merges_apply_as_in_transformers(tmp_path, name):
+    """With the pre-tokenizers that transformers builds for these names, all ids agree."""
+    from transformers import AutoTokenizer
+
+    tokenizer = tokenizer_of(bundle_of(tmp_path, byte_level_metadata(trained_merges(), pre=name)))
+    oracle = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="tokenizer.gguf").backend_tokenizer
+    for text in TEXTS:
+        assert encode(tokenizer, text) == encode(oracle, text), text
+
+
+def test_a_llama3_piece_that_is_a_token_is_taken_whole(tmp_path):
+    """Some of its tokens no merge leads to; the model's own tokenizer.json says ignore_merges."""
+    metadata = byte_level_metadata(["h e"], pre="llama-bpe")
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "hello"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
+    assert len(encode(tokenizer_of(bundle_of(tmp_path, metadata)), "hello")) == 1
+    metadata["tokenizer.ggml.pre"] = "qwen2"
+    assert len(encode(tokenizer_of(bundle_of(tmp_path, metadata)), "hello")) == 4
+
+
+PIECES = [
+    "h",
+    "e",
+    "l",
+    "o",
+    "w",
+    "r",
+    "d",
+    "▁",
+    "he",
+    "ll",
+    "▁w",
+    "or",
+    "llo",
+    "hello",
+    "▁hello",
+    "▁world",
+    "▁▁",
+    "rl",
+]
+
+
+def sentence_piece_metadata():
+    """<unk>, <s>, </s>, a user-defined token, the 256 bytes, then pieces, the better the longer."""
+    tokens = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, 4, *[6] * 256, *[1] * len(PIECES)],
+        "tokenizer.ggml.scores": [0.0] * 260 + [len(piece) - index / 100 for index, piece in enumerate(PIECES)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def ids_by_llama_cpp(text, metadata):
+    """SentencePiece encoding as llama.cpp does it: always merge the neighbours that form the best token, left first."""
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    symbols = list(("▁" + text.replace(" ", "▁")) if text else "")
+    while True:
+        joined = [left + right for left, right in itertools.pairwise(symbols)]
+        known = [(-scores[tokens.index(pair)], place) for place, pair in enumerate(joined) if pair in tokens[260:]]
+        if not known:
+            break
+        place = min(known)[1]
+        symbols[place : place + 2] = [joined[place]]
+    ids = []
+    for symbol in symbols:
+        names = [symbol] if symbol in tokens else [f"<0x{byte:02X}>" for byte in symbol.encode()]
+        ids += [tokens.index(name) for name in names]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def sentence_piece(tmp_path_factory):
+    """A SentencePiece tokenizer out of a GGUF."""
+    return tokenizer_of(bundle_of(tmp_path_factory.mktemp("spm"), sentence_piece_metadata()))
+
+
+@given(text=st.text("helowrd ", max_size=20) | st.text("héo 日\n", max_size=8))
+def test_sentence_piece_encodes_as_llama_cpp_does(sentence_piece, text):
+    """Merges by score, bytes for what has no piece, and the text comes back."""
+    ids = encode(sentence_piece, text)
+    assert ids == ids_by_llama_cpp(text, sentence_piece_metadata())
+    assert sentence_piece.decode(ids) == text
+
+
+@pytest.mark.parametrize("text", ["hello world", "hell", "日本 hello", "<s>", "wor\nld", "hello  world"])
+def test_sentence_piece_encodes_as_transformers_does(tmp_path, text):
+    """Where the two agree on the prefix space: text that neither starts with a space nor follows a special token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = tokenizer_of(bundle_of(tmp_path, sentence_piece_metadata()))
+    oracle = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="tokenizer.gguf").backend_tokenizer
+    assert encode(tokenizer, text) == encode(oracle, text)
+
+
+def test_sentence_piece_defaults_are_those_of_the_format(tmp_path):
+    """bos goes first unless the file says otherwise; user-defined tokens match whole but are text."""
+    bundle = bundle_of(tmp_path, sentence_piece_metadata())
+    assert bundle.add_bos
+    assert bundle.end_token_ids == (2,)
+    tokenizer = tokenizer_of(bundle)
+    assert encode(tokenizer, "<tool>") == [3]
+    assert tokenizer.decode([1, 3, 2], skip_special_tokens=True) == "<tool>"
+
+
+def test_sentence_piece_leaves_the_prefix_space_out_where_told(tmp_path):
+    """`add_space_prefix` of the file."""
+    metadata = sentence_piece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    tokenizer = tokenizer_of(bundle_of(tmp_path, metadata))
+    ids = encode(tokenizer, " hello")
+    assert [tokenizer.id_to_token(token_id) for token_id in ids] == ["▁hello"]
+    assert tokenizer.decode(ids) == " hello"
+
+
+def test_end_tokens_come_from_ids_and_names(tmp_path):
+    """eos, eot and eom by key, then control tokens by their well-known texts; none twice."""
+    metadata = byte_level_metadata()
+    eot = metadata["tokenizer.ggml.tokens"].index(BYTE_LETTERS[10])
+    bundle = bundle_of(tmp_path, metadata | {"tokenizer.ggml.eot_token_id": eot, "tokenizer.ggml.eom_token_id": 2})
+    assert bundle.end_token_ids == (2, eot, 0)
+
+
+def test_generation_defaults_are_read_where_the_file_names_them(tmp_path):
+    """Three keys, each optional."""
+    metadata = byte_level_metadata() | {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    assert bundle_of(tmp_path, metadata).defaults == GenerationDefaults(temperature=0.5, top_k=20)
+
+
+CORRUPT = {
+    "tokenizer.ggml.merges": (["h e", "x yz"], r"merge 'x yz' does not lead"),
+    "tokenizer.ggml.eos_token_id": (262, "eos_token_id is 262 in a vocabulary of 262"),
+    "tokenizer.ggml.token_type": ([1, 2], "262 tokens and 2 token types"),
+    "tokenizer.ggml.tokens": (["a", "a"], "lists a token twice"),
+    "general.sampling.top_p": (1.5, r"top_p 1\.5 is not above 0"),
+    "tokenizer.ggml.add_bos_token": ("yes", "add_bos_token is not true or false"),
+}
+UNSUPPORTED = {
+    "tokenizer.ggml.model": ("bert", "its tokenizer model 'bert'"),
+    "tokenizer.ggml.pre": ("viking", "its pre-tokenizer 'viking' is not known"),
+    "tokenizer.ggml.add_eos_token": (True, "an end token after every prompt"),
+}
+
+
+@pytest.mark.parametrize("key", CORRUPT)
+def test_an_impossible_tokenizer_is_named(tmp_path, key):
+    """The message says which key or token is at fault."""
+    value, message = CORRUPT[key]
+    with pytest.raises(ModelCorruptError, match=message):
+        bundle_of(tmp_path, byte_level_metadata() | {key: value})
+
+
+@pytest.mark.parametrize("key", UNSUPPORTED)
+def test_an_unknown_tokenizer_is_named(tmp_path, key):
+    """A guess would encode almost right, which is worse than a refusal."""
+    value, message = UNSUPPORTED[key]
+    with pytest.raises(UnsupportedModelError, match=message):
+        bundle_of(tmp_path, byte_level_metadata() | {key: value})
+
+
+def test_more_tokens_than_embeddings_are_refused(tmp_path):
+    """An id without a row in the embedding would end a step."""
+    config = replace(RandomCheckpoint().config, vocab_size=200)
+    path = gguf_parts(RandomCheckpoint(config)).write(tmp_path / "tiny.gguf")
+    with pytest.raises(ModelCorruptError, match="262 tokens and embeds 200"):
+        load_tokenizer(path)
+
+
+def test_scores_are_one_for_each_token(tmp_path):
+    """Without them a SentencePiece vocabulary has no order."""
+    with pytest.raises(ModelCorruptError, match="scores is not one finite number"):
+        bundle_of(tmp_path, sentence_piece_metadata() | {"tokenizer.ggml.scores": [0.0, 1.0]})

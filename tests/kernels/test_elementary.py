@@ -1,0 +1,41 @@
+"""exp: two units in the last place over its whole range, and sound beyond it."""
+
+import numpy as np
+
+from paceline_kernels.elementary import exp
+from paceline_kernels.jit import compiled
+
+
+@compiled
+def exp_all(values, out):
+    """exp of every element, in a loop that becomes vector code."""
+    for i in range(len(values)):
+        out[i] = exp(values[i])
+
+
+def exp_of(values):
+    """exp of an array."""
+    out = np.full_like(values, np.nan)
+    exp_all(values, out)
+    return out
+
+
+def test_exp_is_right_to_two_units_in_the_last_place():
+    """Against float64, densely over the range in which the result is a normal float32."""
+    values = np.linspace(-87.3, 88.7, 400_001, dtype=np.float32)
+    expected = np.exp(values.astype(np.float64))
+    assert np.abs(exp_of(values) / expected - 1).max() < 2 * 2.0**-24
+
+
+def test_exp_at_the_ends_of_its_range():
+    """Exactly 1 at 0; 0, inf and NaN where they belong."""
+    values = np.array([0, -np.inf, -1e30, -88, 89, np.inf, np.nan], dtype=np.float32)
+    np.testing.assert_array_equal(exp_of(values), np.array([1, 0, 0, 0, np.inf, np.inf, np.nan], dtype=np.float32))
+
+
+def test_exp_has_the_same_bits_in_vectors_and_in_remainders():
+    """Whatever the length of the loop and the place in it."""
+    values = np.linspace(-20, 3, 100, dtype=np.float32)
+    whole = exp_of(values)
+    for length in (1, 3, 7, 8, 9, 31, 33):
+        np.testing.assert_array_equal(exp_of(values[50 : 50 + length].copy()), whole[50 : 50 + length])

@@ -1,0 +1,42 @@
+"""How kernels are compiled: kept on disk where that is possible, recompiled when what they share changes."""
+
+import logging
+
+from paceline_kernels import jit
+
+
+def double(x):
+    """Twice x."""
+    return x + x
+
+
+def test_compiled_functions_compute():
+    """The plain function, faster."""
+    assert jit.compiled(double)(21) == 42
+
+
+def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monkeypatch, caplog):
+    """As in a container with a read-only file system and no home: compiled at every start, and said so."""
+    njit = jit._numba_njit
+
+    def njit_without_a_place(*, cache, **options):
+        if cache:
+            raise RuntimeError("no locator available")
+        return njit(cache=cache, **options)
+
+    monkeypatch.setattr(jit, "_numba_njit", njit_without_a_place)
+    with caplog.at_level(logging.WARNING):
+        assert jit.compiled(double)(21) == 42
+    assert "every start compiles them: no locator available" in caplog.text
+
+
+def test_the_cache_is_keyed_by_the_shared_modules(monkeypatch, tmp_path):
+    """A change in one of them leads to another folder; a change elsewhere does not."""
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    (tmp_path / "simd.py").write_text("LANES = 8")
+    before = jit._cache_folder()
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "linear" / "cpu.py").write_text("x = 1")
+    assert jit._cache_folder() == before
+    (tmp_path / "simd.py").write_text("LANES = 4")
+    assert jit._cache_folder() != before

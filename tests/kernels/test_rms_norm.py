@@ -1,0 +1,49 @@
+"""rms_norm: right against float64, invariant, and the residual is replaced by the sum."""
+
+import pytest
+import torch
+
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.rms_norm import reference, rms_norm
+
+
+def normal(*shape, seed=0):
+    """Standard normal float32."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (3, 7), (31, 63), (32, 100), (33, 576)])
+def test_rms_norm_equals_the_reference(num_tokens, hidden):
+    """At odd widths, in the serial and in the parallel range of rows."""
+    x, weight = normal(num_tokens, hidden), normal(hidden, seed=1)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_with_a_residual_the_sum_is_normalised_and_kept(num_tokens):
+    """The residual becomes exactly residual + x; x stays as it was."""
+    x, residual, weight = normal(num_tokens, 50), normal(num_tokens, 50, seed=1), normal(50, seed=2)
+    before, expected_sum = x.clone(), residual + x
+    out = rms_norm(x, weight, 1e-5, residual=residual)
+    assert torch.equal(residual, expected_sum)
+    assert torch.equal(x, before)
+    assert torch.equal(out, rms_norm(expected_sum, weight, 1e-5))
+
+
+def test_a_row_has_the_same_bits_in_any_batch():
+    """Serial and parallel, alone and together."""
+    x, weight = normal(70, 577), normal(577, seed=1)
+    together = rms_norm(x, weight, 1e-5)
+    assert torch.equal(torch.cat([rms_norm(row[None].clone(), weight, 1e-5) for row in x]), together)
+    assert torch.equal(rms_norm(x[3:20].clone(), weight, 1e-5), together[3:20])
+
+
+def test_a_row_of_zeros_stays_zero():
+    """eps keeps the division sound."""
+    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5), torch.zeros(2, 8))
+
+
+def test_a_residual_of_another_shape_is_refused():
+    """Nothing is written."""
+    with pytest.raises(KernelArgumentError, match="residual must have shape"):
+        rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5, residual=torch.zeros(3, 8))

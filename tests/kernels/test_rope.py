@@ -1,0 +1,92 @@
+"""rope_and_write_kv: queries rotated in place, keys and values in their slots, and nothing else touched."""
+
+import pytest
+import torch
+
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.rope import reference, rope_and_write_kv, rope_table
+
+
+def call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks):
+    """Random tokens at random positions in distinct random slots of an unwritten cache."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    return {
+        "qkv": torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, generator=generator),
+        "table": rope_table(64, head_dim, 10_000.0),
+        "positions": torch.randint(0, 64, (num_tokens,), generator=generator, dtype=torch.int32),
+        "slot_mapping": torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens].contiguous(),
+        "key_cache": torch.full(shape, float("nan")),
+        "value_cache": torch.full(shape, float("nan")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(1, 1, 1, 2, 1), (5, 3, 1, 6, 4), (31, 9, 3, 64, 16), (40, 4, 4, 10, 5)],
+)
+def test_rope_and_write_kv_equals_the_reference(num_tokens, num_heads, num_kv_heads, head_dim, block_size):
+    """Same queries, same slots written, all others left alone; in the serial and the parallel range."""
+    ours = call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks=12)
+    expected = {name: value.clone() for name, value in ours.items()}
+    reference.rope_and_write_kv(**expected)
+    rope_and_write_kv(**ours)
+    torch.testing.assert_close(ours["qkv"], expected["qkv"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours["key_cache"], expected["key_cache"], rtol=0, atol=1e-6, equal_nan=True)
+    assert torch.equal(ours["value_cache"].nan_to_num(7.0), expected["value_cache"].nan_to_num(7.0))
+
+
+def test_keys_and_values_in_the_input_are_left_as_they_are():
+    """Only the queries are rotated in place."""
+    arguments = call_arguments(3, 2, 1, 8, 4, num_blocks=2)
+    before = arguments["qkv"].clone()
+    rope_and_write_kv(**arguments)
+    assert torch.equal(arguments["qkv"][:, 2:], before[:, 2:])
+    assert not torch.equal(arguments["qkv"][:, :2], before[:, :2])
+
+
+def test_position_zero_is_not_rotated():
+    """The angle is zero there."""
+    arguments = call_arguments(2, 2, 1, 8, 4, num_blocks=2) | {"positions": torch.zeros(2, dtype=torch.int32)}
+    before = arguments["qkv"].clone()
+    rope_and_write_kv(**arguments)
+    assert torch.equal(arguments["qkv"], before)
+
+
+def test_a_token_has_the_same_bits_in_any_batch():
+    """Alone, and among 39 others."""
+    together = call_arguments(40, 3, 1, 16, 4, num_blocks=12)
+    alone = {name: value.clone() for name, value in together.items()}
+    rope_and_write_kv(**together)
+    rows = [alone["qkv"][i : i + 1].clone() for i in range(40)]
+    for i, row in enumerate(rows):
+        part = slice(i, i + 1)
+        rope_and_write_kv(
+            row,
+            alone["table"],
+            alone["positions"][part].clone(),
+            alone["slot_mapping"][part].clone(),
+            alone["key_cache"],
+            alone["value_cache"],
+        )
+    assert torch.equal(torch.cat(rows), together["qkv"])
+    assert torch.equal(alone["key_cache"].nan_to_num(7.0), together["key_cache"].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"positions": torch.tensor([0, 64], dtype=torch.int32)}, "positions must be 0 to 63"),
+        ({"positions": torch.tensor([0, -1], dtype=torch.int32)}, "positions must be 0 to 63"),
+        ({"slot_mapping": torch.tensor([0, 8])}, "slots must be 0 to 7"),
+        ({"slot_mapping": torch.tensor([-1, 0])}, "slots must be 0 to 7"),
+        ({"table": torch.zeros(64, 6)}, "table must have shape"),
+        ({"qkv": torch.zeros(2, 2, 8)}, "does not fit 1 KV heads"),
+    ],
+)
+def test_what_would_write_out_of_bounds_is_refused(changes, problem):
+    """Before anything is written."""
+    arguments = call_arguments(2, 2, 1, 8, 4, num_blocks=2) | changes
+    with pytest.raises(KernelArgumentError, match=problem):
+        rope_and_write_kv(**arguments)
+    assert arguments["key_cache"].isnan().all()
