@@ -1,0 +1,271 @@
+"""The client for asyncio: requests over one shared session, and the short calls beside it.
+
+Knows the calls a user makes. Refuses to know how they travel: `connection`, `session` and `exchange` do.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc.aio
+
+from paceline_client import wire
+from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
+from paceline_client.connection import Connection
+from paceline_client.errors import PacelineError, UnavailableError
+from paceline_client.exchange import Exchange
+from paceline_client.requests import (
+    MessageLike,
+    Output,
+    Prompt,
+    Request,
+    Sampling,
+    Scheduling,
+    Stopping,
+    make_prompt,
+    new_request_id,
+)
+from paceline_client.results import Delta, Model, Result, Tokens
+
+DEFAULT_TARGET = "localhost:50051"
+_READY_PAUSE_SECONDS = 0.1
+
+Answer = TypeVar("Answer")
+
+
+class AsyncStream:
+    """The output of one request as it comes: iterate over it once, then read `result`.
+
+    The request is sent when the first delta is asked for. Leaving the loop early, `aclose`, and the cancellation of the
+    task that iterates each cancel the request on the server.
+    """
+
+    def __init__(self, exchange: Exchange, request: Request) -> None:
+        self._exchange = exchange
+        self._request = request
+        self._deltas = exchange.deltas()
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._request.request_id
+
+    @property
+    def result(self) -> Result:
+        """The whole output. ValueError before the last delta was read."""
+        if self._exchange.result is None:
+            raise ValueError(f"request {self.request_id} has no result yet: read its deltas to the end")
+        return self._exchange.result
+
+    async def collect(self) -> Result:
+        """Read the rest and return the result."""
+        async for _ in self:
+            pass
+        return self.result
+
+    async def aclose(self) -> None:
+        """Stop. A request that still runs is cancelled."""
+        await self._deltas.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await anext(self._deltas)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncClient:
+    """Talks to one scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
+
+    Use it on one event loop, and close it: `async with AsyncClient("localhost:50051") as client`.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tls: Tls | None = None,
+        timeout: Timeout | None = None,
+        retry: Retry | None = None,
+        keepalive: Keepalive | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._timeout = timeout or Timeout()
+        self._retry = retry or Retry()
+        self._connection = Connection(
+            target, tls=tls, retry=self._retry, keepalive=keepalive or Keepalive(), limits=limits or Limits()
+        )
+
+    @classmethod
+    async def connect(
+        cls,
+        target: str = DEFAULT_TARGET,
+        *,
+        tls: Tls | None = None,
+        timeout: Timeout | None = None,  # noqa: ASYNC109  limits of several kinds, which asyncio.timeout cannot hold
+        retry: Retry | None = None,
+        keepalive: Keepalive | None = None,
+        limits: Limits | None = None,
+    ) -> Self:
+        """A client that is connected already. `ConnectFailedError` when the server cannot be reached."""
+        client = cls(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        try:
+            await client.ensure_connected()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def ensure_connected(self) -> None:
+        """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
+        await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        request_id: str | None = None,
+        timeout: Timeout | None = None,  # noqa: ASYNC109  it travels with the request, and the server keeps it too
+    ) -> Result:
+        """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
+        stream = self.stream(
+            prompt,
+            messages=messages,
+            token_ids=token_ids,
+            sampling=sampling,
+            stopping=stopping,
+            output=output,
+            scheduling=scheduling,
+            model=model,
+            tenant=tenant,
+            request_id=request_id,
+            timeout=timeout,
+        )
+        async with stream:
+            return await stream.collect()
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        request_id: str | None = None,
+        timeout: Timeout | None = None,
+    ) -> AsyncStream:
+        """The same as it comes: iterate over the deltas, then read `.result`."""
+        request = Request(
+            prompt=make_prompt(prompt, messages, token_ids),
+            request_id=request_id or new_request_id(),
+            tenant=tenant,
+            model=model or "",
+            sampling=sampling or Sampling(),
+            stopping=stopping or Stopping(),
+            output=output or Output(),
+            scheduling=scheduling or Scheduling(),
+            timeout=timeout or self._timeout,
+        )
+        return AsyncStream(Exchange(self._connection, request, self._retry), request)
+
+    async def cancel(self, request_id: str, *, tenant: str = "") -> None:
+        """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""
+        await self._call(
+            lambda channel, seconds: wire.cancel(channel, tenant=tenant, request_id=request_id, timeout_seconds=seconds)
+        )
+
+    async def list_models(self) -> list[Model]:
+        """The models that can be used now."""
+        return await self._call(lambda channel, seconds: wire.list_models(channel, timeout_seconds=seconds))
+
+    async def get_model(self, model: str | None = None) -> Model:
+        """One model; None is the only one there is. `NotFoundError` when it is not served."""
+        return await self._call(lambda channel, seconds: wire.get_model(channel, model or "", timeout_seconds=seconds))
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        model: str | None = None,
+        with_texts: bool = False,
+    ) -> Tokens:
+        """The tokens that `generate` would make of a text or a chat."""
+        prompt: Prompt = make_prompt(text, messages)
+        return await self._call(
+            lambda channel, seconds: wire.tokenize(
+                channel, prompt, model=model or "", with_texts=with_texts, timeout_seconds=seconds
+            )
+        )
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool | None = None
+    ) -> str:
+        """The text of token ids. `InvalidRequestError` when one is outside the vocabulary."""
+        return await self._call(
+            lambda channel, seconds: wire.detokenize(
+                channel,
+                token_ids,
+                model=model or "",
+                skip_special_tokens=skip_special_tokens,
+                timeout_seconds=seconds,
+            )
+        )
+
+    async def wait_until_ready(self, timeout_seconds: float, *, num_executors: int = 1) -> list[Model]:
+        """The models, once this many executors serve any. `UnavailableError` when that does not come in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            error: PacelineError
+            try:
+                models = await self.list_models()
+                if sum(model.num_executors for model in models) >= num_executors:
+                    return models
+                error = UnavailableError("the scheduler answers, and no executor is attached to it yet")
+            except UnavailableError as unavailable:
+                error = unavailable
+            if time.monotonic() + _READY_PAUSE_SECONDS >= deadline:
+                raise UnavailableError(f"not ready after {timeout_seconds:g} s: {error}", reason="NOT_READY") from error
+            await asyncio.sleep(_READY_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Cancel what runs and disconnect. Closing twice does nothing."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
+        channel = await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
+        try:
+            return await call(channel, self._timeout.call_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_from_call(error) from None

@@ -1,0 +1,1 @@
+"""The `paceline` command line. Needs the extra `cli`; the library does not."""

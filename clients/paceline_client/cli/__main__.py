@@ -1,0 +1,32 @@
+"""Where the `paceline` command starts."""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line. A failure is one line and an exit code, never a traceback."""
+    try:
+        import rich  # noqa: F401  first a look whether they are there
+        import typer  # noqa: F401
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: the paceline command needs {error.name}: pip install 'paceline[cli]'")
+
+    from paceline_client.cli.app import app
+    from paceline_client.cli.config import quieten_grpc, wants_traceback
+
+    quieten_grpc()
+    try:
+        app()
+    except Exception as error:
+        if wants_traceback():
+            raise
+        print(
+            f"error: unexpected {type(error).__name__}: {error} (this is a bug; PACELINE_DEBUG=1 shows where)",
+            file=sys.stderr,
+        )
+        sys.exit(os.EX_SOFTWARE)
+
+
+if __name__ == "__main__":
+    main()

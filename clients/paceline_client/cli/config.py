@@ -1,0 +1,25 @@
+"""What the command line takes from the environment, and nothing else does."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from paceline_client.async_client import DEFAULT_TARGET
+
+TargetOption = Annotated[
+    str,
+    typer.Option("--target", envvar="PACELINE_TARGET", metavar="HOST:PORT", help="The scheduler to talk to."),
+]
+
+__all__ = ["DEFAULT_TARGET", "TargetOption", "quieten_grpc", "wants_traceback"]
+
+
+def quieten_grpc() -> None:
+    """Keep gRPC's own log lines out of the terminal, here and in the processes started from here."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def wants_traceback() -> bool:
+    """Whether PACELINE_DEBUG asks for the traceback of an error that nobody foresaw."""
+    return os.environ.get("PACELINE_DEBUG", "") not in ("", "0")

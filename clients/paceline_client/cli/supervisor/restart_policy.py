@@ -1,0 +1,51 @@
+"""When to start a process again that ended. Pure: told the time, keeps counts, does nothing."""
+
+from dataclasses import dataclass
+
+# No second start makes these better: 2 is what command-line parsers exit with, 3 to 5 are the executor's (its --help
+# explains them: model, port, memory), 64 to 78 the errors of sysexits.h.
+PERMANENT_EXIT_CODES = frozenset({*range(2, 6), *range(64, 79)})
+
+_INITIAL_DELAY_SECONDS = 0.1
+_MAX_DELAY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAt:
+    """Start it again, not before this time of the caller's clock."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It never worked and says that it never will: a wrong option, a missing model, a port in use."""
+
+
+Verdict = RestartAt | GiveUp
+
+
+class RestartPolicy:
+    """The rule for one process: at once if it had become ready, else with back-off from 0.1 s doubling to 10 s."""
+
+    def __init__(self) -> None:
+        self._is_ready = False
+        self._was_ever_ready = False
+        self._num_failed_starts = 0
+
+    def became_ready(self) -> None:
+        """The process serves; its failures to start are forgotten."""
+        self._is_ready = self._was_ever_ready = True
+        self._num_failed_starts = 0
+
+    def exited(self, exit_code: int, now_seconds: float) -> Verdict:
+        """The process ended; a negative code is the signal that killed it."""
+        was_ready, self._is_ready = self._is_ready, False
+        if was_ready:
+            return RestartAt(now_seconds)
+        if exit_code in PERMANENT_EXIT_CODES and not self._was_ever_ready:
+            return GiveUp()
+        self._num_failed_starts += 1
+        # 2^7 passes the cap; the bound keeps the power small.
+        delay = _INITIAL_DELAY_SECONDS * 2 ** min(self._num_failed_starts - 1, 7)
+        return RestartAt(now_seconds + min(delay, _MAX_DELAY_SECONDS))

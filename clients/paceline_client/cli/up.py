@@ -1,0 +1,86 @@
+"""`paceline up`: a scheduler and its executors on this machine, kept running."""
+
+import asyncio
+
+import typer
+
+from paceline_client.cli.config import DEFAULT_TARGET
+from paceline_client.cli.failures import reported
+from paceline_client.cli.options import (
+    DEFAULT_MODEL,
+    ExecutorPortOption,
+    HostOption,
+    KvCacheMemoryOption,
+    LogDirOption,
+    MaxNumSeqsOption,
+    ModelOption,
+    NumExecutorsOption,
+    NumThreadsOption,
+    PortOption,
+    ShutdownOption,
+)
+from paceline_client.cli.services import run_deployment
+from paceline_client.cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
+from paceline_client.cli.supervisor.supervisor import Restarts
+from paceline_client.results import Model
+
+
+def up(
+    model: ModelOption = DEFAULT_MODEL,
+    num_executors: NumExecutorsOption = 1,
+    host: HostOption = LOOPBACK,
+    port: PortOption = 50051,
+    executor_port: ExecutorPortOption = 50061,
+    max_num_seqs: MaxNumSeqsOption = None,
+    num_threads: NumThreadsOption = None,
+    kv_cache_memory: KvCacheMemoryOption = None,
+    shutdown_timeout: ShutdownOption = 30,
+    log_dir: LogDirOption = None,
+) -> None:
+    """Run a scheduler and executors on this machine.
+
+    A process that dies is started again: at once if it had become ready, else after a pause. One that cannot work at
+    all, with a wrong option or without its model, ends everything with one line that says why.
+
+    Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once.
+    """
+    deployment = Deployment(
+        model=model,
+        host=host,
+        ports=fixed_ports(port, executor_port, num_executors),
+        shutdown_timeout_seconds=shutdown_timeout,
+        max_num_seqs=max_num_seqs,
+        num_threads=num_threads,
+        kv_cache_memory=kv_cache_memory,
+    )
+
+    async def announce(models: list[Model]) -> None:
+        typer.echo(ready_text(deployment, models))
+        await asyncio.Event().wait()
+
+    with reported():
+        run_deployment(deployment, restarts=Restarts.ALWAYS, log_dir=log_dir, use=announce)
+
+
+def ready_text(deployment: Deployment, models: list[Model]) -> str:
+    """What to know once everything is ready: where things are, and what to try."""
+    ports, host = deployment.ports, deployment.host
+    names = ", ".join(model.name for model in models)
+    executors = ", ".join(f"{LOOPBACK}:{executor.api}" for executor in ports.executors)
+    is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
+    option = "" if is_default else f" --target {deployment.target}"
+    return f"""
+Ready: {names}
+
+  API        {host}:{ports.scheduler.api}
+  Admin      {LOOPBACK}:{ports.scheduler.admin}
+  Health     {host}:{ports.scheduler.health}
+  Executors  {executors}
+
+In another terminal:
+  paceline chat{option}
+  paceline generate{option} "What is the capital of France?"
+  paceline models{option}
+
+Ctrl-C stops everything.
+"""

@@ -1,0 +1,106 @@
+"""One request from its first attempt to its result.
+
+Knows when a refused request is sent again and when its time is up. Refuses to know streams and bytes; the connection
+gives it a session, the session an inbox.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+
+from paceline_client.config import Retry, Timeout
+from paceline_client.connection import Connection
+from paceline_client.errors import OverloadedError, PacelineError, RequestTimeoutError, UnavailableError
+from paceline_client.inbox import Inbox
+from paceline_client.requests import Request
+from paceline_client.results import Delta, Result
+from paceline_client.session import Session
+
+
+class _Clock:
+    """The time of one request, counted from when its output is first asked for."""
+
+    def __init__(self, timeout: Timeout) -> None:
+        self._timeout = timeout
+        self._started = time.monotonic()
+
+    def remaining_seconds(self) -> float | None:
+        """None where the request may take for ever."""
+        total = self._timeout.total_seconds
+        return None if total is None else max(self._started + total - time.monotonic(), 0.0)
+
+    def connect_seconds(self) -> float:
+        """How long connecting may take: its own limit, or what is left of the request's."""
+        remaining = self.remaining_seconds()
+        return self._timeout.connect_seconds if remaining is None else min(self._timeout.connect_seconds, remaining)
+
+
+class Exchange:
+    """Runs one request. Only a refusal before the first token is tried again: nothing is ever generated twice."""
+
+    def __init__(self, connection: Connection, request: Request, retry: Retry) -> None:
+        self._connection = connection
+        self._request = request
+        self._retry = retry
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result | None:
+        """The result, once every delta was read."""
+        return self._result
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """The deltas in order. Leaving early, by whatever way, cancels the request on the server."""
+        clock = _Clock(self._request.timeout)
+        session, inbox, received = await self._begin(clock)
+        try:
+            while isinstance(received, Delta):
+                yield received
+                received = await self._next(inbox, clock)
+            self._result = received
+        finally:
+            session.release(inbox)
+
+    async def _begin(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
+        """Send the request, again if need be, until its first delta arrives."""
+        for num_attempts in itertools.count(1):
+            try:
+                return await self._attempt(clock)
+            except (OverloadedError, UnavailableError) as error:
+                pause = self._pause_before_retry(error, num_attempts, clock)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable: the attempts end with an error")
+
+    async def _attempt(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
+        session = await self._connection.session(connect_seconds=clock.connect_seconds())
+        inbox = session.submit(self._request)
+        try:
+            return session, inbox, await self._next(inbox, clock)
+        except BaseException:
+            session.release(inbox)
+            raise
+
+    async def _next(self, inbox: Inbox, clock: _Clock) -> Delta | Result:
+        try:
+            async with asyncio.timeout(clock.remaining_seconds()):
+                return await inbox.get()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"request {inbox.request_id} did not finish within {self._request.timeout.total_seconds} s",
+                reason="TIMEOUT",
+            ) from None
+
+    def _pause_before_retry(self, error: PacelineError, num_attempts: int, clock: _Clock) -> float | None:
+        """Seconds to wait before the next attempt, or None when the error is final."""
+        # Exactly these two: a lost connection may have cost tokens, a failed one was tried for long enough.
+        if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= self._retry.max_attempts:
+            return None
+        asked = error.retry_after or 0.0
+        if asked > self._retry.max_delay_seconds:
+            return None
+        pause = max(asked, self._retry.delay_seconds(num_attempts))
+        remaining = clock.remaining_seconds()
+        return None if remaining is not None and pause >= remaining else pause

@@ -1,0 +1,242 @@
+"""One Session stream: many requests out, the output of all of them in.
+
+Knows which requests run on this stream and whether its server is alive. Refuses to know how the stream was opened and
+what happens after it ends: every request that still runs then fails, with an error of its own.
+
+Each request's life: `submit` → deltas into its inbox → finish (acknowledged with the next heartbeat), failure, or
+`release` by the caller, which cancels it on the server.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import grpc
+import grpc.aio
+
+from paceline_client import wire
+from paceline_client.config import Keepalive, Limits
+from paceline_client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    OverloadedError,
+    PacelineError,
+    ServerError,
+    UnavailableError,
+)
+from paceline_client.inbox import Inbox
+from paceline_client.requests import Request, invalid
+
+# Statuses that say nothing about a request, only that the stream is gone.
+_CONNECTION_STATUSES = frozenset(
+    {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_FAREWELL_SECONDS = 0.5
+
+ErrorFactory = Callable[[], PacelineError]
+
+
+class SessionState(Enum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    """The server takes no new requests here and ends the stream when the running ones are done."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A request on this stream whose end has not arrived."""
+
+    request: Request
+    inbox: Inbox
+
+
+class Session:
+    """One stream and the requests on it. Everything runs on the event loop it was made on."""
+
+    def __init__(self, call: wire.SessionCall, *, keepalive: Keepalive, limits: Limits) -> None:
+        self._call = call
+        self._keepalive = keepalive
+        self._limits = limits
+        self._running: dict[str, _Running] = {}
+        # Bounded by `submit`: a request leaves at most itself and its cancellation here.
+        self._outbox: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
+        self._unacknowledged: list[str] = []
+        self._was_answered = False
+        self._num_silent_beats = 0
+        self._state = SessionState.OPEN
+        self._task = asyncio.create_task(self._run(), name="paceline-session")
+
+    @property
+    def state(self) -> SessionState:
+        """Where the session stands. Only an open one takes new requests."""
+        return self._state
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the server has said anything on this stream."""
+        return self._was_answered
+
+    def submit(self, request: Request) -> Inbox:
+        """Send a request. `OverloadedError` at the limit of running requests or of unsent messages."""
+        if request.request_id in self._running:
+            raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
+        if max(len(self._running), self._outbox.qsize()) >= self._limits.max_concurrent_requests:
+            raise OverloadedError(
+                f"this client runs {len(self._running)} requests and has {self._outbox.qsize()} messages to send; "
+                f"Limits.max_concurrent_requests is {self._limits.max_concurrent_requests}",
+                reason="CLIENT_LIMIT",
+            )
+        message = wire.generate_message(request, max_bytes=self._limits.max_request_bytes)
+        if request.request_id in self._unacknowledged:
+            # The id is used again: its earlier end must not be acknowledged after the new beginning.
+            self._acknowledge()
+        inbox = Inbox(request.request_id, max_buffered_tokens=self._limits.max_buffered_tokens)
+        self._running[request.request_id] = _Running(request, inbox)
+        self._outbox.put_nowait(message)
+        return inbox
+
+    def release(self, inbox: Inbox) -> None:
+        """The caller is done with a request: cancel it if it still runs. Never blocks and never fails."""
+        running = self._running.get(inbox.request_id)
+        if running is not None and running.inbox is inbox:
+            del self._running[inbox.request_id]
+            self._outbox.put_nowait(wire.cancel_message(running.request.tenant, inbox.request_id))
+
+    async def close(self) -> None:
+        """End the stream in good order: running requests fail with `ClientClosedError` and are cancelled."""
+        for request_id, running in self._running.items():
+            self._outbox.put_nowait(wire.cancel_message(running.request.tenant, request_id))
+        self._end_all(lambda: ClientClosedError("the client was closed while the request ran"))
+        self._acknowledge()
+        farewell = asyncio.create_task(self._finish_writing())
+        # The server ends the stream when it has read all of this.
+        await asyncio.wait([self._task], timeout=_FAREWELL_SECONDS)
+        farewell.cancel()
+        self._task.cancel()
+        await asyncio.wait([farewell, self._task])
+
+    # The stream
+
+    async def _run(self) -> None:
+        end: ErrorFactory = lambda: ConnectionLostError("the session ended")  # noqa: E731  replaced by a better one
+        reader, heart = asyncio.create_task(self._read()), asyncio.create_task(self._beat())
+        writer = asyncio.create_task(self._write())
+        try:
+            # What stops the writer stops the reader as well, which then holds the status that says why.
+            done, _ = await asyncio.wait([reader, heart], return_when=asyncio.FIRST_COMPLETED)
+            end = done.pop().result()
+        finally:
+            # An abandoned call leaks inside gRPC, so it is cancelled on every way out.
+            self._call.cancel()
+            for task in (reader, writer, heart):
+                task.cancel()
+            await asyncio.gather(reader, writer, heart, return_exceptions=True)
+            self._end_all(end)
+
+    async def _read(self) -> ErrorFactory:
+        try:
+            while isinstance(response := await self._call.read(), wire.SessionResponse):
+                self._num_silent_beats = 0
+                self._was_answered = True
+                self._dispatch(wire.read_response(response))
+            return self._end_by_status(grpc.StatusCode.OK, "")
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _CONNECTION_STATUSES:
+                return self._end_by_status(error.code(), error.details() or "")
+            refusal = error
+            return lambda: wire.error_from_call(refusal)
+        except asyncio.CancelledError:
+            # gRPC raises this too when it is the server that ends the call with CANCELLED.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return self._end_by_status(grpc.StatusCode.CANCELLED, "")
+
+    def _end_by_status(self, code: grpc.StatusCode, details: str) -> ErrorFactory:
+        what = f"{code.name}: {details}" if details else code.name
+        if not self._was_answered:
+            return lambda: UnavailableError(f"the server did not take the session ({what})")
+        return lambda: ConnectionLostError(f"the connection to the server was lost ({what})")
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                message = await self._outbox.get()
+                await self._call.write(message)
+                self._outbox.task_done()
+
+    async def _finish_writing(self) -> None:
+        await self._outbox.join()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+
+    async def _beat(self) -> ErrorFactory:
+        # Silence is counted in heartbeats of our own: a stalled event loop makes none, and so blames nobody.
+        max_silent_beats = self._keepalive.silence_seconds / self._keepalive.heartbeat_seconds
+        while self._num_silent_beats < max_silent_beats:
+            await asyncio.sleep(self._keepalive.heartbeat_seconds)
+            self._num_silent_beats += 1
+            if self._outbox.empty():
+                self._acknowledge()
+                self._outbox.put_nowait(wire.heartbeat_message())
+        silence = self._keepalive.silence_seconds
+        return lambda: ConnectionLostError(f"the connection to the server was lost (no sign of life for {silence} s)")
+
+    def _acknowledge(self) -> None:
+        for start in range(0, len(self._unacknowledged), wire.MAX_ACKNOWLEDGED_IDS):
+            ids = self._unacknowledged[start : start + wire.MAX_ACKNOWLEDGED_IDS]
+            self._outbox.put_nowait(wire.acknowledge_message(ids))
+        self._unacknowledged.clear()
+
+    # What arrives
+
+    def _dispatch(self, received: wire.Received) -> None:
+        for delta in received.deltas:
+            self._deliver(delta)
+        for request_id, error in received.failures:
+            self._fail(request_id, error)
+        for delta in received.deltas:
+            if delta.finish is not None and delta.finish.reason is None:
+                # Its failure was not beside it: better an error without a cause than a request that never ends.
+                self._fail(delta.request_id, ServerError("the server ended the request with an error it did not name"))
+        if received.drain_reason is not None and self._state is SessionState.OPEN:
+            self._state = SessionState.DRAINING
+
+    def _deliver(self, received: wire.ReceivedDelta) -> None:
+        if received.finish is not None:
+            self._unacknowledged.append(received.request_id)
+        running = self._running.get(received.request_id)
+        if running is None:
+            # Released here while the delta was on its way.
+            return
+        running.inbox.accept(received)
+        if not running.inbox.has_ended:
+            return
+        if received.finish is None:
+            # It ended because the delta was refused; the server does not know.
+            self.release(running.inbox)
+        else:
+            del self._running[received.request_id]
+
+    def _fail(self, request_id: str, error: PacelineError) -> None:
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            running.inbox.fail(error)
+
+    def _end_all(self, make_error: ErrorFactory) -> None:
+        self._state = SessionState.ENDED
+        for running in self._running.values():
+            running.inbox.fail(make_error())
+        self._running.clear()

@@ -1,0 +1,237 @@
+"""The client for threads: the twin of `async_client`, which it runs on an event loop of its own thread.
+
+Knows how to wait. Everything else is the async client's: the same names, arguments, results and errors. One `Client`
+may be used from several threads at once.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from paceline_client.async_client import DEFAULT_TARGET, AsyncClient, AsyncStream
+from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
+from paceline_client.errors import ClientClosedError, PacelineError
+from paceline_client.loop_thread import LoopThread
+from paceline_client.requests import MessageLike, Output, Sampling, Scheduling, Stopping
+from paceline_client.results import Delta, Model, Result, Tokens
+
+Answer = TypeVar("Answer")
+
+
+class Stream:
+    """The output of one request as it comes: iterate over it once, then read `result`.
+
+    The request is sent when the first delta is asked for. `close`, the end of a `with` block, and dropping the stream
+    each cancel a request that still runs.
+    """
+
+    def __init__(self, stream: AsyncStream, loop_thread: LoopThread) -> None:
+        self._stream = stream
+        self._loop_thread = loop_thread
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._stream.request_id
+
+    @property
+    def result(self) -> Result:
+        """The whole output. ValueError before the last delta was read."""
+        return self._stream.result
+
+    def collect(self) -> Result:
+        """Read the rest and return the result."""
+        return self._loop_thread.run(self._stream.collect())
+
+    def close(self) -> None:
+        """Stop. A request that still runs is cancelled."""
+        with contextlib.suppress(ClientClosedError):
+            self._loop_thread.run(self._stream.aclose())
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        delta = self._loop_thread.run(_next(self._stream))
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """Talks to one scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
+
+    Close it: `with Client("localhost:50051") as client`. A client that was used must not be used after a fork.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tls: Tls | None = None,
+        timeout: Timeout | None = None,
+        retry: Retry | None = None,
+        keepalive: Keepalive | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._client = AsyncClient(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        self._loop_thread = LoopThread("paceline-client")
+        # Also when the client is dropped without being closed, and when the interpreter ends.
+        self._finalizer = weakref.finalize(self, _close, self._client, self._loop_thread)
+
+    @classmethod
+    def connect(
+        cls,
+        target: str = DEFAULT_TARGET,
+        *,
+        tls: Tls | None = None,
+        timeout: Timeout | None = None,
+        retry: Retry | None = None,
+        keepalive: Keepalive | None = None,
+        limits: Limits | None = None,
+    ) -> Self:
+        """A client that is connected already. `ConnectFailedError` when the server cannot be reached."""
+        client = cls(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        try:
+            client.ensure_connected()
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def ensure_connected(self) -> None:
+        """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
+        self._run(self._client.ensure_connected())
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        request_id: str | None = None,
+        timeout: Timeout | None = None,
+    ) -> Result:
+        """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
+        return self._run(
+            self._client.generate(
+                prompt,
+                messages=messages,
+                token_ids=token_ids,
+                sampling=sampling,
+                stopping=stopping,
+                output=output,
+                scheduling=scheduling,
+                model=model,
+                tenant=tenant,
+                request_id=request_id,
+                timeout=timeout,
+            )
+        )
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        request_id: str | None = None,
+        timeout: Timeout | None = None,
+    ) -> Stream:
+        """The same as it comes: iterate over the deltas, then read `.result`."""
+        stream = self._client.stream(
+            prompt,
+            messages=messages,
+            token_ids=token_ids,
+            sampling=sampling,
+            stopping=stopping,
+            output=output,
+            scheduling=scheduling,
+            model=model,
+            tenant=tenant,
+            request_id=request_id,
+            timeout=timeout,
+        )
+        return Stream(stream, self._loop_thread)
+
+    def cancel(self, request_id: str, *, tenant: str = "") -> None:
+        """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""
+        self._run(self._client.cancel(request_id, tenant=tenant))
+
+    def list_models(self) -> list[Model]:
+        """The models that can be used now."""
+        return self._run(self._client.list_models())
+
+    def get_model(self, model: str | None = None) -> Model:
+        """One model; None is the only one there is. `NotFoundError` when it is not served."""
+        return self._run(self._client.get_model(model))
+
+    def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        model: str | None = None,
+        with_texts: bool = False,
+    ) -> Tokens:
+        """The tokens that `generate` would make of a text or a chat."""
+        return self._run(self._client.tokenize(text, messages=messages, model=model, with_texts=with_texts))
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool | None = None
+    ) -> str:
+        """The text of token ids. `InvalidRequestError` when one is outside the vocabulary."""
+        return self._run(self._client.detokenize(token_ids, model=model, skip_special_tokens=skip_special_tokens))
+
+    def wait_until_ready(self, timeout_seconds: float, *, num_executors: int = 1) -> list[Model]:
+        """The models, once this many executors serve any. `UnavailableError` when that does not come in time."""
+        return self._run(self._client.wait_until_ready(timeout_seconds, num_executors=num_executors))
+
+    def close(self) -> None:
+        """Cancel what runs, disconnect, and join the thread. Closing twice does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return self._loop_thread.run(work)
+
+
+async def _next(stream: AsyncStream) -> Delta | None:
+    # A coroutine cannot raise StopIteration, and StopAsyncIteration means nothing to a thread.
+    return await anext(stream, None)
+
+
+def _close(client: AsyncClient, loop_thread: LoopThread) -> None:
+    if loop_thread.is_running:
+        with contextlib.suppress(PacelineError):
+            loop_thread.run(client.close())
+    loop_thread.close()

@@ -1,0 +1,91 @@
+"""The steps a fake server plays for a request. Values only; `servicer` plays them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_client.results import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Send tokens and the text they add. The errors make the delta a false one, to see it refused."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    offset_error: int = 0
+    """Added to the offset: above 0 tokens seem lost, below 0 doubled."""
+    hash_error: int = 0
+    """Xored into the rolling hash."""
+    logprob: float | None = None
+    """The log-probability of each of these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Send the finish. A request without one stays open."""
+
+    reason: FinishReason | None = FinishReason.STOP
+    """None is the server's own failure."""
+    matched_stop: str | int | None = None
+    num_prompt_tokens: int = 1
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the request with an error and its google.rpc details."""
+
+    code: grpc.StatusCode
+    message: str
+    reason: str = "TEST"
+    field: str | None = None
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait until `FakeServer.release` is called; it lets every hold pass, also later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Announce on this session that the server goes away; the session ends when its requests are done."""
+
+    reason: str = "the server is being upgraded"
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """End the whole session at once with this status."""
+
+    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    message: str = "connection reset"
+
+
+Step = Tokens | End | Fail | Hold | Drain | Break
+Script = Sequence[Step] | Callable[[pb.GenerateRequest], Sequence[Step]]
+
+
+def say(text: str) -> list[Step]:
+    """One token per word, then a stop; the ids are the words' positions."""
+    words = text.split(" ")
+    texts = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
+    return [*(Tokens((number,), word) for number, word in enumerate(texts)), End()]
+
+
+def echo(request: pb.GenerateRequest) -> Sequence[Step]:
+    """Say the prompt again: its text, or the content of its last message."""
+    return say(request.chat.messages[-1].content if request.HasField("chat") else request.text)
+
+
+def fail_then(failures: Sequence[Fail], steps: Sequence[Step]) -> Script:
+    """Refuse as often as there are failures, one each, and then play the steps."""
+    remaining = list(failures)
+
+    def script(_: pb.GenerateRequest) -> Sequence[Step]:
+        return [remaining.pop(0)] if remaining else steps
+
+    return script

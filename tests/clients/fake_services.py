@@ -1,0 +1,62 @@
+"""Stand-ins for the console scripts, run as `fake_services.py scheduler|executor OPTIONS...`.
+
+They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
+scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
+missing one, one called "crash" makes it crash.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import threading
+
+
+def log(event, **fields):
+    """One log line."""
+    print(json.dumps({"event": event, "level": "info", **fields}), flush=True)
+
+
+def wait_for_sigterm():
+    """Return when asked to end."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    log("ready")
+    stopping.wait()
+    log("draining")
+
+
+def scheduler(arguments):
+    """Serve one sentence."""
+    from paceline.v1 import inference_pb2 as pb
+    from paceline_client.testing import FakeServer, say
+
+    parser = argparse.ArgumentParser("paceline-scheduler")
+    for name in ("executors", "host", "port", "admin-port", "health-port", "shutdown-timeout"):
+        parser.add_argument(f"--{name}", required=True)
+    options = parser.parse_args(arguments)
+    model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
+    with FakeServer(say("The capital of France is Paris."), models=[model], port=int(options.port)):
+        wait_for_sigterm()
+
+
+def executor(arguments):
+    """Pretend to load."""
+    parser = argparse.ArgumentParser("paceline-executor")
+    for name in ("model", "host", "port", "health-port", "shutdown-timeout"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("num-threads", "max-num-seqs", "kv-cache-memory"):
+        parser.add_argument(f"--{name}")
+    options = parser.parse_args(arguments)
+    if options.model == "broken":
+        print("paceline-executor: error: there is no model 'broken'", file=sys.stderr)
+        sys.exit(3)
+    if options.model == "crash":
+        raise RuntimeError("a bug")
+    for event in ("model_fetch", "model_load", "warm_up"):
+        log(event, fraction=1.0)
+    wait_for_sigterm()
+
+
+if __name__ == "__main__":
+    {"scheduler": scheduler, "executor": executor}[sys.argv[1]](sys.argv[2:])

@@ -1,0 +1,119 @@
+"""Every way of leaving a request tells the server, and leaves nothing behind."""
+
+import asyncio
+import gc
+
+import pytest
+
+from paceline_client import AsyncClient, ClientClosedError, FinishReason, NotFoundError, RequestTimeoutError, Timeout
+from paceline_client.testing import FakeServer, Hold, Tokens, say
+
+UNFINISHED = [Tokens((1,), "a"), Hold()]
+
+
+def cancelled_is(*request_ids):
+    """The condition that exactly these were cancelled."""
+    return lambda seen: seen.cancelled == list(request_ids)
+
+
+async def test_breaking_out_of_the_loop_cancels():
+    """No close is needed: dropping the stream is enough."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        async for _ in client.stream("?", request_id="r1"):
+            break
+        gc.collect()
+        await server.seen_that(cancelled_is("r1"))
+
+
+async def test_leaving_the_block_cancels():
+    """At the end of `async with`, not whenever the garbage collector comes by."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        async with client.stream("?", request_id="r1") as stream:
+            await anext(stream)
+        await server.seen_that(cancelled_is("r1"))
+
+
+async def test_cancelling_the_task_cancels():
+    """Also while it waits for the first token."""
+    async with FakeServer([Hold()]) as server, AsyncClient(server.target) as client:
+        task = asyncio.create_task(client.generate("?", request_id="r1"))
+        await server.seen_that(lambda seen: len(seen.requests) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.seen_that(cancelled_is("r1"))
+
+
+async def test_running_out_of_time_cancels():
+    """The limit is kept here, and sent to the server as well."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        with pytest.raises(RequestTimeoutError, match=r"0\.2 s"):
+            await client.generate("?", request_id="r1", timeout=Timeout(total_seconds=0.2))
+        await server.seen_that(cancelled_is("r1"))
+        assert server.seen.requests[0].timeout.ToMilliseconds() == 200
+
+
+async def test_a_finished_stream_cancels_nothing():
+    """Closing after the end is not a cancellation."""
+    async with FakeServer(say("a b")) as server, AsyncClient(server.target) as client:
+        async with client.stream("?") as stream:
+            await stream.collect()
+        assert (await client.generate("?")).text == "a b"
+        assert server.seen.cancelled == []
+
+
+async def test_a_stream_that_was_never_read_sends_nothing():
+    """The request goes out with the first read."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        async with client.stream("?"):
+            pass
+        assert server.seen.requests == []
+
+
+async def test_a_request_that_someone_else_cancels_ends_with_what_it_has():
+    """By its id, from anywhere; the reader sees the reason."""
+    async with (
+        FakeServer(UNFINISHED) as server,
+        AsyncClient(server.target) as reader,
+        AsyncClient(server.target) as other,
+    ):
+        stream = reader.stream("?", request_id="r1")
+        await anext(stream)
+        await other.cancel("r1")
+        result = await stream.collect()
+    assert (result.text, result.finish_reason) == ("a", FinishReason.CANCELLED)
+
+
+async def test_cancelling_an_unknown_request_says_so():
+    """The server's answer, typed."""
+    async with FakeServer() as server, AsyncClient(server.target) as client:
+        with pytest.raises(NotFoundError):
+            await client.cancel("unknown")
+
+
+async def test_closing_the_client_ends_its_streams():
+    """A reader that waits gets a typed error at once; the server sees the session end."""
+    async with FakeServer(UNFINISHED) as server:
+        client = AsyncClient(server.target)
+        stream = client.stream("?")
+        await anext(stream)
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ClientClosedError):
+            await waiting
+        with pytest.raises(ClientClosedError):
+            await client.generate("?")
+        await client.close()
+
+
+async def test_nothing_is_left_after_closing():
+    """No task of the client survives it."""
+    before = asyncio.all_tasks()
+    async with FakeServer(UNFINISHED) as server:
+        async with AsyncClient(server.target) as client:
+            stream = client.stream("?")
+            await anext(stream)
+        with pytest.raises(ClientClosedError):
+            await anext(stream)
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,209 @@
+"""`up` and `demo` with stand-ins for the services: order, output, exit codes, signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline_client.cli.app import app
+from paceline_client.cli.supervisor import programs
+from paceline_client.cli.supervisor.programs import (
+    Deployment,
+    ProgramMissingError,
+    find_script,
+    fixed_ports,
+    free_ports,
+    programs_of,
+)
+
+FAKE_SERVICES = Path(__file__).with_name("fake_services.py")
+
+
+@pytest.fixture
+def fake_scripts(tmp_path):
+    """A folder with stand-ins for both console scripts."""
+    for name in ("scheduler", "executor"):
+        script = tmp_path / f"paceline-{name}"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE_SERVICES}" {name} "$@"\n')
+        script.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def use_fakes(fake_scripts, monkeypatch):
+    """Make this process start the stand-ins."""
+    monkeypatch.setattr(programs, "find_script", lambda name: str(fake_scripts / name))
+
+
+def start_up(fake_scripts, *options):
+    """`paceline up` as a process of its own, on free ports, and its lines on stdout."""
+    ports = free_ports(1)
+    code = f"""
+import sys
+from paceline_client.cli.supervisor import programs
+programs.find_script = lambda name: {str(fake_scripts)!r} + "/" + name
+from paceline_client.cli.__main__ import main
+sys.argv = ["paceline", "up", *{list(options)!r},
+            "--port", "{ports.scheduler.api}", "--executor-port", "{ports.executors[0].api}"]
+main()
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def read_until(stream, text):
+    """The lines up to and including the first with this text."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    pytest.fail(f"no {text!r} in {lines}")
+
+
+def deployment(num_executors=1, **options):
+    """A deployment on the documented ports."""
+    ports = fixed_ports(50051, 50061, num_executors)
+    return Deployment(model="m", host="127.0.0.1", ports=ports, shutdown_timeout_seconds=30, **options)
+
+
+def test_the_demo_streams_an_answer_and_leaves_nothing_behind(use_fakes):
+    """Progress on stderr, the conversation and its speed on stdout."""
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 0
+    assert "What is the capital of France?\nfake: The capital of France is Paris.\n" in result.stdout
+    assert re.search(r"6 tokens, time to first token \d+ ms, [\d.]+ tokens/s", result.stdout)
+    for step in ("fetching the model 100%", "loading the model 100%", "warming up 100%", "ready"):
+        assert f"executor: {step}\n" in result.stderr
+
+
+def test_the_demo_fails_with_one_line(use_fakes):
+    """The executor's own words and exit code."""
+    result = CliRunner().invoke(app, ["demo", "--model", "broken"])
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1] == "error: executor ended with exit code 3: there is no model 'broken'"
+    assert result.stderr.count("broken") == 1
+
+
+def test_the_demo_does_not_try_a_crash_again(use_fakes):
+    """It shows what the process said last."""
+    result = CliRunner().invoke(app, ["demo", "--model", "crash"])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: executor ended with exit code 1: RuntimeError: a bug"
+
+
+def test_up_says_what_is_where_and_ends_on_sigterm(fake_scripts):
+    """Addresses and what to try next; exit code 0 and no process left."""
+    with start_up(fake_scripts, "--executors", "2", "--log-dir", str(fake_scripts / "logs")) as process:
+        text = read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "Ready: fake" in text
+    assert re.search(r"Executors +127\.0\.0\.1:\d+, 127\.0\.0\.1:\d+\n", text)
+    assert re.search(r"paceline chat --target 127\.0\.0\.1:\d+\n", text)
+    logs = {path.name: path.read_text() for path in (fake_scripts / "logs").iterdir()}
+    assert sorted(logs) == ["executor-0.log", "executor-1.log", "scheduler.log"]
+    assert all('"draining"' in log for log in logs.values())
+
+
+def test_up_starts_a_killed_service_again(fake_scripts):
+    """And says so."""
+    with start_up(fake_scripts) as process:
+        read_until(process.stdout, "Ctrl-C stops everything")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        text = read_until(process.stderr, "starting it again")
+        read_until(process.stderr, "ready")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert re.search(r"was killed by signal 9; starting it again now", text)
+
+
+def test_up_gives_up_on_what_can_never_work(fake_scripts):
+    """One line, the service's exit code, and the other services are ended."""
+    with start_up(fake_scripts, "--model", "broken") as process:
+        assert process.wait(30) == 3
+        lines = process.stderr.read().splitlines()
+    assert lines[-1] == "error: executor ended with exit code 3: there is no model 'broken'"
+
+
+def test_up_can_be_stopped_before_it_is_ready(fake_scripts):
+    """A crash loop is shown while it goes on."""
+    with start_up(fake_scripts, "--model", "crash") as process:
+        text = read_until(process.stderr, "starting it again in 0.2 s")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert "executor: ended with exit code 1 (RuntimeError: a bug); starting it again in 0.1 s" in text
+
+
+def test_ports_follow_the_documentation(use_fakes):
+    """Scheduler +0, +1, +2; each executor ten further, its health port two above."""
+    first, second = [program.command for program in programs_of(deployment(2))[1:]]
+    assert option(first, "--model") == "m"
+    assert option(first, "--port") == "50061"
+    assert option(first, "--health-port") == "50063"
+    assert option(second, "--port") == "50071"
+    assert option(second, "--health-port") == "50073"
+    (scheduler, *_) = [program.command for program in programs_of(deployment(2))]
+    assert option(scheduler, "--executors") == "127.0.0.1:50061,127.0.0.1:50071"
+    assert [option(scheduler, f"--{name}port") for name in ("", "admin-", "health-")] == ["50051", "50052", "50053"]
+
+
+def option(command, name):
+    """The value after an option."""
+    return command[command.index(name) + 1]
+
+
+def test_only_what_is_asked_for_is_passed_on(use_fakes, monkeypatch):
+    """Unset options are left to the services; several executors share the processors."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    (_, alone) = programs_of(deployment())
+    assert not {"--max-num-seqs", "--num-threads", "--kv-cache-memory"} & set(alone.command)
+    assert alone.name == "executor"
+    (_, one, two) = programs_of(deployment(2))
+    assert option(one.command, "--num-threads") == option(two.command, "--num-threads") == "4"
+    (_, full) = programs_of(deployment(max_num_seqs=3, num_threads=1, kv_cache_memory="1GiB"))
+    values = [option(full.command, name) for name in ("--max-num-seqs", "--num-threads", "--kv-cache-memory")]
+    assert values == ["3", "1", "1GiB"]
+
+
+@pytest.mark.parametrize(
+    ("host", "target"),
+    [
+        ("127.0.0.1", "127.0.0.1:50051"),
+        ("0.0.0.0", "127.0.0.1:50051"),  # noqa: S104  recognised, not bound
+        ("::1", "[::1]:50051"),
+        ("::", "127.0.0.1:50051"),
+    ],
+)
+def test_only_the_api_listens_elsewhere(use_fakes, host, target):
+    """Executors are for the scheduler beside them, and a client here needs an address it can connect to."""
+    deployment = Deployment(model="m", host=host, ports=fixed_ports(50051, 50061, 1), shutdown_timeout_seconds=30)
+    scheduler, executor = (program.command for program in programs_of(deployment))
+    assert (option(scheduler, "--host"), option(executor, "--host")) == (host, "127.0.0.1")
+    assert option(scheduler, "--executors") == "127.0.0.1:50061"
+    assert deployment.target == target
+
+
+def test_free_ports_are_different():
+    """All of them were held at once."""
+    ports = free_ports(2)
+    numbers = [ports.scheduler.api, ports.scheduler.admin, ports.scheduler.health]
+    numbers += [number for executor in ports.executors for number in (executor.api, executor.health)]
+    assert len(set(numbers)) == 7
+
+
+def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts, monkeypatch, tmp_path):
+    """Or the error says what to install."""
+    monkeypatch.setattr(sys, "executable", str(fake_scripts / "python"))
+    assert find_script("paceline-scheduler") == str(fake_scripts / "paceline-scheduler")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    monkeypatch.setenv("PATH", str(fake_scripts))
+    assert find_script("paceline-executor") == str(fake_scripts / "paceline-executor")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ProgramMissingError, match=r"pip install 'paceline\[executor\]'"):
+        find_script("paceline-executor")

@@ -1,0 +1,117 @@
+"""A request as a message: unset is not zero, and what does not fit is refused by the name of its field."""
+
+import pytest
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_client import Output, Sampling, Scheduling, Stopping, Timeout
+from paceline_client.errors import InvalidRequestError
+from paceline_client.requests import Chat, Message, Request, Text, TokenIds, make_prompt
+from paceline_client.wire import generate_message
+
+
+def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
+    """The message of a request with these parts and defaults for the rest."""
+    request = Request(
+        prompt=prompt or Text("hi"),
+        request_id="r",
+        tenant=tenant,
+        model="",
+        sampling=parts.get("sampling", Sampling()),
+        stopping=parts.get("stopping", Stopping()),
+        output=parts.get("output", Output()),
+        scheduling=parts.get("scheduling", Scheduling()),
+        timeout=parts.get("timeout", Timeout()),
+    )
+    return generate_message(request, max_bytes=max_bytes).generate
+
+
+def test_what_is_unset_is_not_sent():
+    """A request without options is its id and its prompt."""
+    assert encode() == pb.GenerateRequest(request_id="r", text="hi")
+
+
+def test_zero_is_sent():
+    """Greedy sampling and log-probabilities without alternatives are zeros that mean something."""
+    message = encode(sampling=Sampling(temperature=0.0, seed=0), output=Output(logprobs=0))
+    assert message.sampling.HasField("temperature")
+    assert message.sampling.HasField("seed")
+    assert message.output.HasField("logprobs")
+
+
+def test_every_option_arrives():
+    """Nothing a caller can say is dropped on the way."""
+    message = encode(
+        sampling=Sampling(
+            temperature=0.5, top_k=4, top_p=0.25, min_p=0.125, seed=2**64 - 1, presence_penalty=1.0,
+            frequency_penalty=-1.0, repetition_penalty=1.5, logit_bias={3: -2.0}, allowed_token_ids=[5],
+            bad_words=["no"],
+        ),
+        stopping=Stopping(
+            max_tokens=7, min_tokens=2, stop=["a", "b"], stop_token_ids=[9], ignore_eos=True,
+            include_stop_str_in_output=True,
+        ),
+        output=Output(logprobs=3, skip_special_tokens=False, stream_interval=2),
+        scheduling=Scheduling(priority=-1, cache_salt="s", bypass_prefix_cache=True),
+        timeout=Timeout(total_seconds=1.5),
+        tenant="t",
+    )  # fmt: skip
+    assert (message.sampling.seed, dict(message.sampling.logit_bias)) == (2**64 - 1, {3: -2.0})
+    assert (list(message.stopping.stop), message.stopping.ignore_eos) == (["a", "b"], True)
+    assert (message.output.skip_special_tokens, message.output.stream_interval) == (False, 2)
+    assert (message.priority, message.cache_salt, message.bypass_prefix_cache) == (-1, "s", True)
+    assert (message.timeout.ToMilliseconds(), message.tenant) == (1500, "t")
+    unset = {f.name for f in message.sampling.DESCRIPTOR.fields} - {f.name for f, _ in message.sampling.ListFields()}
+    assert unset == {"n"}
+    assert len(message.stopping.ListFields()) == len(message.stopping.DESCRIPTOR.fields)
+
+
+def test_one_stop_text_may_stand_alone():
+    """A string is one text, not a list of characters."""
+    assert list(encode(stopping=Stopping(stop="END")).stopping.stop) == ["END"]
+
+
+def test_prompts_of_each_kind():
+    """Text, chat and token ids each use their own field."""
+    assert encode(Text("")).WhichOneof("prompt") == "text"
+    chat = encode(Chat((Message("user", "hi"),))).chat
+    assert (chat.messages[0].role, chat.messages[0].content) == ("user", "hi")
+    assert list(encode(TokenIds((1, 2))).token_ids.ids) == [1, 2]
+    assert encode(TokenIds(())).WhichOneof("prompt") == "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ({"sampling": Sampling(seed=2**64)}, "sampling.seed"),
+        ({"sampling": Sampling(seed=-1)}, "sampling.seed"),
+        ({"sampling": Sampling(top_k=2**31)}, "sampling.top_k"),
+        ({"sampling": Sampling(logit_bias={2**40: 1.0})}, "sampling.logit_bias"),
+        ({"sampling": Sampling(allowed_token_ids=[2**31])}, "sampling.allowed_token_ids"),
+        ({"stopping": Stopping(max_tokens="five")}, "stopping.max_tokens"),
+        ({"stopping": Stopping(stop=["\ud800"])}, "stopping.stop"),
+        ({"prompt": Text("\udfff")}, "text"),
+        ({"prompt": Chat((Message("user", "a"), Message("user", "\ud800")))}, "chat.messages[1].content"),
+        ({"prompt": TokenIds((-(2**40),))}, "token_ids.ids"),
+        ({"prompt": Text("x" * 20_000)}, "prompt"),
+        ({"tenant": b"\xff"}, "tenant"),
+    ],
+)
+def test_what_has_no_place_in_a_message_is_refused_by_name(parts, field):
+    """Numbers beyond the type, lone surrogates, a request larger than servers take: never a protobuf error."""
+    with pytest.raises(InvalidRequestError) as caught:
+        encode(**parts)
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("given", [(None, None, None), ("a", [Message("user", "b")], None), ("a", None, [1])])
+def test_exactly_one_prompt(given):
+    """None and two are both mistakes."""
+    with pytest.raises(InvalidRequestError, match="exactly one"):
+        make_prompt(*given)
+
+
+def test_messages_may_be_mappings():
+    """The form other libraries use; anything else in them is a mistake."""
+    assert make_prompt(None, [{"role": "user", "content": "hi"}]) == Chat((Message("user", "hi"),))
+    with pytest.raises(InvalidRequestError, match="name"):
+        make_prompt(None, [{"role": "user", "content": "hi", "name": "x"}])

@@ -1,0 +1,180 @@
+"""Connections that fail, break, fall silent and come back."""
+
+import asyncio
+import socket
+
+import grpc
+import pytest
+
+from paceline_client import (
+    AccessDeniedError,
+    AsyncClient,
+    ConnectFailedError,
+    ConnectionLostError,
+    Keepalive,
+    Retry,
+    Timeout,
+    Tls,
+    UnavailableError,
+)
+from paceline_client.testing import Break, Drain, End, FakeServer, Hold, Tokens, say
+
+SOON = Timeout(connect_seconds=0.5)
+QUICK = Retry(initial_delay_seconds=0.01)
+
+
+@pytest.fixture
+def free_port():
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def test_nobody_there(free_port):
+    """One error that says where and why."""
+    async with AsyncClient(f"127.0.0.1:{free_port}", timeout=SOON) as client:
+        with pytest.raises(ConnectFailedError, match=rf"127\.0\.0\.1:{free_port}.*refused"):
+            await client.generate("?")
+        with pytest.raises(ConnectFailedError):
+            await client.list_models()
+
+
+async def test_connect_fails_early(free_port):
+    """`connect` tells at once what a request would tell later."""
+    with pytest.raises(ConnectFailedError):
+        await AsyncClient.connect(f"127.0.0.1:{free_port}", timeout=SOON)
+    async with FakeServer(say("hi")) as server, await AsyncClient.connect(server.target, timeout=SOON) as client:
+        assert (await client.generate("?")).text == "hi"
+
+
+async def test_a_host_that_never_answers():
+    """It listens and says nothing: the time to connect ends that too."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        async with AsyncClient(f"127.0.0.1:{mute.getsockname()[1]}", timeout=Timeout(connect_seconds=0.2)) as client:
+            with pytest.raises(ConnectFailedError):
+                await client.generate("?")
+
+
+async def test_a_request_waits_for_a_server_that_comes_up(free_port):
+    """Within the time to connect, attempts go on by themselves."""
+    async with AsyncClient(f"127.0.0.1:{free_port}", timeout=Timeout(connect_seconds=20), retry=QUICK) as client:
+        waiting = asyncio.create_task(client.generate("?"))
+        await asyncio.sleep(0.1)
+        async with FakeServer(say("hello"), port=free_port):
+            assert (await waiting).text == "hello"
+
+
+async def test_running_requests_fail_when_the_connection_breaks():
+    """All of them, typed, after what had arrived; nothing is sent a second time."""
+    script = {"a": [Tokens((1,), "a"), Hold()], "b": [Tokens((1,), "b"), Break()]}
+    async with FakeServer(lambda request: script[request.text]) as server, AsyncClient(server.target) as client:
+        first = client.stream("a")
+        assert (await anext(first)).text == "a"
+        with pytest.raises(ConnectionLostError, match="connection reset"):
+            await client.generate("b")
+        with pytest.raises(ConnectionLostError):
+            await anext(first)
+        assert len(server.seen.requests) == 2
+
+
+async def test_each_request_gets_an_error_of_its_own():
+    """An exception shared by tasks would collect all their tracebacks."""
+    async with FakeServer([Tokens((1,), "a"), Hold()]) as server, AsyncClient(server.target) as client:
+        streams = [client.stream("?") for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        await asyncio.to_thread(server.stop)
+        first, second = await asyncio.gather(*(anext(stream) for stream in streams), return_exceptions=True)
+    assert isinstance(first, ConnectionLostError)
+    assert isinstance(second, ConnectionLostError)
+    assert first is not second
+
+
+async def test_the_next_request_reconnects(free_port):
+    """A server that was replaced at the same address is found again without help."""
+    async with AsyncClient(f"127.0.0.1:{free_port}", retry=QUICK) as client:
+        async with FakeServer(say("old"), port=free_port):
+            assert (await client.generate("?")).text == "old"
+        async with FakeServer(say("new"), port=free_port):
+            assert (await client.generate("?")).text == "new"
+            assert (await client.list_models())[0].name == "fake"
+
+
+async def test_a_server_that_falls_silent_counts_as_lost():
+    """No message and no heartbeat: a frozen process, or a cable that was pulled."""
+    keepalive = Keepalive(heartbeat_seconds=0.05, silence_seconds=0.2)
+    async with (
+        FakeServer([Tokens((1,), "a"), Hold()], heartbeat_seconds=None) as server,
+        AsyncClient(server.target, keepalive=keepalive) as client,
+    ):
+        stream = client.stream("?")
+        await anext(stream)
+        with pytest.raises(ConnectionLostError, match="no sign of life"):
+            await anext(stream)
+
+
+async def test_heartbeats_keep_a_quiet_session_alive():
+    """A request that waits for its first token is not taken for a dead one."""
+    keepalive = Keepalive(heartbeat_seconds=0.05, silence_seconds=0.2)
+    async with (
+        FakeServer([Hold(), *say("late")], heartbeat_seconds=0.05) as server,
+        AsyncClient(server.target, keepalive=keepalive) as client,
+    ):
+        waiting = asyncio.create_task(client.generate("?"))
+        await server.seen_that(lambda seen: seen.num_heartbeats >= 8)
+        await asyncio.to_thread(server.release)
+        assert (await waiting).text == "late"
+
+
+async def test_a_draining_server_finishes_what_runs_and_gets_nothing_new():
+    """The next request opens a session of its own, beside the one that drains."""
+    scripts = {"old": [Tokens((1,), "a"), Drain(), Hold(), Tokens((2,), "b"), End()], "new": say("fresh")}
+    async with FakeServer(lambda request: scripts[request.text]) as server, AsyncClient(server.target) as client:
+        old = client.stream("old")
+        await anext(old)
+        await asyncio.sleep(0.05)
+        assert (await client.generate("new")).text == "fresh"
+        assert server.seen.num_sessions == 2
+        await asyncio.to_thread(server.release)
+        assert (await old.collect()).text == "ab"
+
+
+async def test_a_session_that_is_never_taken_is_a_refusal():
+    """Tried as often as a refused request, then unavailable; not a lost connection, for nothing had begun."""
+    async with (
+        FakeServer([Break(message="not the leader")], heartbeat_seconds=None) as server,
+        AsyncClient(server.target, retry=Retry(max_attempts=2, initial_delay_seconds=0.01)) as client,
+    ):
+        with pytest.raises(UnavailableError, match="not the leader") as caught:
+            await client.generate("?")
+        assert type(caught.value) is UnavailableError
+        assert server.seen.num_sessions == 2
+
+
+async def test_a_session_that_is_refused_for_a_reason_keeps_it():
+    """A wrong token is not a broken connection."""
+    script = [Break(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")]
+    async with FakeServer(script) as server, AsyncClient(server.target) as client:
+        with pytest.raises(AccessDeniedError, match="expired"):
+            await client.generate("?")
+
+
+async def test_a_session_that_the_server_cancels_counts_as_lost():
+    """gRPC reports it like a cancellation of our own task, which it is not."""
+    script = [Tokens((1,), "a"), Break(grpc.StatusCode.CANCELLED, "")]
+    async with FakeServer(script) as server, AsyncClient(server.target) as client:
+        with pytest.raises(ConnectionLostError):
+            await client.generate("?")
+
+
+async def test_plaintext_is_not_taken_for_tls():
+    """A client that asks for encryption does not go without."""
+    async with (
+        FakeServer(say("secret")) as server,
+        AsyncClient(server.target, tls=Tls(), timeout=Timeout(connect_seconds=0.3)) as client,
+    ):
+        with pytest.raises(ConnectFailedError):
+            await client.generate("?")

@@ -1,0 +1,154 @@
+"""An inbox takes exactly the output that was sent, in any grouping, and refuses everything else."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_client.errors import ConnectionLostError, SlowConsumerError, StreamCorruptedError
+from paceline_client.hashing import rolling_hash
+from paceline_client.inbox import Inbox
+from paceline_client.results import Delta, FinishReason, Result, Usage
+from paceline_client.wire import Finish, ReceivedDelta
+
+FINISH = Finish(FinishReason.STOP, None, Usage(3, 0, 5))
+
+
+def received(ids, offset, before, finish=None, index=0):
+    """A delta of these ids at an offset, hashed after the output `before`."""
+    delta = Delta("".join(f"<{i}>" for i in ids), tuple(ids), offset, 1, (), finish.reason if finish else None)
+    return ReceivedDelta("r", index, delta, rolling_hash([*before, *ids]), finish)
+
+
+def deltas_of(groups, finish=FINISH):
+    """True deltas that carry these groups of tokens, the last with the finish."""
+    output = []
+    for number, group in enumerate(groups):
+        yield received(group, len(output), output, finish if number == len(groups) - 1 else None)
+        output += group
+
+
+async def drain(inbox):
+    """Read to the end: the tokens of all deltas, and the result."""
+    ids = []
+    while isinstance(item := await inbox.get(), Delta):
+        ids += item.token_ids
+    return ids, item
+
+
+groups_of_tokens = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=2, max_size=8)
+
+
+@given(groups_of_tokens)
+def test_grouping_does_not_matter(groups):
+    """The result holds the tokens and texts of all deltas, however they were cut."""
+    inbox = Inbox("r", max_buffered_tokens=100)
+    for delta in deltas_of(groups):
+        inbox.accept(delta)
+    ids, result = asyncio.run(drain(inbox))
+    expected = [i for group in groups for i in group]
+    assert ids == expected
+    assert result.token_ids == tuple(expected)
+    assert result.text == "".join(f"<{i}>" for i in expected)
+
+
+@given(groups_of_tokens, st.data())
+def test_a_lost_doubled_or_swapped_delta_is_refused(groups, data):
+    """What was delivered before the fault is a prefix of the truth; the fault is an error, never a wrong token."""
+    deltas = list(deltas_of(groups))
+    fault = data.draw(st.sampled_from(["lose", "double", "swap"]))
+    at = data.draw(st.integers(0, len(deltas) - 2))
+    faulty = {
+        "lose": deltas[:at] + deltas[at + 1 :],
+        "double": deltas[: at + 1] + deltas[at:],
+        "swap": [*deltas[:at], deltas[at + 1], deltas[at], *deltas[at + 2 :]],
+    }[fault]
+    inbox = Inbox("r", max_buffered_tokens=100)
+    for delta in faulty:
+        if not inbox.has_ended:
+            inbox.accept(delta)
+    delivered = []
+
+    async def read():
+        while True:
+            delivered.extend((await inbox.get()).token_ids)
+
+    with pytest.raises(StreamCorruptedError):
+        asyncio.run(read())
+    expected = [i for group in groups for i in group]
+    assert delivered == expected[: len(delivered)]
+
+
+@given(groups_of_tokens, st.data())
+def test_a_changed_token_is_refused(groups, data):
+    """The offset is right, the token is another one: only the hash tells."""
+    *before, (true, *rest) = [list(g) for g in groups]
+    changed = data.draw(st.integers(0, 5).filter(lambda i: i != true))
+    deltas = list(deltas_of([*before, [true, *rest]]))
+    last = deltas[-1]
+    false = Delta(last.delta.text, (changed, *rest), last.delta.offset, 1, (), last.delta.finish_reason)
+    inbox = Inbox("r", max_buffered_tokens=100)
+    for delta in [*deltas[:-1], ReceivedDelta("r", 0, false, last.rolling_hash, FINISH)]:
+        inbox.accept(delta)
+    with pytest.raises(StreamCorruptedError, match="rolling hash"):
+        asyncio.run(drain(inbox))
+
+
+async def test_another_completion_is_refused():
+    """One completion was asked for; a second one must not be mixed into it."""
+    inbox = Inbox("r", max_buffered_tokens=100)
+    inbox.accept(received([1], 0, [], index=1))
+    with pytest.raises(StreamCorruptedError, match="completion 1"):
+        await inbox.get()
+
+
+async def test_a_reader_that_does_not_read_gets_what_fits_and_then_an_error():
+    """The buffer is bounded in tokens; nothing that fitted is taken away again."""
+    inbox = Inbox("r", max_buffered_tokens=3)
+    for delta in deltas_of([[1, 2], [3], [4], [5]]):
+        if not inbox.has_ended:
+            inbox.accept(delta)
+    assert (await inbox.get()).token_ids == (1, 2)
+    assert (await inbox.get()).token_ids == (3,)
+    with pytest.raises(SlowConsumerError, match="3 tokens were left unread"):
+        await inbox.get()
+
+
+async def test_a_reader_that_keeps_up_may_read_more_than_the_buffer():
+    """The bound is on what is unread, not on the output."""
+    inbox = Inbox("r", max_buffered_tokens=1)
+    for delta in deltas_of([[1], [2], [3]]):
+        inbox.accept(delta)
+        await inbox.get()
+    assert isinstance(await inbox.get(), Result)
+
+
+async def test_one_delta_is_taken_whatever_its_size():
+    """How many tokens the server gathers is not the reader's fault."""
+    inbox = Inbox("r", max_buffered_tokens=2)
+    inbox.accept(received([1, 2, 3, 4], 0, []))
+    assert (await inbox.get()).token_ids == (1, 2, 3, 4)
+
+
+async def test_the_first_end_stays():
+    """A finished request does not fail because its connection broke afterwards."""
+    inbox = Inbox("r", max_buffered_tokens=10)
+    inbox.accept(received([1], 0, [], FINISH))
+    inbox.fail(ConnectionLostError("later"))
+    _, result = await drain(inbox)
+    assert result.token_ids == (1,)
+
+
+async def test_a_waiting_reader_wakes_up():
+    """A delta, and an error, reach a reader that came first."""
+    inbox = Inbox("r", max_buffered_tokens=10)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    inbox.accept(received([7], 0, []))
+    assert (await waiting).token_ids == (7,)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    inbox.fail(ConnectionLostError("gone"))
+    with pytest.raises(ConnectionLostError, match="gone"):
+        await waiting

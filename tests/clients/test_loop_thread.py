@@ -1,0 +1,107 @@
+"""The private event loop: results, errors and interrupts pass through it, a fork does not."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from paceline_client.errors import ClientClosedError
+from paceline_client.loop_thread import LoopThread
+
+
+@pytest.fixture
+def loop_thread():
+    """One that is closed at the end."""
+    loop_thread = LoopThread("test")
+    yield loop_thread
+    loop_thread.close()
+
+
+async def answer():
+    """Some work."""
+    return threading.current_thread().name
+
+
+def test_work_runs_on_the_private_thread(loop_thread):
+    """A daemon, so that it never keeps a program alive."""
+    assert loop_thread.run(answer()) == "test"
+    assert loop_thread.is_running
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "test")
+
+
+def test_errors_reach_the_caller(loop_thread):
+    """As they were raised."""
+
+    async def fail():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        loop_thread.run(fail())
+
+
+def test_closing_cancels_what_still_runs(loop_thread):
+    """A caller that waits is told; nothing goes on behind its back."""
+    cancelled = threading.Event()
+    started = threading.Event()
+    errors = []
+
+    async def wait_for_ever():
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def call():
+        try:
+            loop_thread.run(wait_for_ever())
+        except ClientClosedError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    started.wait(10)
+    loop_thread.close()
+    caller.join(10)
+    assert cancelled.is_set()
+    assert len(errors) == 1
+
+
+def test_an_interrupt_ends_the_work_before_it_reaches_the_caller(loop_thread):
+    """What the work used can then be closed: nothing is still inside it."""
+    events = []
+
+    async def work():
+        try:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            events.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop_thread.run(work())
+    assert events == ["ended"]
+
+
+def test_a_forked_child_is_told_to_make_its_own(loop_thread, monkeypatch):
+    """Its copy has no thread: waiting for it would never end."""
+    loop_thread.run(answer())
+    parent = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: parent + 1)
+        assert not loop_thread.is_running
+        with pytest.raises(ClientClosedError, match="forked"):
+            loop_thread.run(answer())
+    assert loop_thread.run(answer()) == "test"
+
+
+def test_unused_work_is_closed(loop_thread):
+    """A refused coroutine must not complain that it was never awaited."""
+    loop_thread.close()
+    work = answer()
+    with pytest.raises(ClientClosedError):
+        loop_thread.run(work)
+    assert work.cr_frame is None

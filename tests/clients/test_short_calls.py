@@ -1,0 +1,64 @@
+"""Models, tokens, readiness: the calls beside requests, from the asynchronous and the threaded client alike."""
+
+import asyncio
+
+import pytest
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_client import AsyncClient, Client, InvalidRequestError, Message, NotFoundError, Sampling, UnavailableError
+from paceline_client.testing import FakeServer
+
+MODEL = pb.Model(name="small", num_executors=1, has_chat_template=True)
+MODEL.default_sampling.temperature = 0.25
+
+
+async def test_models_are_described():
+    """What the server says of a model; unset defaults stay unset."""
+    async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
+        (listed,) = await client.list_models()
+        assert listed == await client.get_model("small") == await client.get_model()
+    assert (listed.name, listed.num_executors, listed.num_parameters) == ("small", 1, None)
+    assert listed.default_sampling == Sampling(temperature=0.25)
+
+
+async def test_a_model_that_is_not_served():
+    """The error has the server's reason and field."""
+    async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
+        with pytest.raises(NotFoundError) as caught:
+            await client.get_model("large")
+    assert (caught.value.reason, caught.value.violations[0].field) == ("UNKNOWN_MODEL", "model")
+
+
+async def test_tokens_there_and_back():
+    """Texts and chats to tokens, tokens to text."""
+    async with FakeServer() as server, AsyncClient(server.target) as client:
+        tokens = await client.tokenize("ab", with_texts=True)
+        assert (tokens.token_ids, tokens.token_texts, tokens.max_model_len) == ((97, 98), ("a", "b"), 2048)
+        assert (await client.tokenize(messages=[Message("user", "ab")])).token_ids == (97, 98)
+        assert await client.detokenize([97, 98]) == "ab"
+        with pytest.raises(InvalidRequestError):
+            await client.detokenize([-1])
+        with pytest.raises(InvalidRequestError, match="exactly one"):
+            await client.tokenize()
+
+
+async def test_ready_when_enough_executors_are_attached():
+    """A scheduler that answers is not enough."""
+    async with FakeServer(models=[]) as server, AsyncClient(server.target) as client:
+        with pytest.raises(UnavailableError, match="no executor is attached"):
+            await client.wait_until_ready(0.15)
+        waiting = asyncio.create_task(client.wait_until_ready(20, num_executors=2))
+        server.set_models([MODEL])
+        await asyncio.sleep(0.15)
+        assert not waiting.done()
+        server.set_models([MODEL, pb.Model(name="other", num_executors=1)])
+        assert [model.name for model in await waiting] == ["small", "other"]
+
+
+def test_the_threaded_client_makes_the_same_calls():
+    """The same arguments and answers, without asyncio."""
+    with FakeServer(models=[MODEL]) as server, Client(server.target) as client:
+        assert client.wait_until_ready(20)[0].name == client.get_model("small").name == client.list_models()[0].name
+        assert client.detokenize(client.tokenize("ab").token_ids) == "ab"
+        with pytest.raises(NotFoundError):
+            client.cancel("unknown")
