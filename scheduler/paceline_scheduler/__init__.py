@@ -1,0 +1,1 @@
+"""The scheduler of Paceline: decides for every step what each executor runs, and serves clients."""

@@ -1,0 +1,231 @@
+"""Chats rendered through a model's template, by a process of its own for each template.
+
+Knows how to start, ask, time out and replace that process. What a template may do there is known to `chat_worker`.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import ChatTurn
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError
+
+_MAX_RENDERERS = 8
+_LENGTH_BYTES = 4
+_RETRY_AFTER_S = 0.5
+_MAX_ANSWER_BYTES = 256 * 1024 * 1024
+_NOT_IN_TIME = "it takes too long, or needs too much memory"
+_EXIT_S = 0.5  # from the end of its input to the end of an idle process
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Bounds of one template: time per chat, time to start its process, memory of the process."""
+
+    max_render_s: float = 2.0
+    max_start_s: float = 10.0
+    max_bytes: int = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template and the constants it may name; equal sources share a process."""
+
+    template: str
+    bos_token: str | None
+    eos_token: str | None
+
+
+class _WorkerEndedError(Exception):
+    """The process ended, or did not answer in time."""
+
+
+class _Worker:
+    """One running process. Answers one message at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> "_Worker":
+        """Start a process; raises OSError."""
+        command = (sys.executable, "-P", "-m", "paceline_scheduler.api.chat_worker")
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt typed at the terminal is for the scheduler, which drains first
+        )
+        return cls(process)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.returncode is not None
+
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, str]:
+        """Send a message and return the answer; raises _WorkerEndedError."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None, "started with pipes"
+        assert stdout is not None, "started with pipes"
+        data = json.dumps(message).encode()
+        try:
+            async with asyncio.timeout(timeout_s):
+                stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+                await stdin.drain()
+                length = int.from_bytes(await stdout.readexactly(_LENGTH_BYTES), "big")
+                if length > _MAX_ANSWER_BYTES:
+                    raise _WorkerEndedError
+                answer: dict[str, str] = json.loads(await stdout.readexactly(length))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, RuntimeError) as error:
+            # RuntimeError is how uvloop says that a pipe is closed.
+            raise _WorkerEndedError from error
+        return answer
+
+    async def stop(self) -> None:
+        """End the process and wait until it is gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+class _Renderer:
+    """The process of one template, started when it is needed and replaced when it ended."""
+
+    def __init__(self, source: TemplateSource, limits: RenderLimits) -> None:
+        self._source = source
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._worker: _Worker | None = None
+        self._compile_error: str | None = None
+        self._is_closed = False
+
+    async def render(self, messages: list[dict[str, str]], now: datetime, max_chars: int) -> str:
+        """Return the prompt; raises InvalidRequestError when the template refuses, fails or takes too long."""
+        async with self._turn:
+            worker = await self._ready_worker()
+            # Taken off while it works: whatever interrupts this call, a process in an unknown state is not used again.
+            self._worker = None
+            try:
+                question = {"messages": messages, "now": now.isoformat(), "max_chars": max_chars}
+                # The worker ends itself at max_render_s; more time here is for a process that cannot.
+                answer = await worker.ask(question, 2 * self._limits.max_render_s)
+            except BaseException as error:
+                await worker.stop()
+                if isinstance(error, _WorkerEndedError):
+                    raise _failed(_NOT_IN_TIME) from None
+                raise
+            if self._is_closed:
+                await worker.stop()
+            else:
+                self._worker = worker
+        return _text_of(answer)
+
+    async def close(self) -> None:
+        """End the process; who still waits gets one of their own."""
+        self._is_closed = True
+        async with self._turn:
+            if self._worker is not None:
+                await self._worker.stop()
+                self._worker = None
+
+    async def _ready_worker(self) -> _Worker:
+        """Return the process, a new one if it died since it was last used."""
+        if self._worker is not None and self._worker.has_ended:
+            await self._worker.stop()
+            self._worker = None
+        return self._worker or await self._start()
+
+    async def _start(self) -> _Worker:
+        if self._compile_error is not None:
+            raise _failed(self._compile_error)
+        try:
+            worker = await _Worker.start()
+        except OSError as error:
+            raise QueueFullError(f"no process to render chats could be started: {error}", _RETRY_AFTER_S) from error
+        source = self._source
+        setup = {
+            "template": source.template,
+            "constants": {"bos_token": source.bos_token, "eos_token": source.eos_token},
+            "max_render_s": self._limits.max_render_s,
+            "max_bytes": self._limits.max_bytes,
+        }
+        try:
+            answer = await worker.ask(setup, self._limits.max_start_s)
+        except BaseException as error:
+            await worker.stop()
+            if isinstance(error, _WorkerEndedError):
+                raise _failed(_NOT_IN_TIME) from None
+            raise
+        if answer:
+            # It will not compile the next time either.
+            self._compile_error = answer["failed"]
+            await worker.stop()
+            raise _failed(self._compile_error)
+        return worker
+
+
+class ChatRenderers:
+    """The renderers of the templates in use; the least recently used ones are ended."""
+
+    def __init__(
+        self, limits: EdgeLimits, local_time: Callable[[], datetime], render_limits: RenderLimits | None = None
+    ) -> None:
+        self._max_num_waiting = limits.max_num_waiting_texts
+        self._render_limits = render_limits or RenderLimits()
+        self._local_time = local_time
+        self._num_waiting = 0
+        self._renderers: OrderedDict[TemplateSource, _Renderer] = OrderedDict()
+
+    async def render(self, source: TemplateSource, messages: Sequence[ChatTurn], max_chars: int) -> str:
+        """Return the prompt of a chat; raises InvalidRequestError naming `chat`, or QueueFullError."""
+        if self._num_waiting >= self._max_num_waiting:
+            raise QueueFullError(f"{self._num_waiting} chats are waiting to be rendered, the limit", _RETRY_AFTER_S)
+        self._num_waiting += 1
+        try:
+            renderer = await self._renderer(source)
+            turns = [{"role": message.role, "content": message.content} for message in messages]
+            return await renderer.render(turns, self._local_time(), max_chars)
+        finally:
+            self._num_waiting -= 1
+
+    async def close(self) -> None:
+        """End all processes."""
+        renderers = list(self._renderers.values())
+        self._renderers.clear()
+        for renderer in renderers:
+            await renderer.close()
+
+    async def _renderer(self, source: TemplateSource) -> _Renderer:
+        renderer = self._renderers.setdefault(source, _Renderer(source, self._render_limits))
+        self._renderers.move_to_end(source)
+        if len(self._renderers) > _MAX_RENDERERS:
+            _, unused = self._renderers.popitem(last=False)
+            await unused.close()
+        return renderer
+
+
+def _text_of(answer: dict[str, str]) -> str:
+    if "refused" in answer:
+        raise InvalidRequestError("chat.messages", f"the model's chat template says: {answer['refused']}")
+    if "failed" in answer:
+        raise _failed(answer["failed"])
+    return answer["text"]
+
+
+def _failed(why: str) -> InvalidRequestError:
+    return InvalidRequestError("chat", f"the model's chat template fails: {why}; send text or token_ids instead")

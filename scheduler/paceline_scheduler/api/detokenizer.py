@@ -1,0 +1,145 @@
+"""From token ids to text, a few at a time, and never half a character.
+
+Every token spells fixed bytes, so the text of an output is its tokens' bytes in a row, decoded as UTF-8: what is let
+through after some tokens is all characters that are complete by then. This equals the tokenizers library's `decode` of
+the whole output, with one exception. Where byte tokens (`<0xE2>`) make up no valid UTF-8, the library also destroys the
+characters beside them, and only at the end of such a run; here every other character stays and the bytes become U+FFFD
+as Unicode recommends (one per maximal subpart), which is the only way to emit a character before the run has ended.
+
+The library's own DecodeStream was tried. It fails ("Invalid prefix") where a byte token follows a character made of
+byte tokens, keeps everything after a genuine U+FFFD back, and looks at all tokens kept back again with each new one.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from paceline_scheduler.errors import UnsupportedError
+
+_SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The bytes of every token. `num_stripped_spaces` leading spaces of an output are no part of its text."""
+
+    token_bytes: tuple[bytes, ...]  # [vocab_size]
+    token_bytes_without_special: tuple[bytes, ...]  # [vocab_size], special tokens empty
+    num_stripped_spaces: int
+
+    def table(self, skip_special_tokens: bool) -> tuple[bytes, ...]:
+        """Return the bytes by token id."""
+        return self.token_bytes_without_special if skip_special_tokens else self.token_bytes
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        """Return the text of a whole output. O(number of tokens)."""
+        detokenizer = Detokenizer(self, skip_special_tokens)
+        return detokenizer.take(token_ids) + detokenizer.flush()
+
+
+class Detokenizer:
+    """The text of one output as it grows. O(1) per token: only the bytes of an unfinished character are kept."""
+
+    __slots__ = ("_num_spaces_to_strip", "_pending", "_table")
+
+    def __init__(self, spelling: Spelling, skip_special_tokens: bool) -> None:
+        self._table = spelling.table(skip_special_tokens)
+        self._pending = b""
+        self._num_spaces_to_strip = spelling.num_stripped_spaces
+
+    def take(self, token_ids: list[int]) -> str:
+        """Return the characters that these tokens complete."""
+        table = self._table
+        raw = self._pending + (table[token_ids[0]] if len(token_ids) == 1 else b"".join([table[i] for i in token_ids]))
+        text, num_used = codecs.utf_8_decode(raw, "replace", False)
+        self._pending = raw[num_used:]
+        return self._strip(text) if self._num_spaces_to_strip and text else text
+
+    def flush(self) -> str:
+        """Return U+FFFD for a character that stayed unfinished: the output is over."""
+        pending, self._pending = self._pending, b""
+        return pending.decode("utf-8", "replace")
+
+    def _strip(self, text: str) -> str:
+        num_stripped = 0
+        while num_stripped < min(self._num_spaces_to_strip, len(text)) and text[num_stripped] == " ":
+            num_stripped += 1
+        # Spaces may go on with the next tokens; after anything else nothing is leading any more.
+        self._num_spaces_to_strip = self._num_spaces_to_strip - num_stripped if num_stripped == len(text) else 0
+        return text[num_stripped:]
+
+
+def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
+    """Return what the tokens spell. Ids without a token spell nothing.
+
+    Raises UnsupportedError, naming the decoder, if it is neither byte-level nor SentencePiece with byte fallback.
+    """
+    spell, num_stripped_spaces = _spelling_rule(tokenizer)
+    special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    spelled = {token_id: spell(token) for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
+    token_ids = range(max(vocab_size, max(spelled, default=0) + 1))
+    return Spelling(
+        token_bytes=tuple(spelled.get(token_id, b"") for token_id in token_ids),
+        token_bytes_without_special=tuple(
+            b"" if token_id in special_ids else spelled.get(token_id, b"") for token_id in token_ids
+        ),
+        num_stripped_spaces=num_stripped_spaces,
+    )
+
+
+def _spelling_rule(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], int]:
+    """Return how a token is turned into bytes, and how many leading spaces an output loses."""
+    # The library shows a decoder's parameters only in this, its JSON form.
+    decoder = None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
+    stages = list(_stages(decoder))
+    kinds = tuple(stage["type"] for stage in stages)
+    if kinds == ("ByteLevel",):
+        return _byte_level_spelling, 0
+    if kinds[:3] == ("Replace", "ByteFallback", "Fuse") and kinds[3:] in ((), ("Strip",)):
+        replace, strip = stages[0], (stages[3:] or [{"content": " ", "start": 0, "stop": 0}])[0]
+        replaces_spaces = replace["pattern"] == {"String": _SPACE_LETTER} and replace["content"] == " "
+        if replaces_spaces and strip["content"] == " " and strip["stop"] == 0:
+            return _byte_fallback_spelling, int(strip["start"])
+    shown = "+".join(kinds) or "none"
+    raise UnsupportedError("tokenizer.decoder", f"this version cannot stream the text of the model's decoder: {shown}")
+
+
+def _stages(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for stage in decoder["decoders"]:
+            yield from _stages(stage)
+    else:
+        yield decoder
+
+
+def _byte_level_spelling(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_LETTER[letter] for letter in token])
+    except KeyError:
+        # An added token is written as it stands, not in the letters for bytes.
+        return token.encode()
+
+
+def _byte_fallback_spelling(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace(_SPACE_LETTER, " ").encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters in which byte-level BPE writes bytes: printable ones stand for themselves, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _byte_letters()

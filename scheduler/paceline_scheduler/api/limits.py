@@ -1,0 +1,30 @@
+"""The edge's bounds in one place. They protect the process; none is a matter of taste, so none is an option."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Bounds of the edge.
+
+    max_stream_bytes: output that may wait for a client that reads too slowly, per gRPC stream.
+    max_bytes_per_session_request: what a session may hold more for each of its requests, as one step brings output for
+    all of them at once.
+    max_session_requests: unfinished requests of one session.
+    max_message_bytes: output put into one message; what is more goes into the next.
+    heartbeat_s: time between the heartbeats to a session.
+    max_chars_per_token: a prompt with more characters than this times the context is refused without being tokenised.
+    max_inline_chars: a text up to this length is tokenised on the event loop, as a thread would take longer to start.
+    num_tokenizer_threads: threads for longer texts.
+    max_num_waiting_texts: texts that wait for such a thread, or chats for the renderer, before new ones are refused.
+    """
+
+    max_stream_bytes: int = 256 * 1024
+    max_bytes_per_session_request: int = 512
+    max_session_requests: int = 4096
+    max_message_bytes: int = 1024 * 1024
+    heartbeat_s: float = 0.5
+    max_chars_per_token: int = 16
+    max_inline_chars: int = 1024
+    num_tokenizer_threads: int = 2
+    max_num_waiting_texts: int = 256

@@ -1,0 +1,123 @@
+"""A request as it was sent, in plain values: nothing checked, nothing filled in.
+
+None means unset, which is not the same as zero. The paths that errors name are those of paceline.v1.GenerateRequest.
+Lists may be of any length, so they stay as they came until their length has been checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text to tokenise as it stands."""
+
+    text: str
+
+
+class ChatTurn(Protocol):
+    """One turn of a conversation."""
+
+    @property
+    def role(self) -> str:
+        """Who speaks."""
+
+    @property
+    def content(self) -> str:
+        """What is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the model's chat template."""
+
+    messages: Sequence[ChatTurn]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Tokens to take as they are."""
+
+    token_ids: Sequence[int]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class RawSampling:
+    """paceline.v1.SamplingParams; of the map and the lists that are not supported only the sizes matter."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    num_logit_biases: int = 0
+    num_allowed_token_ids: int = 0
+    num_bad_words: int = 0
+    n: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawStopping:
+    """paceline.v1.StoppingParams."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawOutput:
+    """paceline.v1.OutputOptions."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    stream_interval: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawResumption:
+    """The fields with which a client comes back to a request."""
+
+    resumable: bool = False
+    attachment: int = 0
+    resume_from: int | None = None
+    resume_hash: int | None = None
+    last_attempt: int | None = None
+    waited_s: float | None = None
+    num_prior_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """paceline.v1.GenerateRequest.
+
+    `structured` names the constraint that is set. `origin` is the message without its prompt, serialised; `body_digest`
+    the BLAKE2b-128 digest of the message as it was sent.
+    """
+
+    model: str = ""
+    request_id: str = ""
+    tenant: str = ""
+    prompt: Prompt | None = None
+    sampling: RawSampling = field(default_factory=RawSampling)
+    stopping: RawStopping = field(default_factory=RawStopping)
+    output: RawOutput = field(default_factory=RawOutput)
+    resumption: RawResumption = field(default_factory=RawResumption)
+    structured: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    origin: bytes = b""
+    body_digest: bytes = b""

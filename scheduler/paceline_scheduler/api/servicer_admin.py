@@ -1,0 +1,123 @@
+"""AdminService over gRPC: operators' views of the backend, and the few things they may change.
+
+Knows the backend only, no client's requests.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+from typing_extensions import override
+
+from paceline.v1 import admin_pb2 as pb
+from paceline.v1.admin_pb2_grpc import AdminServiceServicer
+from paceline_scheduler.api import wire
+from paceline_scheduler.backend import Backend, StepRecord
+from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
+
+_MAX_WAITING_STEPS = 256
+_MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdminServicer(AdminServiceServicer):
+    """What `paceline top` and operators use. `scheduler_id` is this scheduler's."""
+
+    def __init__(self, backend: Backend, scheduler_id: str) -> None:
+        self._backend = backend
+        self._scheduler_id = scheduler_id
+
+    @override
+    async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
+        """Show the executors and the queue."""
+        num_requests, num_tokens = self._backend.num_waiting()
+        return pb.ListExecutorsResponse(
+            executors=[wire.executor_view(executor) for executor in self._backend.executors()],
+            scheduler_id=self._scheduler_id,
+            num_waiting_requests=num_requests,
+            num_waiting_tokens=num_tokens,
+        )
+
+    @override
+    async def DrainExecutor(self, request: pb.DrainExecutorRequest, context: _Context) -> pb.DrainExecutorResponse:
+        """Place nothing new on an executor."""
+        try:
+            num_running = self._backend.drain_executor(request.address)
+        except KeyError:
+            known = ", ".join(executor.address for executor in self._backend.executors()) or "none"
+            raise UnknownExecutorError(f"no executor {request.address!r}; there is {known}") from None
+        return pb.DrainExecutorResponse(num_running_requests=num_running)
+
+    @override
+    async def GetLimits(self, request: pb.GetLimitsRequest, context: _Context) -> pb.GetLimitsResponse:
+        """Return the bounds in force."""
+        return pb.GetLimitsResponse(limits=wire.limits(self._backend.limits()))
+
+    @override
+    async def SetLimits(self, request: pb.SetLimitsRequest, context: _Context) -> pb.SetLimitsResponse:
+        """Change bounds; all or none."""
+        limits, current = request.limits, self._backend.limits()
+        changes = {field.name: _checked(field.name, value) for field, value in limits.ListFields()}
+        self._backend.set_limits(replace(current, **changes))
+        return pb.SetLimitsResponse(limits=wire.limits(self._backend.limits()))
+
+    @override
+    async def WatchSteps(
+        self, request: pb.WatchStepsRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchStepsResponse]:
+        """Stream finished steps until the client has seen enough."""
+        watch = _StepWatch(request.address)
+        self._backend.watch_steps(watch)
+        try:
+            while True:
+                record, num_dropped = await watch.next()
+                yield wire.step_response(record, num_dropped)
+        finally:
+            self._backend.unwatch_steps(watch)
+
+    @override
+    async def SetPlanRecording(
+        self, request: pb.SetPlanRecordingRequest, context: _Context
+    ) -> pb.SetPlanRecordingResponse:
+        """Refuse: not supported yet."""
+        call = "AdminService.SetPlanRecording"
+        raise UnsupportedError(call, f"{call} is not supported by this version")
+
+
+class _StepWatch:
+    """A StepSink that keeps the latest steps for one client and counts those it lost."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._waiting: deque[StepRecord] = deque()
+        self._num_dropped = 0
+        self._filled = asyncio.Event()
+
+    def step_finished(self, record: StepRecord) -> None:
+        """Take one finished step."""
+        if self._address and record.address != self._address:
+            return
+        if len(self._waiting) == _MAX_WAITING_STEPS:
+            self._waiting.popleft()
+            self._num_dropped += 1
+        self._waiting.append(record)
+        self._filled.set()
+
+    async def next(self) -> tuple[StepRecord, int]:
+        """Return the oldest waiting step, and how many were lost before it since the last one returned."""
+        while not self._waiting:
+            self._filled.clear()
+            await self._filled.wait()
+        num_dropped, self._num_dropped = self._num_dropped, 0
+        return self._waiting.popleft(), num_dropped
+
+
+def _checked(name: str, value: int) -> int:
+    highest = _MAX_LIMITS[name]
+    if not 1 <= value <= highest:
+        raise InvalidRequestError(f"limits.{name}", f"is {value}, must be at least 1 and at most {highest}")
+    return value

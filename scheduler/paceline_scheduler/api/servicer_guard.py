@@ -1,0 +1,141 @@
+"""What every gRPC server of the scheduler has: its options, and the outermost interceptor.
+
+The interceptor turns errors into statuses and lets no other text out. It also closes a handler's generator as soon as
+its call is over, so that `finally` runs then and not when the garbage collector finds it.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from paceline_scheduler.api import status
+from paceline_scheduler.errors import InvalidRequestError, SchedulerError
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    # A port that is in use must be an error, not a second owner.
+    ("grpc.so_reuseport", 0),
+    # Clients that vanished without a word are noticed, and those that ask often whether we are there are not punished.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+# Generic in its types only, not when it runs.
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+_Decode = Callable[[Any], Any]
+_log = structlog.get_logger(__name__)
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """The outermost interceptor of a server whose handlers are coroutines or asynchronous generators."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler:
+        """Wrap the handler of a call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:  # an unknown method, which gRPC answers itself
+            return handler
+        decode, method, encode = handler.request_deserializer, handler_call_details.method, handler.response_serializer
+        assert decode is not None, "generated services name it"
+        decode_request = _decode_stream(decode) if handler.request_streaming else _decode_message(decode)
+        # Requests are decoded in here and not by gRPC, which would answer bytes that are no message with a traceback.
+        if handler.request_streaming and handler.response_streaming:
+            guarded = _streaming(handler.stream_stream, decode_request, method)
+            return grpc.stream_stream_rpc_method_handler(guarded, None, encode)
+        if handler.response_streaming:
+            guarded = _streaming(handler.unary_stream, decode_request, method)
+            return grpc.unary_stream_rpc_method_handler(guarded, None, encode)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(
+                _unary(handler.stream_unary, decode_request, method), None, encode
+            )
+        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, decode_request, method), None, encode)
+
+
+def _unary(behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
+    assert behaviour is not None, "a handler has the behaviour of its kind"
+
+    async def guarded(request: object, context: _Context) -> object:
+        async with _errors_as_status(context, method):
+            return await behaviour(decode(request), context)
+
+    return guarded
+
+
+def _streaming(behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
+    assert behaviour is not None, "a handler has the behaviour of its kind"
+
+    async def guarded(request: object, context: _Context) -> None:
+        async with _errors_as_status(context, method):
+            if not inspect.isasyncgenfunction(behaviour):
+                await behaviour(decode(request), context)
+                return
+            async with aclosing(behaviour(decode(request), context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+    return guarded
+
+
+def _decode_message(decode: _Decode) -> Callable[[bytes], Any]:
+    def decoded(data: bytes) -> object:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            raise InvalidRequestError("message", "is not of the type that this call takes, or not UTF-8") from error
+
+    return decoded
+
+
+def _decode_stream(decode: _Decode) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
+    decode_message = _decode_message(decode)
+
+    async def decoded(messages: AsyncIterator[bytes]) -> AsyncIterator[object]:
+        async for data in messages:
+            yield decode_message(data)
+
+    return decoded
+
+
+@asynccontextmanager
+async def _errors_as_status(context: _Context, method: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except SchedulerError as error:
+        await _abort(context, status.describe(error))
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled this call: the handler raised this by itself, and gRPC would leave the client waiting.
+        _log.exception("call_failed", method=method)
+        await _abort(context, status.describe(Exception()))
+    except Exception as error:
+        if context.done() or context.cancelled():
+            _log.debug("call_ended_by_client", method=method)
+            return
+        _log.exception("call_failed", method=method)
+        await _abort(context, status.describe(error))
+
+
+async def _abort(context: _Context, described: status.ErrorStatus) -> None:
+    await context.abort(described.code, described.message, status.trailing_metadata(described))

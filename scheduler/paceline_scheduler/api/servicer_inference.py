@@ -1,0 +1,113 @@
+"""InferenceService over gRPC: each call reads its message, asks the edge, and writes what the edge gathered.
+
+Keeps no state of its own; sessions are in `servicer_session`. Errors are raised as the scheduler's own, and the Guard
+of the server makes statuses of them.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from typing_extensions import override
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
+from paceline_scheduler.api import wire
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.servicer_session import serve_session
+from paceline_scheduler.api.validation import check_prompt, choose_model
+from paceline_scheduler.backend import ServedModel
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """The public API."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    @override
+    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
+        """Run one request and stream its output."""
+        edge = self._edge
+        if not request.request_id:
+            request.request_id = secrets.token_hex(16)
+        outbox = edge.open_outbox()
+        try:
+            stream = edge.open(RequestKey(request.tenant, request.request_id), outbox)
+            await edge.start(stream, wire.read_generate(request), context.time_remaining())
+            is_over = False
+            while not is_over:
+                await outbox.wait()
+                parcel = outbox.collect(edge.limits.max_message_bytes)
+                for delta in parcel.deltas:
+                    yield wire.generate_response(delta)
+                    is_over = delta.finish is not None
+                for failure in parcel.failures:
+                    raise failure.error
+        finally:
+            edge.close_outbox(outbox)
+
+    @override
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """Run many requests over one stream."""
+        async for response in serve_session(self._edge, request_iterator):
+            yield response
+
+    @override
+    async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
+        """End a request wherever it is."""
+        self._edge.cancel(RequestKey(request.tenant, request.request_id))
+        return pb.CancelResponse()
+
+    @override
+    async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
+        """List the models that are served."""
+        return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.backend.models()])
+
+    @override
+    async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
+        """Describe one model."""
+        return pb.GetModelResponse(model=wire.model(self._model(request.model)))
+
+    @override
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
+        """Return the tokens that Generate would use."""
+        model = self._model(request.model)
+        prompt = check_prompt(wire.read_tokenize(request), model, self._edge.limits)
+        token_ids = await self._edge.texts.token_ids(prompt, model)
+        texts = await self._edge.texts.token_texts(token_ids, model) if request.return_token_texts else ()
+        return pb.TokenizeResponse(token_ids=token_ids.tolist(), token_texts=texts, max_model_len=model.max_model_len)
+
+    @override
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
+        """Return what tokens spell."""
+        model = self._model(request.model)
+        num_tokens = len(request.token_ids)
+        if num_tokens > model.max_model_len:
+            raise InvalidRequestError("token_ids", f"has {num_tokens} ids, at most {model.max_model_len} are taken")
+        token_ids = np.fromiter(request.token_ids, dtype=np.int32, count=num_tokens)
+        skip_special_tokens = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        return pb.DetokenizeResponse(text=await self._edge.texts.decode(token_ids, model, skip_special_tokens))
+
+    @override
+    async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
+        """Refuse: not supported yet."""
+        raise UnsupportedError("InferenceService.Explain", "InferenceService.Explain is not supported by this version")
+
+    @override
+    async def Estimate(self, request: pb.EstimateRequest, context: _Context) -> pb.EstimateResponse:
+        """Refuse: not supported yet."""
+        raise UnsupportedError(
+            "InferenceService.Estimate", "InferenceService.Estimate is not supported by this version"
+        )
+
+    def _model(self, name: str) -> ServedModel:
+        return choose_model(name, self._edge.backend.models())

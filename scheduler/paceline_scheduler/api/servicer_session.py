@@ -1,0 +1,137 @@
+"""One Session call: requests in, the output of all of them out, at most one message per step.
+
+What the client does, and what follows:
+- it ends its side of the stream: no more requests; the stream ends when the running ones have.
+- it cancels the call, or its connection breaks: its running requests are cancelled.
+- it sends a wrong request: a failure inside the stream, which goes on.
+- it sends a message that is none, or an impossible name: INVALID_ARGUMENT, and the stream ends as in the second case.
+- it is silent: nothing follows from that yet. Only the transport, whose keepalive asks every 10 s, decides it is gone.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import structlog
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_scheduler.api import wire
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.outbox import Outbox
+from paceline_scheduler.api.raw import RawRequest
+from paceline_scheduler.api.stream import RequestStream
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnknownRequestError
+
+_MAX_ACKNOWLEDGED = 4096
+# Acknowledgements name requests without their tenant. Finishes that stay unacknowledged for longer than this many later
+# requests cost their record some seconds of memory, no more.
+_MAX_REMEMBERED = 16_384
+
+_log = structlog.get_logger(__name__)
+
+
+async def serve_session(edge: Edge, messages: AsyncIterator[pb.SessionRequest]) -> AsyncIterator[pb.SessionResponse]:
+    """Run a session; yields its messages. Every task and request of it ends with it."""
+    outbox = edge.open_outbox(edge.limits.max_bytes_per_session_request)
+    session = _Session(edge, outbox)
+    reader = session.spawn(session.read(messages))
+    reader.add_done_callback(lambda _: outbox.wake())
+    session.spawn(session.beat())
+    try:
+        while True:
+            await outbox.wait()
+            parcel = outbox.collect(edge.limits.max_message_bytes)
+            if not parcel.is_empty:
+                yield wire.session_response(parcel)
+            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
+                raise error
+            if (reader.done() or outbox.is_draining) and outbox.is_empty and not outbox.num_open:
+                return
+    finally:
+        edge.close_outbox(outbox)
+        await session.stop()
+
+
+class _Session:
+    """The tasks of a session and the requests it has seen."""
+
+    def __init__(self, edge: Edge, outbox: Outbox) -> None:
+        self._edge = edge
+        self._outbox = outbox
+        self._tasks: set[asyncio.Task[None]] = set()  # at most one per open request, and two
+        self._unacknowledged: OrderedDict[str, RequestKey] = OrderedDict()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that ends with the session at the latest."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def stop(self) -> None:
+        """Cancel what still runs and wait for it."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def beat(self) -> None:
+        """Say that the scheduler is alive, at once and then regularly."""
+        while True:
+            self._outbox.beat()
+            await asyncio.sleep(self._edge.limits.heartbeat_s)
+
+    async def read(self, messages: AsyncIterator[pb.SessionRequest]) -> None:
+        """Take the client's messages until it ends its side; raises InvalidRequestError for one that is none."""
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "generate":
+                    self._generate(message.generate)
+                case "cancel":
+                    self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
+                case "acknowledge":
+                    self._acknowledge(message.acknowledge)
+                case "heartbeat":
+                    pass
+                case _:
+                    raise InvalidRequestError(
+                        "message", "is missing: set one of generate, cancel, acknowledge, heartbeat"
+                    )
+            await self._outbox.wait_for_room()
+
+    def _generate(self, message: pb.GenerateRequest) -> None:
+        key = RequestKey(message.tenant, message.request_id)
+        try:
+            stream = self._edge.open(key, self._outbox)
+        except RequestRefusedError as error:
+            self._outbox.fail(key.request_id, error)
+            return
+        self._unacknowledged[key.request_id] = key
+        while len(self._unacknowledged) > _MAX_REMEMBERED:
+            self._unacknowledged.popitem(last=False)
+        self.spawn(self._start(stream, wire.read_generate(message)))
+
+    async def _start(self, stream: RequestStream, raw: RawRequest) -> None:
+        try:
+            await self._edge.start(stream, raw)
+        except SchedulerError as error:
+            self._outbox.fail(stream.key.request_id, error)
+        except Exception as error:  # told to the client without its text
+            _log.exception("request_failed", request_id=stream.key.request_id, tenant=stream.key.tenant)
+            self._outbox.fail(stream.key.request_id, error)
+
+    def _cancel(self, key: RequestKey) -> None:
+        try:
+            self._edge.cancel(key)
+        except UnknownRequestError:
+            # It has just ended by itself, and the client will read so.
+            _log.debug("cancelled_unknown_request", request_id=key.request_id, tenant=key.tenant)
+
+    def _acknowledge(self, message: pb.Acknowledge) -> None:
+        num_ids = len(message.request_ids)
+        if num_ids > _MAX_ACKNOWLEDGED:
+            raise InvalidRequestError("acknowledge.request_ids", f"has {num_ids} ids, at most {_MAX_ACKNOWLEDGED}")
+        known = [self._unacknowledged.pop(request_id, None) for request_id in message.request_ids]
+        self._edge.backend.acknowledge(tuple(key for key in known if key is not None))

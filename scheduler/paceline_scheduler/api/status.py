@@ -1,0 +1,122 @@
+"""The scheduler's errors as gRPC statuses: the one place where an error becomes a code, a reason and details.
+
+The same description serves a call that fails as a whole and a request that fails inside a session.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    DivergenceError,
+    DrainingError,
+    DuplicateRequestError,
+    ExecutorFailedError,
+    GivenUpError,
+    InvalidRequestError,
+    NoExecutorError,
+    PoolExhaustedError,
+    QueueFullError,
+    RequestFailedError,
+    RequestRefusedError,
+    RetryableRefusalError,
+    SchedulerError,
+    SlowConsumerError,
+    UnknownExecutorError,
+    UnknownModelError,
+    UnknownRequestError,
+    UnsupportedError,
+)
+
+DOMAIN = "paceline"
+INTERNAL_MESSAGE = "internal error; the scheduler's log says more"
+
+_CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
+    InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
+    UnsupportedError: (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
+    DuplicateRequestError: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    UnknownRequestError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST"),
+    UnknownModelError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+    UnknownExecutorError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
+    QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    NoExecutorError: (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
+    DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    RequestRefusedError: (grpc.StatusCode.FAILED_PRECONDITION, "REFUSED"),
+    DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    PoolExhaustedError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOL_EXHAUSTED"),
+    SlowConsumerError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
+    GivenUpError: (grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
+    ExecutorFailedError: (grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
+    RequestFailedError: (grpc.StatusCode.INTERNAL, "FAILED"),
+    DivergenceError: (grpc.StatusCode.INTERNAL, "DIVERGENCE"),
+    SchedulerError: (grpc.StatusCode.INTERNAL, "INTERNAL"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """An error as clients see it. `field_errors` pairs paths with sentences; without `retry_after_s` do not retry."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    field_errors: tuple[tuple[str, str], ...] = ()
+    retry_after_s: float | None = None
+
+
+def describe(error: BaseException) -> ErrorStatus:
+    """Return what a client is told. Of an error that is not the scheduler's own it is told nothing."""
+    if not isinstance(error, SchedulerError):
+        return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
+    code, reason = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+    message = str(error)
+    match error:
+        case InvalidRequestError():
+            fields = ((error.field, error.message),)
+            return ErrorStatus(code, reason, message, metadata={"field": error.field}, field_errors=fields)
+        case UnsupportedError():
+            return ErrorStatus(code, reason, message, metadata={"feature": error.feature})
+        case ExecutorFailedError():
+            return ErrorStatus(code, reason, message, metadata={"executor_reason": error.reason})
+        case RetryableRefusalError() | GivenUpError():
+            return ErrorStatus(code, reason, message, retry_after_s=error.retry_after_s)
+    return ErrorStatus(code, reason, message)
+
+
+def rpc_status(status: ErrorStatus) -> Status:
+    """Return the google.rpc.Status with its details."""
+    details: list[Message] = [ErrorInfo(reason=status.reason, domain=DOMAIN, metadata=status.metadata)]
+    if status.field_errors:
+        violations = [BadRequest.FieldViolation(field=name, description=text) for name, text in status.field_errors]
+        details.append(BadRequest(field_violations=violations))
+    if status.retry_after_s is not None:
+        details.append(RetryInfo(retry_delay=_duration(status.retry_after_s)))
+    packed = []
+    for detail in details:
+        packed.append(Any())
+        packed[-1].Pack(detail)
+    return Status(code=status.code.value[0], message=status.message, details=packed)
+
+
+def trailing_metadata(status: ErrorStatus) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the metadata that carries the details, and for retryable errors gRPC's own pushback."""
+    metadata: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", rpc_status(status).SerializeToString())]
+    if status.retry_after_s is not None:
+        # Clients that were refused together must not come back together.
+        delay_ms = round(status.retry_after_s * 1000)
+        metadata.append(("grpc-retry-pushback-ms", str(delay_ms + secrets.randbelow(delay_ms // 2 + 1))))
+    return tuple(metadata)
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,88 @@
+"""Prompts to tokens and tokens to text, for any model that is served; long work is done off the event loop.
+
+The one place that joins tokenizers, chat templates and their bounds. Knows nothing of requests and streams.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+
+from paceline_scheduler.api.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
+from paceline_scheduler.api.validation import check_prompt_length, check_token_ids, max_prompt_chars
+from paceline_scheduler.backend import ServedModel, TokenizerSource
+from paceline_scheduler.core.request import Int32Array
+
+_MAX_INLINE_TOKENS = 4096
+
+
+class Texts:
+    """Tokenisers and templates of the served models. `local_time` is what templates are told."""
+
+    def __init__(
+        self, limits: EdgeLimits, local_time: Callable[[], datetime], render_limits: RenderLimits | None = None
+    ) -> None:
+        self._limits = limits
+        self._threads = TextThreads(limits)
+        self._models = TextModels(self._threads)
+        self._chats = ChatRenderers(limits, local_time, render_limits)
+
+    async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
+        """Build a tokenizer before it is needed; raises UnsupportedError.
+
+        The library keeps all Python threads waiting while it reads a vocabulary: 0.1 s for 49,152 tokens. So this is
+        best done before the first executor of a model is attached to, when no heartbeat is due.
+        """
+        await self._models.get(source, vocab_size)
+
+    async def model(self, model: ServedModel) -> TextModel:
+        """Return the tokenizer of a model, built on first use; raises UnsupportedError."""
+        return await self._models.get(model.tokenizer, model.vocab_size)
+
+    async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
+        """Return the tokens of a checked prompt; raises InvalidRequestError if they are too many, or QueueFullError."""
+        match prompt:
+            case TokenPrompt(token_ids=given):
+                token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
+                check_token_ids("token_ids.ids", token_ids, model.vocab_size)
+            case TextPrompt(text=text):
+                text_model = await self.model(model)
+                token_ids = await self._encode(text_model.encode_text, text)
+            case ChatPrompt():
+                text_model = await self.model(model)
+                rendered = await self._render(prompt, text_model, model)
+                token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
+        check_prompt_length(len(token_ids), model)
+        return token_ids
+
+    async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
+        """Return the text of token ids; raises InvalidRequestError naming `token_ids`."""
+        check_token_ids("token_ids", token_ids, model.vocab_size)
+        spelling = (await self.model(model)).spelling
+        if len(token_ids) <= _MAX_INLINE_TOKENS:
+            return spelling.decode(token_ids.tolist(), skip_special_tokens)
+        return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
+
+    async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
+        """Return what each of the model's tokens spells alone; bytes that are no character appear as U+FFFD."""
+        text_model = await self.model(model)
+        return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
+
+    async def close(self) -> None:
+        """Stop threads and processes."""
+        self._threads.close()
+        await self._chats.close()
+
+    async def _encode(self, encode: Callable[[str], Int32Array], text: str) -> Int32Array:
+        if len(text) <= self._limits.max_inline_chars:
+            return encode(text)
+        return await self._threads.run(lambda: encode(text))
+
+    async def _render(self, chat: ChatPrompt, text_model: TextModel, model: ServedModel) -> str:
+        assert model.tokenizer.chat_template is not None, "checked before"
+        source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
+        # A template may repeat what it is given, but not much more than the context could ever hold.
+        return await self._chats.render(source, chat.messages, 2 * max_prompt_chars(model, self._limits))

@@ -1,0 +1,296 @@
+"""From a request as it was sent to one whose every value is in range and filled in; nothing after it checks again.
+
+Knows the rules for each field and the defaults. Does not tokenise: how long a text prompt is in tokens shows later. A
+field that this version does not act on is refused when it asks for something else than what happens anyway.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, TextPrompt, TokenPrompt
+from paceline_scheduler.backend import GenerationDefaults, ServedModel
+from paceline_scheduler.core.request import Int32Array, RequestKey, SamplingParams
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
+
+_T = TypeVar("_T")
+
+MAX_MODEL_NAME_BYTES = 256
+MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
+MAX_STOP_TEXTS = 16
+MAX_STOP_TEXT_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_CHAT_MESSAGES = 4096
+_NO_MODEL_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """A request that can be run, if its prompt is not too long. `deadline_s` is on the backend's clock."""
+
+    key: RequestKey
+    model: ServedModel
+    prompt: Prompt
+    sampling: SamplingParams
+    end_token_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...]
+    skip_special_tokens: bool
+    max_tokens: int | None
+    num_logprobs: int | None
+    deadline_s: float | None
+    cache_salt: str
+    bypass_prefix_cache: bool
+    origin: bytes
+    body_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The values a number may have: from `low` on, or above it where `is_open`, up to `high` if there is one."""
+
+    field: str
+    value: Callable[[RawRequest], float | None]
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+
+    def check(self, request: RawRequest) -> None:
+        value = self.value(request)
+        if value is None:
+            return
+        # NaN is inside no range, so it must be asked whether the value is in, not whether it is out.
+        if not ((self.low < value if self.is_open else self.low <= value) and value <= self.high):
+            shown = value if isinstance(value, int) else f"{value:.7g}"
+            start = f"above {self.low}" if self.is_open else f"at least {self.low}"
+            end = "" if math.isinf(self.high) else f" and at most {self.high}"
+            raise InvalidRequestError(self.field, f"is {shown}, must be {start}{end}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsupported:
+    """A field that may only ask for what happens anyway."""
+
+    field: str
+    value: Callable[[RawRequest], object]
+    neutral: tuple[object, ...] = ()
+
+    def check(self, request: RawRequest) -> None:
+        value = self.value(request)
+        if value is not None and value not in self.neutral:
+            raise UnsupportedError(self.field)
+
+
+_RULES: tuple[_Range | _Unsupported, ...] = (
+    _Range("timeout", lambda r: r.timeout_s, 0, is_open=True),
+    _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, 100),
+    _Range("sampling.top_k", lambda r: r.sampling.top_k, 1),
+    _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, is_open=True),
+    _Range("sampling.min_p", lambda r: r.sampling.min_p, 0, 1),
+    _Range("stopping.max_tokens", lambda r: r.stopping.max_tokens, 1),
+    _Range("output.logprobs", lambda r: r.output.logprobs, 0, 20),
+    _Unsupported("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, (0,)),
+    _Unsupported("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, (0,)),
+    _Unsupported("sampling.repetition_penalty", lambda r: r.sampling.repetition_penalty, (1,)),
+    _Unsupported("sampling.logit_bias", lambda r: r.sampling.num_logit_biases, (0,)),
+    _Unsupported("sampling.allowed_token_ids", lambda r: r.sampling.num_allowed_token_ids, (0,)),
+    _Unsupported("sampling.bad_words", lambda r: r.sampling.num_bad_words, (0,)),
+    _Unsupported("sampling.n", lambda r: r.sampling.n, (1,)),
+    _Unsupported("stopping.min_tokens", lambda r: r.stopping.min_tokens, (0,)),
+    _Unsupported("stopping.include_stop_str_in_output", lambda r: r.stopping.include_stop_str_in_output, (False,)),
+    _Unsupported("output.prompt_logprobs", lambda r: r.output.prompt_logprobs),
+    _Unsupported("output.stream_interval", lambda r: r.output.stream_interval, (1,)),
+    _Unsupported("structured", lambda r: r.structured),
+    _Unsupported("priority", lambda r: r.priority, (0,)),
+    _Unsupported("resumable", lambda r: r.resumption.resumable, (False,)),
+    _Unsupported("attachment", lambda r: r.resumption.attachment, (0, 1)),
+    _Unsupported("resume_from", lambda r: r.resumption.resume_from, (0,)),
+    _Unsupported("resume_hash", lambda r: r.resumption.resume_hash),
+    _Unsupported("last_attempt", lambda r: r.resumption.last_attempt, (0,)),
+    _Unsupported("waited", lambda r: r.resumption.waited_s, (0,)),
+    _Unsupported("prior_output_token_ids", lambda r: r.resumption.num_prior_output_tokens, (0,)),
+)
+
+
+def validate(
+    request: RawRequest, models: tuple[ServedModel, ...], now_s: float, max_seconds: float | None, limits: EdgeLimits
+) -> ValidRequest:
+    """Check every field and fill in what is unset.
+
+    `max_seconds` is what the call itself has left. Raises InvalidRequestError, UnsupportedError, UnknownModelError or
+    NoExecutorError.
+    """
+    key = RequestKey(request.tenant, request.request_id)
+    check_key(key)
+    _check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
+    for rule in _RULES:
+        rule.check(request)
+    model = choose_model(request.model, models)
+    timeouts = [seconds for seconds in (request.timeout_s, max_seconds) if seconds is not None]
+    return ValidRequest(
+        key=key,
+        model=model,
+        prompt=check_prompt(request.prompt, model, limits),
+        sampling=_fill_in_sampling(request.sampling, model, key),
+        end_token_ids=_end_token_ids(request, model),
+        stop_texts=_check_stop_texts(request.stopping.stop),
+        skip_special_tokens=request.output.skip_special_tokens is not False,
+        max_tokens=request.stopping.max_tokens,
+        num_logprobs=request.output.logprobs,
+        deadline_s=now_s + min(timeouts) if timeouts else None,
+        cache_salt=request.cache_salt,
+        bypass_prefix_cache=request.bypass_prefix_cache,
+        origin=request.origin,
+        body_digest=request.body_digest,
+    )
+
+
+def check_key(key: RequestKey) -> None:
+    """Refuse a key without a request_id, or with a part that is too long."""
+    if not key.request_id:
+        raise InvalidRequestError("request_id", "is empty; choose one, it identifies the request inside its tenant")
+    _check_num_bytes("request_id", key.request_id, MAX_KEY_BYTES)
+    _check_num_bytes("tenant", key.tenant, MAX_KEY_BYTES)
+
+
+def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
+    """Return the model of this name, or the only one for the empty name."""
+    _check_num_bytes("model", name, MAX_MODEL_NAME_BYTES)
+    if not models:
+        raise NoExecutorError("no executor is attached yet; try again", _NO_MODEL_RETRY_S)
+    names = ", ".join(repr(model.name) for model in models)
+    if not name:
+        if len(models) > 1:
+            raise InvalidRequestError("model", f"must be set, as several are served: {names}")
+        return models[0]
+    for model in models:
+        if model.name == name:
+            return model
+    raise UnknownModelError(f"no executor serves the model {name!r}; there is {names}")
+
+
+def check_prompt(prompt: Prompt | None, model: ServedModel, limits: EdgeLimits) -> Prompt:
+    """Return the prompt; refuses one that is missing, empty, or too long whatever its tokens are."""
+    match prompt:
+        case TextPrompt(text=text):
+            if not text:
+                raise InvalidRequestError("text", "is empty")
+            _check_num_chars("text", len(text), model, limits)
+        case ChatPrompt():
+            _check_chat(prompt, model, limits)
+        case TokenPrompt(token_ids=token_ids):
+            if not token_ids:
+                raise InvalidRequestError("token_ids", "is empty")
+            check_prompt_length(len(token_ids), model)
+        case None:
+            raise InvalidRequestError("prompt", "is missing: set one of text, chat and token_ids")
+    return prompt
+
+
+def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
+    """Refuse a prompt that leaves no room for output."""
+    if num_tokens == 0:
+        raise InvalidRequestError("prompt", "has no tokens")
+    if num_tokens >= model.max_model_len:
+        raise InvalidRequestError(
+            "prompt",
+            f"has {num_tokens} tokens; at most {model.max_model_len - 1} fit, as prompt and output share the "
+            f"{model.max_model_len} tokens of the context",
+        )
+
+
+def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary; names the first one."""
+    outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
+    if outside.size:
+        index = int(outside[0])
+        raise InvalidRequestError(
+            f"{field}[{index}]", f"is {token_ids[index]}, the vocabulary has 0 to {vocab_size - 1}"
+        )
+
+
+def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
+    """Return how long a prompt may be in characters: much more than what ordinary text needs to fill the context."""
+    return model.max_model_len * limits.max_chars_per_token
+
+
+def derived_seed(key: RequestKey) -> int:
+    """Return the seed of a request that names none: the same whenever the request is sent again."""
+    tenant = key.tenant.encode()
+    digest = hashlib.blake2b(len(tenant).to_bytes(4, "big") + tenant, digest_size=8, person=b"paceline-seed")
+    digest.update(key.request_id.encode())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _check_chat(chat: ChatPrompt, model: ServedModel, limits: EdgeLimits) -> None:
+    if model.tokenizer.chat_template is None:
+        raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text or token_ids")
+    _check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
+    _check_num_chars("chat", sum(len(m.role) + len(m.content) for m in chat.messages), model, limits)
+
+
+def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: EdgeLimits) -> None:
+    max_chars = max_prompt_chars(model, limits)
+    if num_chars > max_chars:
+        raise InvalidRequestError(
+            field,
+            f"has {num_chars} characters; at most {max_chars} are taken for a context of {model.max_model_len} tokens",
+        )
+
+
+def _check_num_bytes(field: str, text: str, at_most: int) -> None:
+    num_bytes = len(text.encode())
+    if num_bytes > at_most:
+        raise InvalidRequestError(field, f"has {num_bytes} bytes, at most {at_most} are allowed")
+
+
+def _check_count(field: str, count: int, at_least: int, at_most: int) -> None:
+    if not at_least <= count <= at_most:
+        raise InvalidRequestError(field, f"has {count} items, must have {at_least} to {at_most}")
+
+
+def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RequestKey) -> SamplingParams:
+    defaults = model.tokenizer.defaults
+    if raw.top_k is not None and raw.top_k > model.vocab_size:
+        raise InvalidRequestError("sampling.top_k", f"is {raw.top_k}, the vocabulary has {model.vocab_size} tokens")
+    return SamplingParams(
+        temperature=_first(raw.temperature, defaults.temperature, 1.0),
+        top_k=_first(raw.top_k, _default_top_k(defaults, model.vocab_size), 0),
+        top_p=_first(raw.top_p, defaults.top_p, 1.0),
+        min_p=_first(raw.min_p, defaults.min_p, 0.0),
+        seed=derived_seed(key) if raw.seed is None else raw.seed,
+    )
+
+
+def _default_top_k(defaults: GenerationDefaults, vocab_size: int) -> int | None:
+    # Model files write 0 for unlimited, and some name more tokens than there are.
+    return None if defaults.top_k is None else min(max(defaults.top_k, 0), vocab_size)
+
+
+def _end_token_ids(request: RawRequest, model: ServedModel) -> tuple[int, ...]:
+    field, token_ids = "stopping.stop_token_ids", request.stopping.stop_token_ids
+    _check_count(field, len(token_ids), 0, MAX_STOP_TOKEN_IDS)
+    check_token_ids(field, np.array(token_ids, dtype=np.int32), model.vocab_size)
+    own = () if request.stopping.ignore_eos else model.tokenizer.end_token_ids
+    return tuple(dict.fromkeys((*own, *token_ids)))
+
+
+def _check_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
+    _check_count("stopping.stop", len(texts), 0, MAX_STOP_TEXTS)
+    for index, text in enumerate(texts):
+        if not 1 <= len(text) <= MAX_STOP_TEXT_CHARS:
+            raise InvalidRequestError(
+                f"stopping.stop[{index}]", f"has {len(text)} characters, must have 1 to {MAX_STOP_TEXT_CHARS}"
+            )
+    return tuple(texts)
+
+
+def _first(sent: _T | None, default: _T | None, otherwise: _T) -> _T:
+    return sent if sent is not None else default if default is not None else otherwise

@@ -1,0 +1,280 @@
+"""The border: messages of paceline.v1 to plain values and back. Checks nothing, decides nothing."""
+
+import hashlib
+from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
+
+from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_scheduler.api import status
+from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.api.raw import (
+    ChatPrompt,
+    Prompt,
+    RawOutput,
+    RawRequest,
+    RawResumption,
+    RawSampling,
+    RawStopping,
+    TextPrompt,
+    TokenPrompt,
+)
+from paceline_scheduler.backend import ExecutorStatus, GenerationDefaults, LimitValues, ServedModel, StepRecord
+from paceline_scheduler.core.plan import TokenLogprobs
+
+# Requests
+
+
+def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
+    """Return the request as it was sent."""
+    digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
+    return RawRequest(
+        model=message.model,
+        request_id=message.request_id,
+        tenant=message.tenant,
+        prompt=_read_prompt(message),
+        sampling=_read_sampling(message.sampling),
+        stopping=_read_stopping(message.stopping),
+        output=_read_output(message.output),
+        resumption=_read_resumption(message),
+        structured=message.structured.WhichOneof("constraint") or "" if message.HasField("structured") else None,
+        priority=message.priority if message.HasField("priority") else None,
+        timeout_s=_seconds(message.timeout) if message.HasField("timeout") else None,
+        cache_salt=message.cache_salt,
+        bypass_prefix_cache=message.bypass_prefix_cache,
+        origin=_without_prompt(message).SerializeToString(deterministic=True),
+        body_digest=digest.digest(),
+    )
+
+
+def read_tokenize(message: inference_pb2.TokenizeRequest) -> Prompt | None:
+    """Return what is to be tokenised."""
+    return _read_prompt(message)
+
+
+def _read_prompt(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt | None:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text)
+        case "chat":
+            return ChatPrompt(message.chat.messages)
+        case "token_ids" if isinstance(message, inference_pb2.GenerateRequest):
+            return TokenPrompt(message.token_ids.ids)
+    return None
+
+
+def _read_sampling(message: sampling_pb2.SamplingParams) -> RawSampling:
+    return RawSampling(
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        seed=message.seed if message.HasField("seed") else None,
+        presence_penalty=message.presence_penalty if message.HasField("presence_penalty") else None,
+        frequency_penalty=message.frequency_penalty if message.HasField("frequency_penalty") else None,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+        num_logit_biases=len(message.logit_bias),
+        num_allowed_token_ids=len(message.allowed_token_ids),
+        num_bad_words=len(message.bad_words),
+        n=message.n if message.HasField("n") else None,
+    )
+
+
+def _read_stopping(message: sampling_pb2.StoppingParams) -> RawStopping:
+    include_stop = message.include_stop_str_in_output if message.HasField("include_stop_str_in_output") else None
+    return RawStopping(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
+        stop=message.stop,
+        stop_token_ids=message.stop_token_ids,
+        ignore_eos=message.ignore_eos if message.HasField("ignore_eos") else None,
+        include_stop_str_in_output=include_stop,
+    )
+
+
+def _read_output(message: sampling_pb2.OutputOptions) -> RawOutput:
+    return RawOutput(
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else None,
+        stream_interval=message.stream_interval if message.HasField("stream_interval") else None,
+    )
+
+
+def _read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
+    return RawResumption(
+        resumable=message.resumable,
+        attachment=message.attachment,
+        resume_from=message.resume_from if message.HasField("resume_from") else None,
+        resume_hash=message.resume_hash if message.HasField("resume_hash") else None,
+        last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
+        waited_s=_seconds(message.waited) if message.HasField("waited") else None,
+        num_prior_output_tokens=len(message.prior_output_token_ids),
+    )
+
+
+def _without_prompt(message: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
+    copy = inference_pb2.GenerateRequest()
+    copy.CopyFrom(message)
+    copy.ClearField("text")
+    copy.ClearField("chat")
+    copy.ClearField("token_ids")
+    return copy
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+# Output
+
+
+def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
+    """Return the message for one request's output."""
+    response = inference_pb2.GenerateResponse(request_id=delta.request_id)
+    _fill_delta(response.delta, delta)
+    return response
+
+
+def session_response(parcel: Parcel) -> inference_pb2.SessionResponse:
+    """Return the message for everything in the parcel."""
+    response = inference_pb2.SessionResponse()
+    for delta in parcel.deltas:
+        item = response.deltas.add()
+        item.request_id = delta.request_id
+        _fill_delta(item.delta, delta)
+    for failure in parcel.failures:
+        response.failures.append(_session_failure(failure))
+    if parcel.heartbeat:
+        response.heartbeat.SetInParent()
+    if parcel.drain is not None:
+        response.drain.reason = parcel.drain.reason
+        response.drain.grace.FromNanoseconds(round(parcel.drain.grace_s * 1e9))
+    return response
+
+
+def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
+    message.offset = delta.offset
+    message.token_ids.extend(delta.token_ids)
+    message.text = "".join(delta.texts)
+    message.attempt = delta.attempt
+    message.rolling_hash = delta.rolling_hash
+    if delta.logprobs:
+        message.logprobs.extend(_logprobs(delta.logprobs))
+    if delta.finish is not None:
+        message.finish.CopyFrom(_finish(delta.finish))
+
+
+def _logprobs(logprobs: Iterable[TokenLogprobs]) -> Iterable[sampling_pb2.TokenLogprobs]:
+    for item in logprobs:
+        top = [sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in item.top]
+        yield sampling_pb2.TokenLogprobs(token_id=item.token_id, logprob=item.logprob, top=top)
+
+
+def _finish(finish: Finish) -> inference_pb2.Finish:
+    message = inference_pb2.Finish(
+        reason=sampling_pb2.FinishReason.ValueType(finish.reason),
+        usage=inference_pb2.Usage(
+            num_prompt_tokens=finish.num_prompt_tokens,
+            num_cached_tokens=finish.num_cached_tokens,
+            num_output_tokens=finish.num_output_tokens,
+        ),
+    )
+    if finish.stop_text is not None:
+        message.stop_text = finish.stop_text
+    elif finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+    return message
+
+
+def _session_failure(failure: FailedRequest) -> inference_pb2.SessionFailure:
+    # RequestError has the fields and numbers of google.rpc.Status.
+    data = status.rpc_status(status.describe(failure.error)).SerializeToString()
+    error = sampling_pb2.RequestError.FromString(data)
+    return inference_pb2.SessionFailure(request_id=failure.request_id, error=error)
+
+
+# Models and operators' views
+
+
+def model(served: ServedModel) -> inference_pb2.Model:
+    """Return the description of a model."""
+    return inference_pb2.Model(
+        name=served.name,
+        architecture=served.architecture,
+        max_model_len=served.max_model_len,
+        vocab_size=served.vocab_size,
+        end_token_ids=served.tokenizer.end_token_ids,
+        has_chat_template=served.tokenizer.chat_template is not None,
+        num_executors=served.num_executors,
+        num_parameters=served.num_parameters,
+        quantization=served.quantization,
+        default_sampling=_default_sampling(served.tokenizer.defaults),
+    )
+
+
+def _default_sampling(defaults: GenerationDefaults) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(
+        temperature=defaults.temperature, top_k=defaults.top_k or None, top_p=defaults.top_p, min_p=defaults.min_p
+    )
+
+
+def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
+    """Return one executor for operators."""
+    return admin_pb2.ExecutorView(
+        address=executor.address,
+        state=admin_pb2.ExecutorState.ValueType(executor.state),
+        incarnation=executor.incarnation,
+        epoch=executor.epoch,
+        model=executor.model,
+        num_running_requests=executor.num_running_requests,
+        blocks=_block_counts(executor),
+        num_plans_in_flight=executor.num_plans_in_flight,
+        last_error=executor.last_error,
+        num_filled_slots=executor.num_filled_slots,
+        num_owned_slots=executor.num_owned_slots,
+    )
+
+
+def step_response(record: StepRecord, num_dropped: int) -> admin_pb2.WatchStepsResponse:
+    """Return one finished step for operators."""
+    response = admin_pb2.WatchStepsResponse(
+        address=record.address,
+        step_id=record.step_id,
+        epoch=record.epoch,
+        num_rows=record.num_rows,
+        num_tokens=record.num_tokens,
+        num_output_tokens=record.num_output_tokens,
+        predicted_ns=record.predicted_ns,
+        timings=plan_pb2.StepTimings(
+            waited_ns=record.waited_ns,
+            prepare_ns=record.prepare_ns,
+            forward_ns=record.forward_ns,
+            sample_ns=record.sample_ns,
+            idle_ns=record.idle_ns,
+        ),
+        num_waiting_requests=record.num_waiting_requests,
+        blocks=_block_counts(record),
+        num_dropped=num_dropped,
+    )
+    response.planning.FromNanoseconds(record.planning_ns)
+    return response
+
+
+def _block_counts(counts: ExecutorStatus | StepRecord) -> admin_pb2.BlockCounts:
+    return admin_pb2.BlockCounts(
+        total=counts.num_total_blocks,
+        free=counts.num_free_blocks,
+        cached=counts.num_cached_blocks,
+        used=counts.num_used_blocks,
+        quarantined=counts.num_quarantined_blocks,
+    )
+
+
+def limits(values: LimitValues) -> admin_pb2.Limits:
+    """Return the bounds."""
+    return admin_pb2.Limits(
+        max_num_queued_reqs=values.max_num_queued_reqs,
+        max_num_queued_tokens=values.max_num_queued_tokens,
+        max_num_batched_tokens=values.max_num_batched_tokens,
+    )

@@ -1,0 +1,192 @@
+"""What the process is told when it starts: the options of its command line, checked. The environment is read here."""
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline_scheduler.errors import ConfigError
+from paceline_scheduler.link.discovery import ExecutorAddresses, parse_executors
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_MAX_PORT = 65535
+_DESCRIPTION = """\
+Decides, step by step, what the executors run, and serves clients over gRPC.
+
+Prints JSON lines on stdout (readable ones on a terminal): "listening", then "ready" when an executor is attached.
+Drains on SIGTERM or SIGINT: new requests are refused, running ones finish; a second signal gives them up."""
+_EPILOG = """\
+exit codes:
+  0  drained and ended in good order        4  a port is in use, or the address is not this machine's
+  1  unexpected failure, logged             6  --shutdown-timeout passed, or a second signal came, before all requests
+  2  usage                                     were finished
+
+environment:
+  GRPC_VERBOSITY  what gRPC itself says on stderr: NONE (default), ERROR, INFO or DEBUG"""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything an operator decides about a scheduler. A port of 0 takes any free one."""
+
+    executors: ExecutorAddresses
+    host: str = "127.0.0.1"
+    port: int = 50051
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 50052
+    health_port: int = 50053
+    max_num_batched_tokens: int | None = None
+    max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 4_194_304
+    shutdown_timeout_s: float = 30.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _require_host("--host", self.host)
+        _require_host("--admin-host", self.admin_host)
+        for option, port in (
+            ("--port", self.port),
+            ("--admin-port", self.admin_port),
+            ("--health-port", self.health_port),
+        ):
+            _require(0 <= port <= _MAX_PORT, option, f"{port} is not a port")
+        ports = [port for port in (self.port, self.admin_port, self.health_port) if port]
+        _require(len(set(ports)) == len(ports), "--port, --admin-port, --health-port", "have to differ")
+        if self.max_num_batched_tokens is not None:
+            _require(self.max_num_batched_tokens >= 1, "--max-num-batched-tokens", "has to be at least 1")
+        _require(self.max_num_queued_reqs >= 1, "--max-num-queued-reqs", "has to be at least 1")
+        _require(self.max_num_queued_tokens >= 1, "--max-num-queued-tokens", "has to be at least 1")
+        _require(0 <= self.shutdown_timeout_s <= 3600, "--shutdown-timeout", "has to be 0 to 3600 seconds")
+        _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
+
+
+def parse_config(arguments: Sequence[str]) -> Config:
+    """Return the configuration of a command line; raises ConfigError, and SystemExit for --help and unknown options."""
+    options = _parser().parse_args(arguments)
+    try:
+        executors = parse_executors(options.executors)
+    except ValueError as error:
+        raise ConfigError(f"--executors: {error}") from error
+    return Config(
+        executors=executors,
+        host=options.host,
+        port=options.port,
+        admin_host=options.admin_host,
+        admin_port=options.admin_port,
+        health_port=options.health_port,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        max_num_queued_tokens=options.max_num_queued_tokens,
+        shutdown_timeout_s=options.shutdown_timeout,
+        log_level=options.log_level,
+    )
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's own lines off stderr, unless somebody asked for them; call it before grpc is imported.
+
+    What went wrong reaches this program as statuses and exceptions, and it says so in its own words.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are one line."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]  # raises instead of exiting
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="paceline-scheduler",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument_group("executors").add_argument(
+        "--executors",
+        required=True,
+        metavar="ADDRESSES",
+        help="executors to drive: host:port,host:port, or dns:///name:port for all addresses of a name, looked up"
+        " every 5 seconds",
+    )
+    _add_ports(parser.add_argument_group("ports (0 takes any free one)"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_process(parser.add_argument_group("process"))
+    return parser
+
+
+def _add_ports(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address that clients and health probes reach; 0.0.0.0 for all (default: %(default)s)",
+    )
+    group.add_argument(
+        "--port", type=int, default=50051, metavar="N", help="port of InferenceService (default: %(default)s)"
+    )
+    group.add_argument(
+        "--admin-host", default="127.0.0.1", metavar="ADDRESS", help="address operators reach (default: %(default)s)"
+    )
+    group.add_argument(
+        "--admin-port", type=int, default=50052, metavar="N", help="port of AdminService (default: %(default)s)"
+    )
+    group.add_argument(
+        "--health-port",
+        type=int,
+        default=50053,
+        metavar="N",
+        help="plaintext port that answers health checks only, for probes (default: %(default)s)",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="largest step, in tokens (default: what each executor allows)",
+    )
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=int,
+        default=1024,
+        metavar="REQUESTS",
+        help="requests that may wait; more are refused with a time to try again (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-queued-tokens",
+        type=int,
+        default=4_194_304,
+        metavar="TOKENS",
+        help="prompt tokens that may wait (default: %(default)s)",
+    )
+
+
+def _add_process(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM (default: %(default)g)",
+    )
+    group.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
+    )
+
+
+def _require_host(option: str, host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        _require(host == "localhost", option, f"{host!r} is not an IP address")
+
+
+def _require(holds: bool, option: str, sentence: str) -> None:
+    if not holds:
+        raise ConfigError(f"{option}: {sentence}")

@@ -1,0 +1,72 @@
+"""What the driver knows of each executor beyond what the core does, and how it looks from outside."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
+from paceline_scheduler.core.blocks import BlockCounts
+from paceline_scheduler.core.core import ExecutorCounts
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.link.executor_link import PlanPort
+from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.step_watch import PlannedStep
+
+
+@dataclass(slots=True)
+class Attachment:
+    """One executor that is looked for. Everything optional is unset until its first welcome."""
+
+    state: ExecutorState = ExecutorState.CONNECTING
+    is_serving: bool = False  # from its welcome until it is lost; a stream that broke a moment ago does not count
+    is_draining: bool = False
+    last_error: str = ""
+    model: ModelCard | None = None
+    tokenizer: TokenizerSource | None = None
+    description: ExecutorDescription | None = None
+    port: PlanPort | None = None  # set while plans can be sent
+    planned: deque[PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
+
+
+def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
+    """Return the models of executors that are not lost, by name; what they share is taken from the last attached."""
+    served: dict[str, ServedModel] = {}
+    for executor in executors:
+        model, tokenizer = executor.model, executor.tokenizer
+        if model is None or tokenizer is None or not executor.is_serving:
+            continue
+        others = served.get(model.name)
+        served[model.name] = ServedModel(
+            name=model.name,
+            architecture=model.architecture,
+            max_model_len=max(model.max_model_len, others.max_model_len if others else 0),
+            vocab_size=model.vocab_size,
+            num_executors=1 + (others.num_executors if others else 0),
+            num_parameters=model.num_parameters,
+            quantization=model.quantization,
+            tokenizer=tokenizer,
+        )
+    return tuple(served[name] for name in sorted(served))
+
+
+def status(address: str, executor: Attachment, counts: ExecutorCounts | None) -> ExecutorStatus:
+    """Return an executor as operators see it; `counts` are the core's, None before the first welcome."""
+    description = executor.description
+    blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
+    return ExecutorStatus(
+        address=address,
+        state=executor.state,
+        incarnation=description.incarnation if description else 0,
+        epoch=description.epoch if description else 0,
+        model=description.model if description else "",
+        num_running_requests=counts.num_running_requests if counts else 0,
+        num_total_blocks=blocks.total,
+        num_free_blocks=blocks.free,
+        num_cached_blocks=blocks.cached,
+        num_used_blocks=blocks.used,
+        num_quarantined_blocks=blocks.total - blocks.free - blocks.cached - blocks.used,
+        num_filled_slots=counts.num_filled_slots if counts else 0,
+        num_owned_slots=counts.num_owned_slots if counts else 0,
+        num_plans_in_flight=counts.num_plans_in_flight if counts else 0,
+        last_error=executor.last_error,
+    )

@@ -1,0 +1,89 @@
+"""Where executors are: a fixed list of addresses, or a DNS name that is looked up again and again."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+DNS_PREFIX = "dns:///"
+REFRESH_S = 5.0
+MAX_EXECUTORS = 1024
+
+Resolver = Callable[[str, int], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host, or a name to look up, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorAddresses:
+    """What `--executors` said: endpoints to dial as they are, and names that stand for any number of endpoints."""
+
+    fixed: tuple[Endpoint, ...] = ()
+    names: tuple[Endpoint, ...] = ()
+
+
+def parse_executors(text: str) -> ExecutorAddresses:
+    """Read `host:port,host:port,dns:///name:port`; raises ValueError with a sentence for people."""
+    fixed: list[Endpoint] = []
+    names: list[Endpoint] = []
+    for element in (part.strip() for part in text.split(",")):
+        if element.startswith(DNS_PREFIX):
+            names.append(_endpoint(element.removeprefix(DNS_PREFIX), element))
+        else:
+            fixed.append(_endpoint(element, element))
+    if len(set(fixed)) != len(fixed):
+        raise ValueError("an executor is named twice")
+    if len(fixed) > MAX_EXECUTORS:
+        raise ValueError(f"at most {MAX_EXECUTORS} executors")
+    return ExecutorAddresses(tuple(fixed), tuple(names))
+
+
+def _endpoint(text: str, element: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{element!r} is not of the form host:port or dns:///name:port")
+    return Endpoint(host, int(port))
+
+
+async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:
+    """Return the addresses of a name as the operating system resolves it; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return tuple(sorted({str(info[4][0]) for info in found}))
+
+
+class Discovery:
+    """Gives the addresses that should be dialled now. A name that cannot be resolved keeps its last answer."""
+
+    def __init__(self, addresses: ExecutorAddresses, resolver: Resolver) -> None:
+        self._addresses = addresses
+        self._resolver = resolver
+        self._last_answers: dict[Endpoint, tuple[str, ...]] = {}
+        self.last_error = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether a later look may find others."""
+        return bool(self._addresses.names)
+
+    async def look(self) -> tuple[str, ...]:
+        """Return the addresses to dial, each once."""
+        found = [str(endpoint) for endpoint in self._addresses.fixed]
+        self.last_error = ""
+        for name in self._addresses.names:
+            try:
+                self._last_answers[name] = await self._resolver(name.host, name.port)
+            except OSError as error:
+                self.last_error = f"cannot resolve {name.host}: {error}"
+            hosts = self._last_answers.get(name, ())
+            found.extend(str(Endpoint(host, name.port)) for host in hosts)
+        return tuple(dict.fromkeys(found))[:MAX_EXECUTORS]

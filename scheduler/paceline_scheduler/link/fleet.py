@@ -1,0 +1,119 @@
+"""All links of this scheduler: one per executor that discovery names.
+
+An executor that left the list or the DNS answer keeps its link while its stream lasts: leaving DNS is how a pod begins
+to end, not how it ends.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from paceline_scheduler.errors import DivergenceError, LinkError
+from paceline_scheduler.link.discovery import REFRESH_S, Discovery
+from paceline_scheduler.link.executor_link import GET_INFO_TIMEOUT_S, ExecutorLink, LinkListener
+from paceline_scheduler.link.identity import Identity
+from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.transport import Transport
+
+log = structlog.get_logger(__name__)
+
+
+class Fleet:
+    """Starts and stops links as executors come and go, and resolves this scheduler's term before the first of them."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        transport: Transport,
+        identity: Identity,
+        listener: LinkListener,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        self._discovery = discovery
+        self._transport = transport
+        self._identity = identity
+        self._listener = listener
+        self._clock = clock
+        self._jitter = jitter
+        self._last_complaint = ""
+        self._tokenizers = TokenizerShelf()
+        self._links: dict[str, ExecutorLink] = {}
+        self._tasks: dict[str, asyncio.Task[NoReturn]] = {}
+
+    @property
+    def scheduler_id(self) -> str:
+        """This scheduler's id, random per boot."""
+        return self._identity.scheduler_id
+
+    async def run(self) -> NoReturn:
+        """Keep every executor attached that discovery names, until cancelled."""
+        try:
+            addresses = await self._discovery.look()
+            await asyncio.gather(*(self._learn_term(address) for address in addresses))
+            while True:
+                self._update(addresses)
+                self._complain(self._discovery.last_error)
+                await asyncio.sleep(REFRESH_S)
+                if self._discovery.changes:
+                    addresses = await self._discovery.look()
+        finally:
+            await self._stop(list(self._tasks))
+
+    async def _learn_term(self, address: str) -> None:
+        connection = self._transport.connect(address)
+        try:
+            self._identity.consider(await connection.get_info(GET_INFO_TIMEOUT_S))
+        except (LinkError, DivergenceError) as error:
+            log.info("executor_unreachable", address=address, reason=str(error), attempts=0)
+        finally:
+            await connection.close()
+
+    def _complain(self, reason: str) -> None:
+        if reason and reason != self._last_complaint:
+            log.warning("discovery_failed", reason=reason)
+        self._last_complaint = reason
+
+    def _update(self, addresses: tuple[str, ...]) -> None:
+        for address in addresses:
+            if address not in self._links:
+                self._start(address)
+        for address in self._links.keys() - set(addresses):
+            if not self._links[address].has_stream:
+                self._remove(address)
+
+    def _start(self, address: str) -> None:
+        link = ExecutorLink(
+            address,
+            self._transport,
+            self._identity,
+            self._tokenizers,
+            self._listener,
+            self._displaced,
+            self._clock,
+            self._jitter,
+        )
+        self._links[address] = link
+        self._listener.expected(address)
+        task = asyncio.get_running_loop().create_task(link.run(), name=f"link {address}")
+        self._tasks[address] = task
+
+    def _remove(self, address: str) -> None:
+        log.info("executor_removed", address=address)
+        del self._links[address]
+        self._tasks.pop(address).cancel()
+        self._listener.removed(address)
+
+    def _displaced(self, reason: str) -> None:
+        log.warning("displaced", reason=reason)
+        self._listener.displaced(reason)
+        for link in self._links.values():
+            link.stand_by(reason)
+
+    async def _stop(self, addresses: list[str]) -> None:
+        tasks = [self._tasks.pop(address) for address in addresses]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""The messages between scheduler and executor as plain data, independent of gRPC and protobuf."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot
+from paceline_scheduler.core.plan import BatchPlan, BlockTag, StepResult
+
+MIN_PROTOCOL = 1
+MAX_PROTOCOL = 1
+
+
+class ExecutorState(IntEnum):
+    """Where an executor stands for its scheduler; the numbers are those of paceline.v1.ExecutorState."""
+
+    CONNECTING = 1
+    SYNCING = 2
+    READY = 3
+    DRAINING = 4
+    LOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as an executor describes it."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    num_parameters: int
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """Who an executor is and who drives it; `holder_scheduler_id` is empty when nobody does."""
+
+    incarnation: int
+    term: int
+    holder_scheduler_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a plan stream."""
+
+    scheduler_id: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A peer is alive; an executor names the step it runs and for how long, 0 when idle."""
+
+    running_step_id: int = 0
+    running_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingInLine:
+    """Another scheduler holds the executor."""
+
+    holder_scheduler_id: str
+    holder_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The executor accepted this scheduler; the snapshot follows."""
+
+    description: ExecutorDescription
+    model: ModelCard
+    tokenizer_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """One request of a snapshot, or the next piece of it: `is_continued` says that more of its columns follow."""
+
+    row: RowSnapshot
+    is_continued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """A part of an executor's state at the welcome."""
+
+    rows: tuple[RowPart, ...]
+    tags: tuple[BlockTag, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNotice:
+    """The executor is going away: place nothing new there."""
+
+    reason: str
+    grace_s: float
+
+
+ToExecutor = Hello | BatchPlan | Heartbeat
+FromExecutor = WaitingInLine | Welcome | SnapshotPart | StepResult | Heartbeat | DrainNotice

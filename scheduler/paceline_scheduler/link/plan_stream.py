@@ -1,0 +1,197 @@
+"""One plan stream from hello to its end: who speaks when, and when silence or a stuck step ends it.
+
+Knows messages and times. What a result means is for whoever takes it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn, Protocol
+
+from paceline_scheduler.core.executors import Snapshot
+from paceline_scheduler.core.plan import BatchPlan, StepResult
+from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
+from paceline_scheduler.link.messages import (
+    DrainNotice,
+    Heartbeat,
+    Hello,
+    SnapshotPart,
+    ToExecutor,
+    WaitingInLine,
+    Welcome,
+)
+from paceline_scheduler.link.snapshots import SnapshotJoiner
+from paceline_scheduler.link.tasks import run_until_one_ends
+from paceline_scheduler.link.transport import PlanStream
+
+HEARTBEAT_S = 0.2
+MAX_SILENCE_S = 1.2
+MIN_STEP_BOUND_S = 1.2
+STEP_BOUND_FACTOR = 2.4
+# Two plans in flight and a heartbeat are usual; more than this in the outbox means that the network takes nothing.
+MAX_OUTBOX = 64
+
+
+class StreamEvents(Protocol):
+    """What a plan stream tells its link. Calls are made on the event loop and must not block."""
+
+    def waits_in_line(self, notice: WaitingInLine) -> None:
+        """Another scheduler holds the executor."""
+        ...
+
+    async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
+        """The executor is ours, in the state of the snapshot. Plans may be sent when this returns."""
+        ...
+
+    def finished_step(self, result: StepResult) -> None:
+        """A result arrived; DivergenceError when it fits no plan."""
+        ...
+
+    def going_away(self, notice: DrainNotice) -> None:
+        """The executor wants nothing new."""
+        ...
+
+
+class Phase(Enum):
+    """How far a plan stream is."""
+
+    GREETING = "greeting"
+    IN_LINE = "in line"
+    SNAPSHOT = "snapshot"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    step_id: int
+    bound_s: float
+
+
+class PlanStreamDriver:
+    """Drives one stream until it ends, which is always an error."""
+
+    def __init__(self, stream: PlanStream, events: StreamEvents, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._events = events
+        self._clock = clock
+        self._phase = Phase.GREETING
+        self._outbox: deque[ToExecutor] = deque()
+        self._wake_writer = asyncio.Event()
+        self._snapshot = SnapshotJoiner()
+        self._welcome: Welcome | None = None
+        self._accepting = asyncio.Event()
+        self._accepted_snapshot = Snapshot()
+        self._awaited: deque[_Awaited] = deque()
+        self._awaited_since_s = 0.0
+        self._heard_s = clock()
+        self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    async def run(self, hello: Hello) -> NoReturn:
+        """Say hello and go on until the stream ends; raises why it ended."""
+        self._send(hello)
+        await run_until_one_ends(
+            self._read_loop(), self._write_loop(), self._accept(), self._beat_loop(), self._wait_for_failure()
+        )
+
+    def fail(self, error: LinkError) -> None:
+        """End the stream from this side."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    def send_plan(self, plan: BatchPlan) -> None:
+        """Put a plan on its way without waiting for the network."""
+        bound_s = max(MIN_STEP_BOUND_S, STEP_BOUND_FACTOR * plan.predicted_ns / 1e9)
+        if not self._awaited:
+            self._awaited_since_s = self._clock()
+        self._awaited.append(_Awaited(plan.step_id, bound_s))
+        self._send(plan)
+
+    def _send(self, message: ToExecutor) -> None:
+        self._outbox.append(message)
+        self._wake_writer.set()
+
+    async def _write_loop(self) -> NoReturn:
+        while True:
+            while self._outbox:
+                await self._stream.write(self._outbox.popleft())
+            self._wake_writer.clear()
+            await self._wake_writer.wait()
+
+    async def _wait_for_failure(self) -> NoReturn:
+        await self._failure
+        raise AssertionError("a failure is an exception")
+
+    async def _read_loop(self) -> NoReturn:
+        while True:
+            message = await self._stream.read()
+            self._heard_s = self._clock()
+            match message:
+                case StepResult():
+                    self._take_result(message)
+                case Heartbeat():
+                    pass
+                case SnapshotPart():
+                    self._take_snapshot(message)
+                case Welcome():
+                    self._require_phase(Phase.GREETING, Phase.IN_LINE)
+                    self._phase, self._welcome = Phase.SNAPSHOT, message
+                case WaitingInLine():
+                    self._require_phase(Phase.GREETING, Phase.IN_LINE)
+                    self._phase = Phase.IN_LINE
+                    self._events.waits_in_line(message)
+                case DrainNotice():
+                    self._events.going_away(message)
+
+    def _take_result(self, result: StepResult) -> None:
+        self._require_phase(Phase.READY)
+        if not self._awaited or self._awaited[0].step_id != result.step_id:
+            raise DivergenceError(f"the result of step {result.step_id} is not the one that is due")
+        self._awaited.popleft()
+        self._awaited_since_s = self._heard_s
+        self._events.finished_step(result)
+
+    def _take_snapshot(self, part: SnapshotPart) -> None:
+        self._require_phase(Phase.SNAPSHOT)
+        snapshot = self._snapshot.add(part)
+        if snapshot is not None:
+            self._phase = Phase.READY
+            self._accepted_snapshot = snapshot
+            self._accepting.set()
+
+    def _require_phase(self, *allowed: Phase) -> None:
+        if self._phase not in allowed:
+            raise DivergenceError(f"the executor sent a message out of turn, in phase {self._phase.value!r}")
+
+    async def _accept(self) -> NoReturn:
+        """Hand over the executor; beside the reader, because fetching its tokenizer may take longer than a silence."""
+        await self._accepting.wait()
+        assert self._welcome is not None, "the snapshot follows the welcome"
+        await self._events.accepted(self._welcome, self._accepted_snapshot)
+        await never()
+
+    async def _beat_loop(self) -> NoReturn:
+        while True:
+            slept_from_s = self._clock()
+            await asyncio.sleep(HEARTBEAT_S)
+            now_s = self._clock()
+            if len(self._outbox) > MAX_OUTBOX:
+                raise StreamEndedError("the executor takes no more messages")
+            self._send(Heartbeat())
+            # After our own standstill the peer's messages are there but not read yet: give them one turn.
+            if now_s - slept_from_s < MAX_SILENCE_S:
+                self._check_alive(now_s)
+
+    def _check_alive(self, now_s: float) -> None:
+        if now_s - self._heard_s > MAX_SILENCE_S:
+            raise StreamEndedError(f"nothing heard for {now_s - self._heard_s:.1f} s")
+        if self._awaited and now_s - self._awaited_since_s > self._awaited[0].bound_s:
+            waited_s = now_s - self._awaited_since_s
+            raise StreamEndedError(f"step {self._awaited[0].step_id} has taken {waited_s:.1f} s, beyond its bound")
+
+
+async def never() -> NoReturn:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets this event")

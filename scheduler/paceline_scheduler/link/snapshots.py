@@ -1,0 +1,54 @@
+"""Joins the parts of a snapshot. Knows how a request is continued from one part to the next; decides nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.plan import BlockTag
+from paceline_scheduler.errors import DivergenceError
+from paceline_scheduler.link.messages import SnapshotPart
+
+MAX_PARTS = 4096
+
+
+class SnapshotJoiner:
+    """Collects parts until the last one came."""
+
+    def __init__(self) -> None:
+        self._num_parts = 0
+        self._rows: list[RowSnapshot] = []
+        self._pieces: list[RowSnapshot] = []  # of the request that is not complete yet
+        self._tags: list[BlockTag] = []
+
+    def add(self, part: SnapshotPart) -> Snapshot | None:
+        """Take a part; returns the snapshot when it was the last one."""
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise DivergenceError(f"the snapshot has more than {MAX_PARTS} parts")
+        for row_part in part.rows:
+            self._pieces.append(row_part.row)
+            if not row_part.is_continued:
+                self._rows.append(_join(self._pieces))
+                self._pieces = []
+        self._tags.extend(part.tags)
+        if not part.is_last:
+            return None
+        if self._pieces:
+            raise DivergenceError("the snapshot ended inside a request")
+        return Snapshot(tuple(self._rows), tuple(self._tags))
+
+
+def _join(pieces: list[RowSnapshot]) -> RowSnapshot:
+    """Return one request out of its pieces: columns one after another, everything else from the first."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if any(piece.key != first.key for piece in pieces):
+        raise DivergenceError(f"the snapshot continues {first.key} with another request")
+    return replace(
+        first,
+        prompt_token_ids=np.concatenate([piece.prompt_token_ids for piece in pieces]),
+        output_token_ids=np.concatenate([piece.output_token_ids for piece in pieces]),
+        block_ids=np.concatenate([piece.block_ids for piece in pieces]),
+    )

@@ -1,0 +1,54 @@
+"""What the link needs of a network. Production uses gRPC (`transport_grpc`); a simulation brings its own.
+
+All methods raise LinkError: UnreachableError when nothing answers at the address, TermSupersededError when the executor
+refuses in favour of another scheduler, StreamEndedError for everything else that ends a call.
+"""
+
+from typing import Protocol
+
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
+
+
+class PlanStream(Protocol):
+    """One plan stream. `read` and `write` may be under way at the same time, each once."""
+
+    async def write(self, message: ToExecutor) -> None:
+        """Send a message; returns when the network took it."""
+        ...
+
+    async def read(self) -> FromExecutor:
+        """Return the next message."""
+        ...
+
+    def cancel(self) -> None:
+        """End the stream at once; a second time does nothing."""
+        ...
+
+
+class Connection(Protocol):
+    """A connection to one executor."""
+
+    async def get_info(self, timeout_s: float) -> ExecutorInfo:
+        """Ask who the executor is."""
+        ...
+
+    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+        """Fetch the tokenizer, whole."""
+        ...
+
+    def attach(self) -> PlanStream:
+        """Open a plan stream."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection and all that runs over it."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes connections."""
+
+    def connect(self, address: str) -> Connection:
+        """Return a connection; it dials when it is used."""
+        ...

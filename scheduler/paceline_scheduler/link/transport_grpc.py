@@ -1,0 +1,163 @@
+"""The link's transport over gRPC: channels, calls and status codes. Messages are bytes that `wire` understands."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
+from paceline_scheduler.link import wire
+from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # the prompts of a plan's new requests, at most
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+_MAX_TOKENIZER_PARTS = MAX_TOKENIZER_BYTES // (1024 * 1024)
+_DETAILS_KEY = "grpc-status-details-bin"
+
+_CHANNEL_OPTIONS = (
+    # Every connection dials afresh: a subchannel shared with an earlier one would still be backing off.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Executors are neighbours, whatever proxy the environment names for the world outside.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The heartbeats notice a silent peer; these pings only keep what lies in between from forgetting the connection.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+_Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+_Stream = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+_CALL_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
+_AttachCall = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class GrpcTransport:
+    """Connections over grpc.aio. `clock` is the clock of the requests' deadlines, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def connect(self, address: str) -> "GrpcConnection":
+        """Return a connection; it dials when it is used."""
+        return GrpcConnection(address, self._clock)
+
+
+class GrpcConnection:
+    """A channel to one executor."""
+
+    def __init__(self, address: str, clock: Callable[[], float]) -> None:
+        self._address = address
+        self._clock = clock
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+    async def get_info(self, timeout_s: float) -> ExecutorInfo:
+        """Ask who the executor is; a refused connection is an UnreachableError."""
+        method: _Unary = self._channel.unary_unary(wire.GET_INFO_METHOD)
+        call = method(wire.GET_INFO_REQUEST, timeout=timeout_s)
+        async with _ended(call):
+            try:
+                return wire.decode_info(await call)
+            except grpc.aio.AioRpcError as error:
+                # Before anything was said this status means that nobody listens.
+                if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
+                    raise UnreachableError(_sentence(error)) from error
+                raise _link_error(error) from error
+
+    async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
+        """Fetch the tokenizer and join its parts."""
+        method: _Stream = self._channel.unary_stream(wire.GET_TOKENIZER_METHOD)
+        call = method(wire.GET_TOKENIZER_REQUEST, timeout=timeout_s)
+        first: TokenizerSource | None = None
+        pieces: list[bytes] = []
+        async with _ended(call):
+            try:
+                async for data in call:
+                    part, is_last = wire.decode_tokenizer_part(data)
+                    first = first or part
+                    pieces.append(part.json)
+                    if is_last:
+                        return replace(first, json=b"".join(pieces))
+                    if len(pieces) >= _MAX_TOKENIZER_PARTS:
+                        raise StreamEndedError(f"the tokenizer has more than {_MAX_TOKENIZER_PARTS} parts")
+            except grpc.aio.AioRpcError as error:
+                raise _link_error(error) from error
+        raise StreamEndedError("the tokenizer ended before its last part")
+
+    def attach(self) -> "GrpcPlanStream":
+        """Open a plan stream."""
+        call: _AttachCall = self._channel.stream_stream(wire.ATTACH_METHOD)()
+        return GrpcPlanStream(call, self._address, self._clock)
+
+    async def close(self) -> None:
+        """Close the channel; calls that are still open are cancelled."""
+        await self._channel.close()
+
+
+class GrpcPlanStream:
+    """An Attach call."""
+
+    def __init__(self, call: _AttachCall, address: str, clock: Callable[[], float]) -> None:
+        self._call = call
+        self._address = address
+        self._clock = clock
+
+    async def write(self, message: ToExecutor) -> None:
+        """Send a message."""
+        data = wire.encode_message(message, self._clock())
+        try:
+            await self._call.write(data)
+        except _CALL_ERRORS as error:
+            raise await self._typed(error) from error
+
+    async def read(self) -> FromExecutor:
+        """Return the next message; the end of the stream is an error."""
+        try:
+            data = await self._call.read()
+        except _CALL_ERRORS as error:
+            raise await self._typed(error) from error
+        if not isinstance(data, bytes):
+            raise StreamEndedError("the executor closed the plan stream")
+        return wire.decode_message(data, self._address)
+
+    def cancel(self) -> None:
+        """End the call at once."""
+        self._call.cancel()
+
+    async def _typed(self, error: BaseException) -> BaseException:
+        """Return what an error of grpc.aio means."""
+        match error:
+            case grpc.aio.AioRpcError():
+                return _link_error(error)
+            case asyncio.InvalidStateError():
+                # grpc.aio says this of a write after the end; how the stream ended is what matters.
+                return StreamEndedError(f"the plan stream has ended: {await self._call.details()}")
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return error
+        # grpc.aio raises CancelledError for a call that was cancelled, whoever waits for it.
+        return StreamEndedError("the plan stream was cancelled")
+
+
+@asynccontextmanager
+async def _ended(call: grpc.aio.Call) -> AsyncIterator[None]:
+    """Cancel a call in the end: one that was abandoned half-way would leak."""
+    try:
+        yield
+    finally:
+        call.cancel()
+
+
+def _link_error(error: grpc.aio.AioRpcError) -> LinkError:
+    details = (value for key, value in error.trailing_metadata() if key == _DETAILS_KEY)
+    found = next(details, None)
+    return wire.decode_refusal(_sentence(error), found if isinstance(found, bytes) else None)
+
+
+def _sentence(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

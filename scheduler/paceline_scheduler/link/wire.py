@@ -1,0 +1,372 @@
+"""The plan protocol's messages to and from bytes: the scheduler's side.
+
+Columns go straight between numpy and little-endian int32 bytes. What comes from the network and does not have the form
+it must have is a DivergenceError; nothing behind this module checks it again.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, StepPoint
+from paceline_scheduler.core.plan import (
+    BatchPlan,
+    BlockTag,
+    FinalRelease,
+    Grants,
+    Placement,
+    Release,
+    RowError,
+    RowFinish,
+    StepResult,
+    StepTimings,
+    TokenLogprobs,
+)
+from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey, SamplingParams
+from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError, TermSupersededError
+from paceline_scheduler.link.messages import (
+    MAX_PROTOCOL,
+    MIN_PROTOCOL,
+    DrainNotice,
+    ExecutorInfo,
+    FromExecutor,
+    Heartbeat,
+    Hello,
+    ModelCard,
+    RowPart,
+    SnapshotPart,
+    ToExecutor,
+    WaitingInLine,
+    Welcome,
+)
+
+_SERVICE = "/paceline.v1.ExecutorService"
+ATTACH_METHOD = f"{_SERVICE}/Attach"
+GET_INFO_METHOD = f"{_SERVICE}/GetInfo"
+GET_TOKENIZER_METHOD = f"{_SERVICE}/GetTokenizer"
+GET_INFO_REQUEST = executor_pb2.GetInfoRequest().SerializeToString()
+GET_TOKENIZER_REQUEST = executor_pb2.GetTokenizerRequest().SerializeToString()
+
+KEY_SIZE = 16
+MAX_TAG_KEY_SIZE = 64  # of BLAKE2b
+# What is more than this is no executor but a mistake, and would cost the scheduler its memory.
+_HIGHEST = {
+    "num_blocks": 1 << 26,
+    "block_size": 1 << 12,
+    "max_num_rows": 1 << 15,
+    "max_num_batched_tokens": 1 << 20,
+    "max_model_len": 1 << 24,
+    "max_plans_in_flight": 1 << 10,
+}
+_M = TypeVar("_M", bound=Message)
+
+
+def column_bytes(values: Int32Array) -> bytes:
+    """Return a column as it travels."""
+    return values.astype("<i4", copy=False).tobytes()
+
+
+def column(data: bytes) -> Int32Array:
+    """Return the values of a column, read-only."""
+    if len(data) % 4:
+        raise DivergenceError(f"a column of {len(data)} bytes does not hold int32 values")
+    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)
+
+
+# To the executor
+
+
+def encode_message(message: ToExecutor, now_s: float) -> bytes:
+    """Return an AttachRequest; `now_s` is the time on the clock of the requests' deadlines."""
+    match message:
+        case BatchPlan():
+            request = plan_pb2.AttachRequest(plan=_plan(message, now_s))
+        case Heartbeat():
+            request = plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat())
+        case Hello(scheduler_id, term):
+            hello = plan_pb2.Hello(
+                scheduler_id=scheduler_id, term=term, min_protocol=MIN_PROTOCOL, max_protocol=MAX_PROTOCOL
+            )
+            request = plan_pb2.AttachRequest(hello=hello)
+    return request.SerializeToString()
+
+
+def _plan(plan: BatchPlan, now_s: float) -> plan_pb2.BatchPlan:
+    message = plan_pb2.BatchPlan(
+        incarnation=plan.incarnation,
+        epoch=plan.epoch,
+        step_id=plan.step_id,
+        rows=column_bytes(plan.rows),
+        num_scheduled_tokens=column_bytes(plan.num_scheduled_tokens),
+        predicted_ns=plan.predicted_ns,
+    )
+    # In the steady state none of these is there, and an absent message costs nothing.
+    if plan.tags:
+        message.tags.block_ids = column_bytes(np.array([tag.block_id for tag in plan.tags], dtype=np.int32))
+        message.tags.keys = b"".join(tag.key for tag in plan.tags)
+    if plan.releases:
+        message.releases.extend(_release(release) for release in plan.releases)
+    if plan.placements:
+        message.new_requests.extend(_new_request(placement, now_s) for placement in plan.placements)
+    if len(plan.grants.rows):
+        message.grants.CopyFrom(_grants(plan.grants))
+    if len(plan.shared.rows):
+        message.shared.CopyFrom(_grants(plan.shared))
+    if plan.forget:
+        message.forget.extend(_record_id(key) for key in plan.forget)
+    return message
+
+
+def _grants(grants: Grants) -> plan_pb2.BlockGrants:
+    return plan_pb2.BlockGrants(
+        rows=column_bytes(grants.rows), indices=column_bytes(grants.indices), block_ids=column_bytes(grants.block_ids)
+    )
+
+
+def _release(release: Release) -> plan_pb2.Release:
+    message = plan_pb2.Release(row=release.row)
+    if release.final is not None:
+        message.final.num_output_tokens = release.final.num_output_tokens
+        message.final.reason = sampling_pb2.FinishReason.ValueType(release.final.reason)
+    return message
+
+
+def _record_id(key: RequestKey) -> plan_pb2.RecordId:
+    return plan_pb2.RecordId(tenant=key.tenant, request_id=key.request_id)
+
+
+def _new_request(placement: Placement, now_s: float) -> plan_pb2.NewRequest:
+    request = placement.request
+    return plan_pb2.NewRequest(
+        row=placement.row,
+        id=_record_id(request.key),
+        attempt=placement.attempt,
+        prompt_token_ids=column_bytes(request.prompt_token_ids),
+        output_token_ids=column_bytes(placement.output_token_ids),
+        num_cached_tokens=placement.num_cached_tokens,
+        sampling=_sampling(request.sampling),
+        end_token_ids=request.end_token_ids,
+        max_tokens=placement.max_tokens,
+        num_logprobs=request.num_logprobs,
+        context=_context(placement, now_s).SerializeToString(),
+    )
+
+
+def _sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
+    message = sampling_pb2.SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+    )
+    if sampling.top_k:
+        message.top_k = sampling.top_k
+    return message
+
+
+def _context(placement: Placement, now_s: float) -> plan_pb2.RequestContext:
+    request = placement.request
+    context = plan_pb2.RequestContext(
+        body_digest=request.body_digest,
+        waited=_duration(placement.waited_s),
+        num_preemptions=placement.num_preemptions,
+        num_executor_deaths=placement.num_executor_deaths,
+        num_prompt_cached_tokens=placement.num_prompt_cached_tokens,
+    )
+    context.request.ParseFromString(request.origin)
+    if request.deadline_s is not None:
+        context.deadline_left.CopyFrom(_duration(max(0.0, request.deadline_s - now_s)))
+    return context
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+# From the executor
+
+
+def decode_message(data: bytes, address: str) -> FromExecutor:
+    """Return what an AttachResponse says; `address` is where the executor was dialled."""
+    try:
+        return _message(_parse(plan_pb2.AttachResponse, data), address)
+    except ValueError as error:
+        raise DivergenceError(f"the executor sent a value that is none: {error}") from error
+
+
+def _message(response: plan_pb2.AttachResponse, address: str) -> FromExecutor:
+    match response.WhichOneof("message"):
+        case "result":
+            return _result(response.result)
+        case "heartbeat":
+            return Heartbeat(response.heartbeat.running_step_id, response.heartbeat.running_ns)
+        case "waiting":
+            return WaitingInLine(response.waiting.holder_scheduler_id, response.waiting.holder_term)
+        case "welcome":
+            return _welcome(response.welcome, address)
+        case "snapshot":
+            return _snapshot_part(response.snapshot)
+        case "drain":
+            return DrainNotice(response.drain.reason, response.drain.grace.ToNanoseconds() / 1e9)
+        case _:
+            raise DivergenceError("the executor sent a message of an unknown kind")
+
+
+def _result(message: plan_pb2.StepResult) -> StepResult:
+    rows, num_accepted, token_ids = column(message.rows), column(message.num_accepted), column(message.token_ids)
+    finishes = np.frombuffer(message.finishes, dtype=np.uint8)
+    if not len(rows) == len(num_accepted) == len(finishes):
+        raise DivergenceError(f"step {message.step_id}: columns of the result differ in length")
+    if int(num_accepted.sum()) != len(token_ids) or bool((num_accepted < 0).any()):
+        raise DivergenceError(f"step {message.step_id}: the result's tokens do not add up")
+    timings = message.timings
+    return StepResult(
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        step_id=message.step_id,
+        rows=rows,
+        num_accepted=num_accepted,
+        token_ids=token_ids,
+        finishes=finishes,
+        grant_hash=message.grant_hash,
+        timings=StepTimings(
+            timings.waited_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns, timings.idle_ns
+        ),
+        logprobs={row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs},
+        errors={row.row: _row_error(row.error) for row in message.errors},
+    )
+
+
+def _logprobs(message: sampling_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.token_id, message.logprob, tuple((top.token_id, top.logprob) for top in message.top))
+
+
+def _row_error(message: sampling_pb2.RequestError) -> RowError:
+    for detail in message.details:
+        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+            return RowError(_parse(error_details_pb2.ErrorInfo, detail.value).reason, message.message)
+    return RowError("UNKNOWN", message.message)
+
+
+def _welcome(message: plan_pb2.Welcome, address: str) -> Welcome:
+    if not MIN_PROTOCOL <= message.protocol <= MAX_PROTOCOL:
+        raise DivergenceError(f"the executor picked protocol {message.protocol}, which this scheduler does not speak")
+    description = ExecutorDescription(
+        address=address,
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        model=message.model.name,
+        num_blocks=message.geometry.num_blocks,
+        block_size=message.geometry.block_size,
+        max_num_rows=message.limits.max_num_rows,
+        max_num_batched_tokens=message.limits.max_num_batched_tokens,
+        max_model_len=message.limits.max_model_len,
+        max_plans_in_flight=message.limits.max_plans_in_flight,
+        tag_key=message.tag_key,
+        step_points=tuple(StepPoint(point.num_tokens, point.duration_ns) for point in message.step_points),
+    )
+    for name, highest in _HIGHEST.items():
+        value = getattr(description, name)
+        if not 1 <= value <= highest:
+            raise DivergenceError(f"the executor's welcome says {name} = {value}, not 1 to {highest}")
+    if not 1 <= len(description.tag_key) <= MAX_TAG_KEY_SIZE:
+        raise DivergenceError(f"the executor's tag key has {len(description.tag_key)} bytes")
+    card = ModelCard(
+        name=message.model.name,
+        architecture=message.model.architecture,
+        max_model_len=message.model.max_model_len,
+        vocab_size=message.model.vocab_size,
+        num_parameters=message.model.num_parameters,
+        quantization=message.model.quantization,
+    )
+    return Welcome(description, card, message.tokenizer_digest)
+
+
+def _snapshot_part(message: plan_pb2.SnapshotPart) -> SnapshotPart:
+    return SnapshotPart(
+        rows=tuple(RowPart(_row(row), row.continues) for row in message.rows),
+        tags=_tags(message.tags),
+        is_last=message.last,
+    )
+
+
+def _row(row: plan_pb2.RowState) -> RowSnapshot:
+    released = None
+    if row.HasField("released"):
+        released = FinalRelease(row.released.num_output_tokens, FinishReason(row.released.reason))
+    return RowSnapshot(
+        key=RequestKey(row.id.tenant, row.id.request_id),
+        row=row.row if row.HasField("row") else None,
+        attempt=row.attempt,
+        prompt_token_ids=column(row.prompt_token_ids),
+        output_token_ids=column(row.output_token_ids),
+        num_computed_tokens=row.num_computed_tokens,
+        block_ids=column(row.block_ids),
+        finish=RowFinish(row.finish),
+        released=released,
+    )
+
+
+def _tags(tags: plan_pb2.BlockTags) -> tuple[BlockTag, ...]:
+    block_ids = column(tags.block_ids).tolist()
+    if len(tags.keys) != KEY_SIZE * len(block_ids):
+        raise DivergenceError(f"{len(block_ids)} tagged blocks with {len(tags.keys)} bytes of keys")
+    keys = (tags.keys[start : start + KEY_SIZE] for start in range(0, len(tags.keys), KEY_SIZE))
+    return tuple(BlockTag(block, key) for block, key in zip(block_ids, keys, strict=True))
+
+
+def decode_info(data: bytes) -> ExecutorInfo:
+    """Return what a GetInfoResponse says about incarnation and holder."""
+    info = _parse(executor_pb2.GetInfoResponse, data)
+    return ExecutorInfo(info.incarnation, info.term, info.holder_scheduler_id)
+
+
+def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
+    """Return a part of a tokenizer, whose `json` is a piece, and whether it is the last one."""
+    part = _parse(executor_pb2.GetTokenizerResponse, data)
+    sampling = part.default_sampling
+    defaults = GenerationDefaults(
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        min_p=sampling.min_p if sampling.HasField("min_p") else None,
+    )
+    source = TokenizerSource(
+        digest=part.digest,
+        json=part.tokenizer_json,
+        chat_template=part.chat_template if part.HasField("chat_template") else None,
+        bos_token_id=part.bos_token_id if part.HasField("bos_token_id") else None,
+        eos_token_id=part.eos_token_id if part.HasField("eos_token_id") else None,
+        end_token_ids=tuple(part.end_token_ids),
+        add_bos=part.add_bos,
+        defaults=defaults,
+    )
+    return source, part.last
+
+
+def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
+    """Return the error that a failed call stands for; `details` are its `grpc-status-details-bin`."""
+    if details:
+        for detail in _parse(status_pb2.Status, details).details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.reason == "TERM_SUPERSEDED":
+                return _superseded(info)
+    return StreamEndedError(sentence)
+
+
+def _superseded(info: error_details_pb2.ErrorInfo) -> TermSupersededError:
+    term = info.metadata.get("holder_term", "")
+    return TermSupersededError(info.metadata.get("holder_scheduler_id", ""), int(term) if term.isdecimal() else 0)
+
+
+def _parse(kind: type[_M], data: bytes) -> _M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise DivergenceError(f"the executor sent a malformed {kind.__name__}") from error
+    return message

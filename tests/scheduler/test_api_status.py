@@ -1,0 +1,101 @@
+"""Errors as statuses: a code, a reason, the field, and when to come back; nothing of what is not ours."""
+
+import inspect
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from paceline_scheduler import errors
+from paceline_scheduler.api import status
+
+REFUSALS_AND_FAILURES = [
+    (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
+    (errors.UnsupportedError("sampling.n"), grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
+    (errors.DuplicateRequestError("x"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    (errors.UnknownRequestError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST"),
+    (errors.UnknownModelError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+    (errors.UnknownExecutorError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
+    (errors.QueueFullError("x", 0.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
+    (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
+    (errors.PoolExhaustedError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "POOL_EXHAUSTED"),
+    (errors.SlowConsumerError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
+    (errors.GivenUpError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
+    (errors.DivergenceError("x"), grpc.StatusCode.INTERNAL, "DIVERGENCE"),
+]
+
+
+def details(error):
+    """The google.rpc details of an error, by kind, as a client unpacks them."""
+    metadata = dict(status.trailing_metadata(status.describe(error)))
+    found = {}
+    for packed in Status.FromString(metadata["grpc-status-details-bin"]).details:
+        for kind in (ErrorInfo, BadRequest, RetryInfo):
+            if packed.Is(kind.DESCRIPTOR):
+                found[kind] = kind.FromString(packed.value)
+    return found
+
+
+@pytest.mark.parametrize(("error", "code", "reason"), REFUSALS_AND_FAILURES)
+def test_every_error_has_a_code_and_a_reason(error, code, reason):
+    """In ErrorInfo under the domain paceline."""
+    described = status.describe(error)
+    info = details(error)[ErrorInfo]
+    assert (described.code, described.message) == (code, str(error))
+    assert (info.reason, info.domain) == (reason, "paceline")
+
+
+def test_no_error_that_a_client_may_meet_is_left_out():
+    """A new refusal or failure needs a line in the table above."""
+    bases = {errors.RequestRefusedError, errors.RequestFailedError, errors.RetryableRefusalError}
+    met = (errors.RequestRefusedError, errors.RequestFailedError)
+    tree = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, met)}
+    assert tree - bases <= {type(error) for error, _, _ in REFUSALS_AND_FAILURES}
+
+
+def test_a_wrong_field_is_named_for_programs_and_people():
+    """BadRequest has the path and the sentence."""
+    error = errors.InvalidRequestError("sampling.top_p", "is 2, must be above 0 and at most 1")
+    (violation,) = details(error)[BadRequest].field_violations
+    assert (violation.field, violation.description) == ("sampling.top_p", "is 2, must be above 0 and at most 1")
+    assert details(error)[ErrorInfo].metadata == {"field": "sampling.top_p"}
+    assert "sampling.top_p" in status.describe(error).message
+
+
+def test_an_unsupported_feature_names_itself():
+    """For programs too."""
+    assert details(errors.UnsupportedError("sampling.n"))[ErrorInfo].metadata == {"feature": "sampling.n"}
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.QueueFullError, errors.NoExecutorError, errors.DrainingError, errors.GivenUpError]
+)
+def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
+    """RetryInfo is exact, gRPC's pushback is up to half longer so that clients spread."""
+    error = kind("x", 0.2)
+    delay = details(error)[RetryInfo].retry_delay
+    assert (delay.seconds, delay.nanos) == (0, 200_000_000)
+    pushbacks = {
+        int(dict(status.trailing_metadata(status.describe(error)))["grpc-retry-pushback-ms"]) for _ in range(50)
+    }
+    assert min(pushbacks) >= 200
+    assert max(pushbacks) <= 300
+    assert len(pushbacks) > 1
+
+
+def test_a_lasting_refusal_says_nothing_of_coming_back():
+    """A client must not try again."""
+    error = errors.InvalidRequestError("text", "is empty")
+    assert RetryInfo not in details(error)
+    assert "grpc-retry-pushback-ms" not in dict(status.trailing_metadata(status.describe(error)))
+
+
+def test_an_unexpected_exception_shows_nothing_of_itself():
+    """Its text may hold a prompt or a path."""
+    described = status.describe(KeyError("secret"))
+    assert described.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(status.rpc_status(described))

@@ -1,0 +1,205 @@
+"""Prompts to tokens and back: bounds before work, one beginning, long texts off the event loop."""
+
+import asyncio
+import os
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders
+
+from paceline_executor.testing.models import default_model_path
+from paceline_executor.weights import load_tokenizer
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import ChatPrompt, TextPrompt, TokenPrompt
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.api.tokenizer import TextThreads
+from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import (
+    byte_level_tokenizer,
+    sentence_piece_tokenizer,
+    served_model,
+    tokenizer_source,
+)
+
+BYTE_LEVEL = byte_level_tokenizer()
+SENTENCE_PIECE = sentence_piece_tokenizer()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn, as the edge has it."""
+
+    role: str
+    content: str
+
+
+@pytest.fixture
+async def texts():
+    """Texts with the usual limits."""
+    texts = Texts(EdgeLimits(), datetime.now)
+    yield texts
+    await texts.close()
+
+
+def sentence_piece_model(**options):
+    """A model that begins texts with <s>."""
+    source = tokenizer_source(SENTENCE_PIECE, bos_token="<s>", eos_token="</s>", add_bos=True, **options)
+    return served_model(source, vocab_size=SENTENCE_PIECE.get_vocab_size())
+
+
+async def test_plain_text_gets_the_first_token_once(texts):
+    """Also when the text brings it along."""
+    model = sentence_piece_model()
+    expected = [SENTENCE_PIECE.token_to_id("<s>"), SENTENCE_PIECE.token_to_id("▁hello")]
+    assert (await texts.token_ids(TextPrompt("hello"), model)).tolist() == expected
+    assert (await texts.token_ids(TextPrompt("<s>hello"), model)).tolist() == expected
+
+
+async def test_plain_text_gets_no_first_token_where_the_model_wants_none(texts):
+    """`add_bos` decides, not whether there is such a token."""
+    token_ids = await texts.token_ids(TextPrompt("hello"), served_model())
+    assert token_ids.tolist() == BYTE_LEVEL.encode("hello").ids
+
+
+async def test_a_chat_begins_as_its_template_says(texts):
+    """`add_bos` is for plain text."""
+    bos = SENTENCE_PIECE.token_to_id("<s>")
+    chat = ChatPrompt((Turn("user", "hello"),))
+    for template, num_first in (("{{ bos_token }}{{ messages[0].content }}", 1), ("{{ messages[0].content }}", 0)):
+        token_ids = (await texts.token_ids(chat, sentence_piece_model(chat_template=template))).tolist()
+        assert token_ids.count(bos) == num_first
+        assert token_ids[num_first:] == [SENTENCE_PIECE.token_to_id("▁hello")]
+
+
+async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(texts):
+    """Special tokens of the template become single tokens."""
+    bundle = load_tokenizer(default_model_path(os.environ))
+    oracle = Tokenizer.from_buffer(bundle.tokenizer_json)
+    source = TokenizerSource(
+        digest=bundle.digest,
+        json=bundle.tokenizer_json,
+        chat_template=bundle.chat_template,
+        bos_token_id=bundle.bos_token_id,
+        eos_token_id=bundle.eos_token_id,
+        end_token_ids=bundle.end_token_ids,
+        add_bos=bundle.add_bos,
+        defaults=GenerationDefaults(),
+    )
+    model = served_model(source, vocab_size=49152, max_model_len=8192)
+
+    token_ids = (await texts.token_ids(ChatPrompt((Turn("system", "Be brief."), Turn("user", "Hi ☃"))), model)).tolist()
+
+    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi ☃<|im_end|>\n<|im_start|>assistant\n"
+    assert token_ids == oracle.encode(expected, add_special_tokens=False).ids
+    assert token_ids.count(oracle.token_to_id("<|im_start|>")) == 3
+    assert await texts.decode(np.array(token_ids, dtype=np.int32), model, skip_special_tokens=False) == expected
+
+
+async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, monkeypatch):
+    """The event loop waits for nothing that takes long."""
+    model = served_model(max_model_len=4096)
+    threads = []
+    text_model = await texts.model(model)
+    encode = text_model._encode
+    monkeypatch.setattr(
+        type(text_model), "_encode", lambda self, text: threads.append(threading.current_thread().name) or encode(text)
+    )
+    short, long = "hello " * 100, "hello " * 1000
+    assert (await texts.token_ids(TextPrompt(short), model)).tolist() == BYTE_LEVEL.encode(short).ids
+    assert (await texts.token_ids(TextPrompt(long), model)).tolist() == BYTE_LEVEL.encode(long).ids
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("tokenizer")
+
+
+async def test_tokens_are_taken_as_they_are_inside_the_vocabulary(texts):
+    """The first one outside is named by its place."""
+    model = served_model(vocab_size=400)
+    assert (await texts.token_ids(TokenPrompt((0, 399)), model)).tolist() == [0, 399]
+    for bad in (-1, 400, 2**31 - 1):
+        with pytest.raises(InvalidRequestError, match=f"is {bad}") as caught:
+            await texts.token_ids(TokenPrompt((0, bad, bad)), model)
+        assert caught.value.field == "token_ids.ids[1]"
+
+
+@pytest.mark.parametrize("text", ["日" * 100, "\x00" * 300, "a" * 300])
+async def test_a_prompt_that_is_too_long_in_tokens_names_both_numbers(texts, text):
+    """Which only tokenising can tell."""
+    num_tokens = len(BYTE_LEVEL.encode(text).ids)
+    with pytest.raises(InvalidRequestError, match=f"has {num_tokens} tokens; at most 63 fit") as caught:
+        await texts.token_ids(TextPrompt(text), served_model(max_model_len=64))
+    assert caught.value.field == "prompt"
+
+
+async def test_decoding_names_a_token_that_does_not_exist(texts):
+    """For Detokenize."""
+    with pytest.raises(InvalidRequestError) as caught:
+        await texts.decode(np.array([1, 400], dtype=np.int32), served_model(), skip_special_tokens=True)
+    assert caught.value.field == "token_ids[1]"
+
+
+async def test_many_tokens_decode_to_the_same_text_as_few(texts):
+    """Off the event loop."""
+    token_ids = np.array(BYTE_LEVEL.encode("hello ☃ ").ids * 2000, dtype=np.int32)
+    assert await texts.decode(token_ids, served_model(), skip_special_tokens=True) == "hello ☃ " * 2000
+
+
+async def test_a_tokenizer_is_built_once_for_all_who_ask_at_the_same_time(texts):
+    """Loading takes long for a large vocabulary."""
+    model = served_model()
+    first, *others = await asyncio.gather(*(texts.model(model) for _ in range(5)))
+    assert all(other is first for other in others)
+
+
+async def test_a_prepared_tokenizer_is_the_one_that_is_used(texts):
+    """Whoever serves the model later."""
+    model = served_model()
+    await texts.prepare(model.tokenizer, model.vocab_size)
+    assert len(texts._models._loading) == 1
+    await texts.token_ids(TextPrompt("hello"), model)
+    assert len(texts._models._loading) == 1
+
+
+async def test_a_caller_that_goes_away_does_not_end_the_loading_for_others(texts):
+    """It is nobody's in particular."""
+    model = served_model()
+    leaving = asyncio.create_task(texts.model(model))
+    staying = asyncio.create_task(texts.model(model))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await staying).spelling.decode([300], skip_special_tokens=True)
+
+
+async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
+    """And refused by name each time."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    model = served_model(tokenizer_source(tokenizer))
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="WordPiece"):
+            await texts.token_ids(TextPrompt("x"), model)
+
+
+async def test_the_least_used_tokenizer_is_forgotten(texts):
+    """So that models that come and go leave no memory behind."""
+    models = [served_model(vocab_size=400 + number) for number in range(9)]
+    built = [await texts.model(model) for model in models]
+    assert await texts.model(models[8]) is built[8]
+    assert await texts.model(models[0]) is not built[0]
+
+
+async def test_work_is_refused_when_too_much_waits():
+    """The queue in front of the threads is bounded."""
+    threads = TextThreads(EdgeLimits(max_num_waiting_texts=1, num_tokenizer_threads=1))
+    release = threading.Event()
+    waiting = asyncio.create_task(threads.run(release.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError):
+        await threads.run(release.wait)
+    release.set()
+    assert await waiting
+    assert await threads.run(lambda: 1) == 1
+    threads.close()

@@ -1,0 +1,265 @@
+"""Validation: every field in its range, an error that names it otherwise, and unset is not zero."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import (
+    ChatPrompt,
+    RawOutput,
+    RawRequest,
+    RawResumption,
+    RawSampling,
+    RawStopping,
+    TextPrompt,
+    TokenPrompt,
+)
+from paceline_scheduler.api.validation import derived_seed, validate
+from paceline_scheduler.backend import GenerationDefaults
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+SOURCE = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
+MODEL = served_model(SOURCE)
+END = SOURCE.end_token_ids[0]
+FIELDS = {"sampling": RawSampling, "stopping": RawStopping, "output": RawOutput, "resumption": RawResumption}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn, as the edge has it."""
+
+    role: str
+    content: str
+
+
+def raw(path="", value=None):
+    """A request for "hello" with one field set, by its path."""
+    request = RawRequest(request_id="r1", prompt=TextPrompt("hello"))
+    group, _, name = path.rpartition(".")
+    if group:
+        return replace(request, **{group: FIELDS[group](**{name: value})})
+    return replace(request, **{name: value}) if path else request
+
+
+def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
+    """Validate with the usual limits."""
+    return validate(request, models, now_s, max_seconds, EdgeLimits())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *[("sampling.temperature", value) for value in (-0.1, 100.1, math.nan, math.inf, -math.inf, -0.0001)],
+        *[("sampling.top_k", value) for value in (0, -1, -(2**31), 401, 2**31 - 1)],
+        *[("sampling.top_p", value) for value in (0.0, -1.0, 1.001, math.nan, math.inf)],
+        *[("sampling.min_p", value) for value in (-0.001, 1.001, math.nan, -math.inf)],
+        *[("stopping.max_tokens", value) for value in (0, -1, -(2**31))],
+        *[("output.logprobs", value) for value in (-1, 21, 2**31 - 1)],
+        *[("timeout_s", value) for value in (0.0, -1.0, math.nan)],
+        *[(name, "é" * 65) for name in ("request_id", "tenant", "cache_salt")],
+        ("model", "m" * 257),
+        ("request_id", ""),
+        ("stopping.stop", ["x"] * 17),
+        ("stopping.stop_token_ids", [1] * 65),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
+    """Just outside, far outside, and no number at all."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check(raw(path, value))
+    assert caught.value.field == path.removesuffix("_s")
+    assert caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *[("sampling.temperature", value) for value in (0.0, 100.0)],
+        *[("sampling.top_k", value) for value in (1, 400)],
+        *[("sampling.top_p", value) for value in (1e-9, 1.0)],
+        *[("sampling.min_p", value) for value in (0.0, 1.0)],
+        *[("sampling.seed", value) for value in (0, 2**64 - 1)],
+        *[("stopping.max_tokens", value) for value in (1, 2**31 - 1)],
+        *[("output.logprobs", value) for value in (0, 20)],
+        *[("timeout_s", value) for value in (1e-9, 1e12)],
+        *[(name, "é" * 64) for name in ("request_id", "tenant", "cache_salt")],
+        ("stopping.stop", ["x" * 256] * 16),
+        ("stopping.stop_token_ids", [399] * 64),
+    ],
+)
+def test_the_ends_of_every_range_are_taken(path, value):
+    """A limit is part of what it limits."""
+    check(raw(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "neutral"),
+    [
+        ("sampling.presence_penalty", 0.5, 0.0),
+        ("sampling.frequency_penalty", -2.0, 0.0),
+        ("sampling.repetition_penalty", 1.1, 1.0),
+        ("sampling.n", 2, 1),
+        ("stopping.min_tokens", 1, 0),
+        ("stopping.include_stop_str_in_output", True, False),
+        ("output.prompt_logprobs", 0, None),
+        ("output.stream_interval", 2, 1),
+        ("structured", "json_schema", None),
+        ("structured", "", None),
+        ("priority", -1, 0),
+        ("resumption.resumable", True, False),
+        ("resumption.attachment", 2, 1),
+        ("resumption.resume_from", 3, 0),
+        ("resumption.resume_hash", 0, None),
+        ("resumption.last_attempt", 1, 0),
+    ],
+)
+def test_a_field_that_is_not_supported_is_refused_unless_it_changes_nothing(path, value, neutral):
+    """Its name is in the error."""
+    check(raw(path, neutral))
+    with pytest.raises(UnsupportedError) as caught:
+        check(raw(path, value))
+    assert caught.value.feature == path.removeprefix("resumption.")
+
+
+@pytest.mark.parametrize(
+    ("path", "feature"),
+    [
+        ("sampling.num_logit_biases", "sampling.logit_bias"),
+        ("sampling.num_allowed_token_ids", "sampling.allowed_token_ids"),
+        ("sampling.num_bad_words", "sampling.bad_words"),
+        ("resumption.num_prior_output_tokens", "prior_output_token_ids"),
+        ("resumption.waited_s", "waited"),
+    ],
+)
+def test_a_list_that_is_not_supported_is_refused_unless_it_is_empty(path, feature):
+    """Named as in the message."""
+    check(raw(path, 0))
+    with pytest.raises(UnsupportedError) as caught:
+        check(raw(path, 1))
+    assert caught.value.feature == feature
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("stopping.stop", ["a", ""], "stopping.stop[1]"),
+        ("stopping.stop", ["a" * 257], "stopping.stop[0]"),
+        ("stopping.stop_token_ids", [0, 400], "stopping.stop_token_ids[1]"),
+        ("stopping.stop_token_ids", [-1], "stopping.stop_token_ids[0]"),
+        ("prompt", None, "prompt"),
+        ("prompt", TextPrompt(""), "text"),
+        ("prompt", TextPrompt("x" * (256 * 16 + 1)), "text"),
+        ("prompt", TokenPrompt(()), "token_ids"),
+        ("prompt", TokenPrompt((1,) * 256), "prompt"),
+        ("prompt", ChatPrompt(()), "chat.messages"),
+        ("prompt", ChatPrompt((Turn("user", "x"),) * 4097), "chat.messages"),
+        ("prompt", ChatPrompt((Turn("user", "x"), Turn("", "x"))), "chat.messages[1].role"),
+        ("prompt", ChatPrompt((Turn("user", "x" * 256 * 16),)), "chat"),
+    ],
+)
+def test_a_wrong_part_of_a_list_or_prompt_is_named_by_its_place(path, value, field):
+    """Down to the item."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check(raw(path, value))
+    assert caught.value.field == field
+
+
+def test_a_prompt_that_is_too_long_names_both_numbers():
+    """One token of the context is for the output."""
+    with pytest.raises(InvalidRequestError, match="has 256 tokens; at most 255 fit"):
+        check(raw("prompt", TokenPrompt((1,) * 256)))
+    check(raw("prompt", TokenPrompt((1,) * 255)))
+
+
+def test_a_chat_needs_a_template():
+    """The error says what to send instead."""
+    model = served_model(tokenizer_source(byte_level_tokenizer(), chat_template=None))
+    with pytest.raises(InvalidRequestError, match="no chat template") as caught:
+        check(raw("prompt", ChatPrompt((Turn("user", "x"),))), models=(model,))
+    assert caught.value.field == "chat"
+
+
+def test_unset_fields_take_the_defaults():
+    """Of the fields, where the model has none."""
+    valid = check(raw())
+    sampling = valid.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
+    assert (valid.max_tokens, valid.num_logprobs, valid.deadline_s, valid.stop_texts) == (None, None, None, ())
+    assert (valid.skip_special_tokens, valid.end_token_ids, valid.model) == (True, (END,), MODEL)
+
+
+def test_unset_fields_take_the_models_generation_defaults_and_zero_is_not_unset():
+    """A temperature of 0 is greedy even where the model would like 0.6."""
+    defaults = GenerationDefaults(temperature=0.6, top_k=40, top_p=0.9, min_p=0.1)
+    model = served_model(replace(SOURCE, defaults=defaults))
+    unset = check(raw(), models=(model,)).sampling
+    assert (unset.temperature, unset.top_k, unset.top_p, unset.min_p) == (0.6, 40, 0.9, 0.1)
+    sent = check(replace(raw(), sampling=RawSampling(0.0, 3, 1.0, 0.0)), models=(model,)).sampling
+    assert (sent.temperature, sent.top_k, sent.top_p, sent.min_p) == (0.0, 3, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("top_k", "expected"), [(0, 0), (1000, 400)])
+def test_a_models_default_top_k_may_mean_unlimited_or_more_than_there_is(top_k, expected):
+    """Generation configurations in the wild have both."""
+    model = served_model(replace(SOURCE, defaults=GenerationDefaults(top_k=top_k)))
+    assert check(raw(), models=(model,)).sampling.top_k == expected
+
+
+def test_logprobs_of_zero_are_not_unset():
+    """They ask for the drawn token's alone."""
+    assert check(raw("output.logprobs", 0)).num_logprobs == 0
+
+
+def test_end_tokens_are_the_models_and_the_requests():
+    """Each once; `ignore_eos` leaves out the model's own."""
+    stopping = RawStopping(stop_token_ids=[7, END, 7])
+    assert check(replace(raw(), stopping=stopping)).end_token_ids == (END, 7)
+    assert check(replace(raw(), stopping=replace(stopping, ignore_eos=True))).end_token_ids == (7, END)
+    assert check(raw("stopping.ignore_eos", True)).end_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "max_seconds", "deadline_s"),
+    [(None, None, None), (5.0, None, 15.0), (None, 3.0, 13.0), (5.0, 3.0, 13.0), (2.0, 3.0, 12.0)],
+)
+def test_the_earlier_of_timeout_and_the_calls_deadline_holds(timeout_s, max_seconds, deadline_s):
+    """On the backend's clock."""
+    assert check(raw("timeout_s", timeout_s), now_s=10.0, max_seconds=max_seconds).deadline_s == deadline_s
+
+
+def test_an_unset_seed_follows_from_tenant_and_request():
+    """The same when it is sent again, another for every other request; never by gluing the names together."""
+    keys = [RequestKey("t", "r"), RequestKey("", "tr"), RequestKey("tr", ""), RequestKey("t", "r2")]
+    seeds = [derived_seed(key) for key in keys]
+    assert len(set(seeds)) == len(keys)
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert check(replace(raw(), tenant="t", request_id="r")).sampling.seed == seeds[0]
+    assert check(raw("sampling.seed", 0)).sampling.seed == 0
+
+
+def test_the_derived_seed_never_changes():
+    """A request sent again to a newer scheduler draws the same numbers."""
+    assert derived_seed(RequestKey("tenant", "request-1")) == 0x3939EDA62AEC8930
+
+
+def test_the_only_model_needs_no_name():
+    """Of several, one must be named."""
+    other = served_model(SOURCE, name="other")
+    assert check(raw()).model is MODEL
+    assert check(raw("model", "other"), models=(MODEL, other)).model is other
+    with pytest.raises(InvalidRequestError, match="'tiny', 'other'") as caught:
+        check(raw(), models=(MODEL, other))
+    assert caught.value.field == "model"
+    with pytest.raises(UnknownModelError, match="'missing'"):
+        check(raw("model", "missing"))
+
+
+def test_without_executors_the_client_is_told_to_come_back():
+    """It is no fault of the request."""
+    with pytest.raises(NoExecutorError) as caught:
+        check(raw(), models=())
+    assert caught.value.retry_after_s > 0

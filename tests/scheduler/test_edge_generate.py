@@ -1,0 +1,370 @@
+"""InferenceService over real gRPC: one request per call, and the short calls."""
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.errors import DeadlineExceededError, QueueFullError
+from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+TOKENIZER = byte_level_tokenizer()
+END = TOKENIZER.token_to_id("<|im_end|>")
+MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
+
+
+def encode(text):
+    """The tokens of a text."""
+    return TOKENIZER.encode(text).ids
+
+
+@pytest.fixture
+async def server():
+    """A server with one model."""
+    async with serve_edge(ScriptedBackend(MODEL), EdgeLimits(max_stream_bytes=16 * 1024)) as server:
+        yield server
+
+
+@pytest.fixture
+def backend(server):
+    """Its backend."""
+    return server.backend
+
+
+@pytest.fixture
+async def stub(server):
+    """A client of it."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield InferenceServiceStub(channel)
+
+
+async def refusal(call):
+    """The code of a failed call and its details, by kind."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value.code(), details_of(caught.value)
+
+
+def details_of(error):
+    """The google.rpc details of a status."""
+    packed = Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    found = {}
+    for detail in packed.details:
+        for kind in (ErrorInfo, BadRequest):
+            if detail.Is(kind.DESCRIPTOR):
+                found[kind] = kind.FromString(detail.value)
+    return found
+
+
+async def serve_one(stub, backend):
+    """Run a request to its end: the server still works."""
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("Paris")}, {handle: FinishReason.LENGTH})
+    return "".join([response.delta.text async for response in call])
+
+
+async def test_tokens_stream_as_they_come(stub, backend):
+    """A delta per step, text and finish included; the server made up the request_id."""
+    call = stub.Generate(pb.GenerateRequest(text="hi", stopping=sampling_pb2.StoppingParams(max_tokens=5)))
+    request = await backend.next_request()
+    backend.step({request.handle: encode("Pa")})
+    first = await call.read()
+    backend.step({request.handle: [*encode("ris"), END]}, {request.handle: FinishReason.STOP})
+    last = await call.read()
+    assert await call.read() is grpc.aio.EOF
+    assert (first.delta.text, first.delta.offset, first.delta.attempt) == ("Pa", 0, 1)
+    assert (last.delta.text, last.delta.offset) == ("ris", len(encode("Pa")))
+    assert last.delta.finish.reason == sampling_pb2.FINISH_REASON_STOP
+    assert last.delta.finish.stop_token_id == END
+    assert last.delta.finish.usage.num_output_tokens == len(encode("Pa")) + len(encode("ris")) + 1
+    assert first.request_id == last.request_id == request.key.request_id != ""
+
+
+async def test_a_chat_goes_through_the_template(stub, backend):
+    """The prompt asks for the assistant's turn."""
+    stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])))
+    request = await backend.next_request()
+    expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert request.prompt_token_ids.tolist() == encode(expected)
+
+
+async def test_the_backend_keeps_the_request_without_its_prompt(stub, backend):
+    """And a digest of all of it, so that a successor can tell whether a resumed request is the same."""
+    digests = []
+    for text in ("hi", "hi", "ho"):
+        message = pb.GenerateRequest(text=text, request_id="r", tenant="t", cache_salt="s")
+        call = stub.Generate(message)
+        request = await backend.next_request()
+        backend.step({request.handle: [END]}, {request.handle: FinishReason.STOP})
+        await call.read()
+        message.ClearField("text")
+        assert pb.GenerateRequest.FromString(request.origin) == message
+        digests.append(request.body_digest)
+    assert digests[0] == digests[1] != digests[2]
+    assert {len(digest) for digest in digests} == {16}
+
+
+async def test_logprobs_arrive_with_their_tokens(stub, backend):
+    """The drawn token and the most likely ones."""
+    call = stub.Generate(pb.GenerateRequest(text="hi", output=sampling_pb2.OutputOptions(logprobs=1)))
+    handle = (await backend.next_request()).handle
+    backend.step({handle: [5]}, logprobs={handle: (TokenLogprobs(5, -0.5, ((6, -0.25),)),)})
+    (item,) = (await call.read()).delta.logprobs
+    assert (item.token_id, item.logprob, item.top[0].token_id, item.top[0].logprob) == (5, -0.5, 6, -0.25)
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"text": "hi", "sampling": sampling_pb2.SamplingParams(top_p=2)}, "sampling.top_p"),
+        ({"text": "hi", "sampling": sampling_pb2.SamplingParams(temperature=float("nan"))}, "sampling.temperature"),
+        ({"text": "hi", "stopping": sampling_pb2.StoppingParams(max_tokens=0)}, "stopping.max_tokens"),
+        ({"text": "hi", "timeout": Duration(seconds=-1)}, "timeout"),
+        ({"text": "hi", "request_id": "x" * 129}, "request_id"),
+        ({"text": ""}, "text"),
+        ({}, "prompt"),
+        ({"text": "x" * 5000}, "text"),
+        ({"text": "☃ " * 400}, "prompt"),
+        ({"token_ids": pb.TokenIds(ids=[1, -1])}, "token_ids.ids[1]"),
+        ({"token_ids": pb.TokenIds(ids=[1] * 1_000_000)}, "prompt"),
+        ({"chat": pb.Chat()}, "chat.messages"),
+    ],
+)
+async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, backend, fields, name):
+    """INVALID_ARGUMENT with BadRequest."""
+    code, details = await refusal(stub.Generate(pb.GenerateRequest(**fields)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in details[BadRequest].field_violations] == [name]
+    assert await serve_one(stub, backend) == "Paris"
+
+
+@pytest.mark.parametrize(
+    ("fields", "feature"),
+    [
+        ({"sampling": sampling_pb2.SamplingParams(n=2)}, "sampling.n"),
+        ({"sampling": sampling_pb2.SamplingParams(logit_bias={1: 2.0})}, "sampling.logit_bias"),
+        ({"stopping": sampling_pb2.StoppingParams(min_tokens=1)}, "stopping.min_tokens"),
+        ({"structured": sampling_pb2.StructuredOutput(json_object=True)}, "structured"),
+        ({"structured": sampling_pb2.StructuredOutput()}, "structured"),
+        ({"resumable": True}, "resumable"),
+        ({"resume_from": 3}, "resume_from"),
+        ({"prior_output_token_ids": [1]}, "prior_output_token_ids"),
+    ],
+)
+async def test_an_unsupported_field_names_itself(stub, fields, feature):
+    """UNIMPLEMENTED with ErrorInfo."""
+    code, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi", **fields)))
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert details[ErrorInfo].metadata["feature"] == feature
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [(b"\x0a\xff", "message"), (b"\x1a\x02\xff\xfe", "message"), (b"\x1a\x03\xed\xa0\x80", "message"),
+     (b"\x98\x3f\x01" * 1_000_000, "prompt")],
+    ids=["truncated", "not-utf-8", "half-a-surrogate-pair", "a-million-unknown-fields"],
+)  # fmt: skip
+async def test_bytes_that_are_no_message_end_their_call_only(server, stub, backend, data, name):
+    """INVALID_ARGUMENT; fields that nobody knows are ignored."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        code, details = await refusal(channel.unary_stream("/paceline.v1.InferenceService/Generate")(data))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details[BadRequest].field_violations[0].field == name
+    assert await serve_one(stub, backend) == "Paris"
+
+
+async def test_a_message_beyond_the_limit_is_refused_before_it_is_read(stub, backend):
+    """4 MiB."""
+    code, _ = await refusal_without_details(stub.Generate(pb.GenerateRequest(text="x" * (4 * 1024 * 1024))))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await serve_one(stub, backend) == "Paris"
+
+
+async def refusal_without_details(call):
+    """The code and text of a call that gRPC itself refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value.code(), caught.value.details()
+
+
+async def test_a_refusal_by_the_backend_says_when_to_come_back(stub, backend):
+    """In gRPC's own form too."""
+    backend.refusal = QueueFullError("the queue is full", 0.5)
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    code, details = await refusal(call)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert 500 <= int(dict(await call.trailing_metadata())["grpc-retry-pushback-ms"]) <= 750
+
+
+async def test_a_failure_ends_the_call_after_its_output(stub, backend):
+    """With a status."""
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("Pa")})
+    backend.fail(handle, DeadlineExceededError("the timeout passed"))
+    assert (await call.read()).delta.text == "Pa"
+    code, details = await refusal_of_read(call)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+
+
+async def refusal_of_read(call):
+    """As `refusal`, for a call that is being read."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value.code(), details_of(caught.value)
+
+
+async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
+    """INTERNAL, and the log has the rest."""
+
+    def broken(request):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(backend, "submit", broken)
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    code, details = await refusal(call)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "secret" not in (await call.details()) + str(await call.trailing_metadata())
+
+
+async def test_the_deadline_of_the_call_is_the_requests(stub, backend):
+    """Where it is the earlier one; here by the clock of the test, which stands at zero."""
+    call = stub.Generate(pb.GenerateRequest(text="hi", timeout=Duration(seconds=500)), timeout=100)
+    assert 90 < (await backend.next_request()).deadline_s < 110
+    call.cancel()
+
+
+async def test_a_cancelled_call_ends_its_request_exactly_once(stub, backend, server):
+    """Mid-stream, with the tokens delivered so far."""
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("Pa")})
+    await call.read()
+    call.cancel()
+    await wait_until(lambda: backend.ended)
+    assert backend.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
+    assert await serve_one(stub, backend) == "Paris"
+    assert len(backend.ended) == 1
+    await wait_until(lambda: not server.edge._open)
+
+
+async def test_a_lost_connection_ends_its_requests(server, backend):
+    """As a cancelled call does."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="hi"))
+        handle = (await backend.next_request()).handle
+        backend.step({handle: encode("Pa")})
+        await call.read()
+    await wait_until(lambda: backend.ended)
+    assert backend.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
+
+
+async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
+    """Its own call reads so; to another tenant it is unknown."""
+    call = stub.Generate(pb.GenerateRequest(text="hi", tenant="t", request_id="r"))
+    await backend.next_request()
+    for tenant, request_id, code in (
+        ("other", "r", grpc.StatusCode.NOT_FOUND),
+        ("t", "x" * 129, grpc.StatusCode.INVALID_ARGUMENT),
+        ("t", "", grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Cancel(pb.CancelRequest(tenant=tenant, request_id=request_id))
+        assert caught.value.code() is code
+    await stub.Cancel(pb.CancelRequest(tenant="t", request_id="r"))
+    assert (await call.read()).delta.finish.reason == sampling_pb2.FINISH_REASON_CANCELLED
+    assert await call.read() is grpc.aio.EOF
+    assert backend.cancelled == [RequestKey("t", "r")]
+
+
+async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stub, backend):
+    """It learns so when it reads again; its request has ended long before."""
+    async with grpc.aio.insecure_channel(server.address, options=SLOW_CHANNEL) as channel:
+        slow = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="hi", request_id="slow"))
+        slow_handle = (await backend.next_request()).handle
+        other = stub.Generate(pb.GenerateRequest(text="hi", request_id="other"))
+        other_handle = (await backend.next_request()).handle
+        text, num_steps = encode("x" * 4000), 0
+        while not backend.ended:
+            backend.step({slow_handle: text, other_handle: encode("y")})
+            assert (await other.read()).delta.text == "y"
+            num_steps += 1
+            assert num_steps < 10_000
+        backend.step({other_handle: encode("z")}, {other_handle: FinishReason.LENGTH})
+        assert (await other.read()).delta.text == "z"
+        assert [(handle, reason) for handle, _, reason in backend.ended] == [(slow_handle, FinishReason.ERROR)]
+        code, details = await refusal(slow)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
+
+
+async def test_models_are_listed_and_described(stub, backend):
+    """By name, or the only one."""
+    (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
+    assert (model.name, model.max_model_len, model.vocab_size) == ("tiny", 256, 400)
+    assert (list(model.end_token_ids), model.has_chat_template, model.num_executors) == ([END], True, 1)
+    assert not model.default_sampling.HasField("temperature")
+    assert (await stub.GetModel(pb.GetModelRequest())).model == model
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GetModel(pb.GetModelRequest(model="missing"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    backend.served = ()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GetModel(pb.GetModelRequest())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_tokenize_and_detokenize_are_inverse(stub):
+    """And say what single tokens spell; half a character is U+FFFD."""
+    response = await stub.Tokenize(pb.TokenizeRequest(text="Paris 𝔘", return_token_texts=True))
+    assert list(response.token_ids) == encode("Paris 𝔘")
+    assert response.max_model_len == 256
+    assert response.token_texts[0] == TOKENIZER.decode([response.token_ids[0]])
+    assert "\ufffd" in response.token_texts[-1]
+    assert (await stub.Detokenize(pb.DetokenizeRequest(token_ids=response.token_ids))).text == "Paris 𝔘"
+
+
+async def test_detokenize_skips_special_tokens_unless_told_otherwise(stub):
+    """Unset is true."""
+    token_ids = [*encode("a"), END]
+    assert (await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids))).text == "a"
+    shown = await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=False))
+    assert shown.text == "a<|im_end|>"
+    assert (await stub.Detokenize(pb.DetokenizeRequest())).text == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "name"),
+    [
+        ("Tokenize", pb.TokenizeRequest(), "prompt"),
+        ("Tokenize", pb.TokenizeRequest(text="x" * 5000), "text"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[400]), "token_ids[0]"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * 257), "token_ids"),
+    ],
+)
+async def test_the_short_calls_name_a_wrong_field_too(stub, method, request_, name):
+    """The same rules as for Generate."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(stub, method)(request_)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in details_of(caught.value)[BadRequest].field_violations] == [name]
+
+
+@pytest.mark.parametrize(("method", "request_"), [("Explain", pb.ExplainRequest()), ("Estimate", pb.EstimateRequest())])
+async def test_calls_of_a_later_version_name_themselves(stub, method, request_):
+    """UNIMPLEMENTED with ErrorInfo, unlike a method that does not exist."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(stub, method)(request_)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert details_of(caught.value)[ErrorInfo].metadata["feature"] == f"InferenceService.{method}"

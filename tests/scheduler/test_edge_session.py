@@ -1,0 +1,310 @@
+"""Session over real gRPC: many requests on one stream, one message per step, failures inside."""
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.servicer_session import serve_session
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.errors import DeadlineExceededError
+from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+TOKENIZER = byte_level_tokenizer()
+END = TOKENIZER.token_to_id("<|im_end|>")
+MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
+
+
+def encode(text):
+    """The tokens of a text."""
+    return TOKENIZER.encode(text).ids
+
+
+class Session:
+    """A client's session: what it sends, and everything it has read but heartbeats."""
+
+    def __init__(self, call):
+        self.call = call
+
+    async def generate(self, request_id, text="hi", **fields):
+        """Send a request."""
+        message = pb.GenerateRequest(request_id=request_id, text=text, **fields)
+        await self.call.write(pb.SessionRequest(generate=message))
+
+    async def read(self):
+        """The next message that is more than a heartbeat."""
+        async with asyncio.timeout(20):
+            while (message := await self.call.read()) is not grpc.aio.EOF:
+                if message.deltas or message.failures or message.HasField("drain"):
+                    return message
+        return message
+
+    async def failure(self):
+        """The next message, which holds one failure: its request, code and reason."""
+        (failure,) = (await self.read()).failures
+        info = ErrorInfo.FromString(failure.error.details[0].value)
+        return failure.request_id, failure.error.code, info
+
+
+@pytest.fixture
+async def server():
+    """A server with one model."""
+    limits = EdgeLimits(max_stream_bytes=16 * 1024, max_session_requests=100, heartbeat_s=0.05)
+    async with serve_edge(ScriptedBackend(MODEL), limits) as server:
+        yield server
+
+
+@pytest.fixture
+def backend(server):
+    """Its backend."""
+    return server.backend
+
+
+@pytest.fixture
+async def stub(server):
+    """A client of it."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield InferenceServiceStub(channel)
+
+
+@pytest.fixture
+async def session(stub):
+    """A session of that client."""
+    call = stub.Session()
+    yield Session(call)
+    call.cancel()
+
+
+async def test_64_requests_get_one_message_per_step(session, backend):
+    """Whatever their number."""
+    for number in range(64):
+        await session.generate(f"r{number}")
+    handles = [(await backend.next_request()).handle for _ in range(64)]
+    for word in ("Pa", "ris"):
+        backend.step({handle: encode(word) for handle in handles})
+        message = await session.read()
+        assert sorted(item.request_id for item in message.deltas) == sorted(f"r{number}" for number in range(64))
+        assert {item.delta.text for item in message.deltas} == {word}
+
+
+async def test_steps_that_come_while_the_stream_is_busy_are_joined(session, backend):
+    """Nothing waits for its own message."""
+    await session.generate("r")
+    handle = (await backend.next_request()).handle
+    for letter in "abc":
+        backend.step({handle: encode(letter)})
+    (item,) = (await session.read()).deltas
+    assert (item.delta.text, item.delta.offset, list(item.delta.token_ids)) == (
+        "abc",
+        0,
+        encode("a") + encode("b") + encode("c"),
+    )
+
+
+async def test_a_failing_request_fails_alone(session, backend):
+    """Wrong, unsupported, without an id or failed later: the session goes on."""
+    await session.generate("bad", sampling=sampling_pb2.SamplingParams(top_p=2))
+    name, code, info = await session.failure()
+    assert (name, code, info.reason, info.metadata["field"]) == ("bad", 3, "INVALID_FIELD", "sampling.top_p")
+    await session.generate("unsupported", priority=1)
+    assert (await session.failure())[2].metadata["feature"] == "priority"
+    await session.generate("")
+    assert (await session.failure())[2].metadata["field"] == "request_id"
+    await session.generate("late")
+    handle = (await backend.next_request()).handle
+    backend.step({handle: encode("a")})
+    backend.fail(handle, DeadlineExceededError("too late"))
+    message = await session.read()
+    assert (message.deltas[0].delta.text, message.failures[0].error.code) == ("a", 4)
+
+    await session.generate("good")
+    handle = (await backend.next_request()).handle
+    backend.step({handle: [*encode("b"), END]}, {handle: FinishReason.STOP})
+    (item,) = (await session.read()).deltas
+    assert (item.request_id, item.delta.text, item.delta.finish.stop_token_id) == ("good", "b", END)
+
+
+async def test_a_request_that_breaks_the_scheduler_is_told_nothing_of_how(session, backend, monkeypatch):
+    """INTERNAL, and the session goes on."""
+
+    def broken(request):
+        raise RuntimeError("secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "submit", broken)
+        await session.generate("r")
+        failure = (await session.read()).failures[0]
+    assert (failure.error.code, "secret" in str(failure)) == (13, False)
+    await session.generate("r")
+    await backend.next_request()
+
+
+async def test_cancel_ends_one_request(session, backend):
+    """It reads so; another of the same session goes on; cancelling what is unknown does nothing."""
+    await session.generate("r1", tenant="t")
+    await backend.next_request()
+    await session.generate("r2")
+    other = (await backend.next_request()).handle
+    await session.call.write(pb.SessionRequest(cancel=pb.CancelRequest(request_id="unknown")))
+    await session.call.write(pb.SessionRequest(cancel=pb.CancelRequest(tenant="t", request_id="r1")))
+    (item,) = (await session.read()).deltas
+    assert (item.request_id, item.delta.finish.reason) == ("r1", sampling_pb2.FINISH_REASON_CANCELLED)
+    backend.step({other: encode("a")})
+    assert (await session.read()).deltas[0].request_id == "r2"
+
+
+async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session, backend):
+    """Unknown ones do not."""
+    await session.generate("r1", tenant="t")
+    handle = (await backend.next_request()).handle
+    backend.step({handle: [END]}, {handle: FinishReason.STOP})
+    await session.read()
+    await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["unknown", "r1", "r1"])))
+    await wait_until(lambda: backend.acknowledged)
+    assert backend.acknowledged == [RequestKey("t", "r1")]
+
+
+async def test_heartbeats_come_at_once_and_then_regularly(session):
+    """Without a request too."""
+    for _ in range(3):
+        assert (await session.call.read()).HasField("heartbeat")
+    await session.call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
+    assert (await session.call.read()).HasField("heartbeat")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [pb.SessionRequest(), pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["x"] * 4097))],
+    ids=["empty", "too-many-acknowledgements"],
+)
+async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend, message):
+    """INVALID_ARGUMENT."""
+    await session.generate("r")
+    handle = (await backend.next_request()).handle
+    await session.call.write(message)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await session.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await wait_until(lambda: backend.ended)
+    assert backend.ended == [(handle, 0, FinishReason.CANCELLED)]
+
+
+async def test_a_client_that_ends_its_side_gets_the_rest_of_its_requests(session, backend):
+    """Then the stream ends, which is how a script without a loop can use a session."""
+    await session.generate("r1")
+    await session.generate("r2")
+    handles = [(await backend.next_request()).handle for _ in range(2)]
+    await session.call.done_writing()
+    for handle in handles:
+        backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
+        assert (await session.read()).deltas[0].delta.text == "a"
+    assert await session.read() is grpc.aio.EOF
+    assert backend.ended == []
+
+
+async def test_a_cancelled_session_ends_its_requests_exactly_once(session, server, backend):
+    """Running ones, and those that are still being tokenised; no task stays behind."""
+    await session.generate("r1")
+    handle = (await backend.next_request()).handle
+    await session.generate("long", text="hello " * 1500)
+    await wait_until(lambda: RequestKey("", "long") in server.edge._by_key)
+    session.call.cancel()
+    await wait_until(lambda: not server.edge._open)
+    await wait_until(lambda: len(backend.ended) == len(backend.requests))
+    assert (handle, 0, FinishReason.CANCELLED) in backend.ended
+    assert len(set(backend.ended)) == len(backend.ended)
+    assert server.edge._by_key == {}
+    await wait_until(lambda: not [task for task in asyncio.all_tasks() if "Session" in repr(task.get_coro())])
+
+
+async def test_a_drain_is_announced_and_ends_the_session_when_its_requests_are_done(session, server, backend):
+    """New requests are told to go elsewhere."""
+    await session.generate("r1")
+    handle = (await backend.next_request()).handle
+    server.edge.drain("restart", grace_s=2.5)
+    message = await session.read()
+    assert (message.drain.reason, message.drain.grace.ToMilliseconds()) == ("restart", 2500)
+    await session.generate("r2")
+    name, code, info = await session.failure()
+    assert (name, code, info.reason) == ("r2", 14, "DRAINING")
+    backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
+    assert (await session.read()).deltas[0].delta.text == "a"
+    assert await session.read() is grpc.aio.EOF
+    async with asyncio.timeout(10):
+        await server.edge.drained()
+
+
+async def test_a_session_that_begins_while_draining_ends_at_once(server, stub):
+    """With the announcement."""
+    server.edge.drain("restart", grace_s=1.0)
+    session = Session(stub.Session())
+    assert (await session.read()).drain.reason == "restart"
+    assert await session.read() is grpc.aio.EOF
+
+
+async def test_a_session_that_is_not_read_is_cut_and_another_is_not(server, session, backend):
+    """All its requests produce more than it reads, so all end; when it reads again it learns so, and goes on."""
+    async with grpc.aio.insecure_channel(server.address, options=SLOW_CHANNEL) as channel:
+        slow = Session(InferenceServiceStub(channel).Session())
+        await slow.generate("slow1")
+        await slow.generate("slow2")
+        await session.generate("other")
+        handles = {(request := await backend.next_request()).key.request_id: request.handle for _ in range(3)}
+        text, running = encode("x" * 4000), {"slow1", "slow2"}
+        for _ in range(10_000):
+            backend.step({handles["other"]: encode("y")} | {handles[name]: text for name in running})
+            running -= {name for name in running if any(handle == handles[name] for handle, _, _ in backend.ended)}
+            assert (await session.read()).deltas[0].delta.text == "y"
+            if not running:
+                break
+        assert {reason for _, _, reason in backend.ended} == {FinishReason.ERROR}
+        failed = []
+        while len(failed) < 2:
+            failed += [(failure.request_id, failure.error.code) for failure in (await slow.read()).failures]
+        assert sorted(failed) == [("slow1", 8), ("slow2", 8)]
+        await slow.generate("slow3")
+        handle = (await backend.next_request()).handle
+        backend.step({handle: encode("z")})
+        assert (await slow.read()).deltas[0].delta.text == "z"
+        slow.call.cancel()
+
+
+async def test_a_client_that_floods_with_bad_requests_and_reads_nothing_is_not_read_either(server):
+    """The refusals that wait for it are bounded; when it reads, it is read again."""
+    num_sent = 0
+
+    async def flood():
+        nonlocal num_sent
+        for num_sent in range(1000):
+            yield pb.SessionRequest(generate=pb.GenerateRequest(request_id=f"r{num_sent}", text=""))
+
+    async with aclosing(serve_session(server.edge, flood())) as responses:
+        num_failures = len((await anext(responses)).failures)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert num_sent < 400
+        async for response in responses:
+            num_failures += len(response.failures)
+        assert num_failures == 1000
+
+
+async def test_unicode_arrives_whole_whatever_the_tokens(session, backend):
+    """Token by token, also where one character takes four of them."""
+    text = "a\u0301 👩‍👩‍👧‍👦 🏳️‍🌈 \u202eabc\u202c 𝔘 \x00 \r\n ﷽ 日本語 नमस्ते \U0010ffff"
+    await session.generate("r", text=text)
+    request = await backend.next_request()
+    assert request.prompt_token_ids.tolist() == encode(text)
+    shown = ""
+    for token_id in encode(text):
+        backend.step({request.handle: [token_id]})
+        shown += (await session.read()).deltas[0].delta.text
+        assert text.startswith(shown)
+    assert shown == text

@@ -1,0 +1,368 @@
+"""The edge without gRPC: requests in, tokens through detokeniser and stop texts, ends told exactly once."""
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt, TokenPrompt
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
+from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    DuplicateRequestError,
+    ExecutorFailedError,
+    InvalidRequestError,
+    QueueFullError,
+    SlowConsumerError,
+    UnknownRequestError,
+)
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+TOKENIZER = byte_level_tokenizer()
+END = TOKENIZER.token_to_id("<|im_end|>")
+MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
+MEBIBYTE = 1024 * 1024
+
+
+def encode(text):
+    """The tokens of a text."""
+    return TOKENIZER.encode(text).ids
+
+
+def rolling_hash(token_ids):
+    """The hash a client computes."""
+    hashes = np.array([OUTPUT_HASH_START], dtype=np.uint64)
+    for token_id in token_ids:
+        hashes = fold_output_hash(hashes, np.array([token_id], dtype=np.int32))
+    return int(hashes[0])
+
+
+class Client:
+    """One call of a client and the requests it runs."""
+
+    def __init__(self, edge, max_bytes_per_request=0):
+        self.edge = edge
+        self.outbox = edge.open_outbox(max_bytes_per_request)
+
+    async def start(self, request_id="r1", **fields):
+        """Send a request; returns the backend's view of it, or None if it was not submitted."""
+        fields = {"request_id": request_id, "prompt": TextPrompt("hi")} | fields
+        stream = self.edge.open(RequestKey(fields.get("tenant", ""), request_id), self.outbox)
+        await self.edge.start(stream, RawRequest(**fields))
+        return self.edge.backend.requests.get(stream.handle)
+
+    def collect(self):
+        """Everything that waits."""
+        return self.outbox.collect(MEBIBYTE)
+
+    def delta(self):
+        """The only delta that waits."""
+        (delta,) = self.collect().deltas
+        return delta
+
+
+@pytest.fixture
+async def edge():
+    """An edge over a scripted backend with one model."""
+    backend = ScriptedBackend(MODEL)
+    limits = EdgeLimits(max_stream_bytes=4096, max_session_requests=4)
+    edge = Edge(backend, Texts(limits, datetime.now), limits)
+    backend.sink = edge
+    yield edge
+    await edge.texts.close()
+
+
+@pytest.fixture
+def backend(edge):
+    """Its backend."""
+    return edge.backend
+
+
+@pytest.fixture
+async def client(edge):
+    """A client's call."""
+    return Client(edge)
+
+
+def text_of(delta):
+    """The text of a delta."""
+    return "".join(delta.texts)
+
+
+async def test_a_request_reaches_the_backend_complete(client, edge):
+    """Tokenised, with its key, limits and what a successor needs."""
+    request = await client.start(
+        tenant="t",
+        stopping=RawStopping(max_tokens=7, stop_token_ids=[3]),
+        output=RawOutput(logprobs=2),
+        cache_salt="salt",
+        bypass_prefix_cache=True,
+        timeout_s=2.5,
+        origin=b"origin",
+        body_digest=b"digest",
+    )
+    assert request.prompt_token_ids.tolist() == encode("hi")
+    assert (request.key, request.model, request.max_tokens) == (RequestKey("t", "r1"), "tiny", 7)
+    assert (request.end_token_ids, request.num_logprobs, request.deadline_s) == ((END, 3), 2, 2.5)
+    assert (request.cache_salt, request.bypass_prefix_cache) == ("salt", True)
+    assert (request.origin, request.body_digest) == (b"origin", b"digest")
+
+
+async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backend):
+    """Offsets, hashes and the end token, which spells nothing."""
+    handle = (await client.start()).handle
+    tokens = encode("Paris ☃")
+    backend.step({handle: tokens[:2]})
+    first = client.delta()
+    backend.step({handle: [*tokens[2:], END]}, {handle: FinishReason.STOP})
+    last = client.delta()
+    assert (first.offset, first.token_ids, first.rolling_hash) == (0, tokens[:2], rolling_hash(tokens[:2]))
+    assert (last.offset, last.token_ids, last.rolling_hash) == (2, [*tokens[2:], END], rolling_hash([*tokens, END]))
+    assert text_of(first) + text_of(last) == "Paris ☃"
+    finish = last.finish
+    assert (finish.reason, finish.stop_token_id, finish.stop_text) == (FinishReason.STOP, END, None)
+    assert (finish.num_prompt_tokens, finish.num_cached_tokens) == (len(encode("hi")), 2)
+    assert finish.num_output_tokens == len(tokens) + 1
+    assert backend.ended == []
+
+
+async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
+    """Like a stop text, what ends the completion is no part of its text."""
+    token_ids = encode("ab!")
+    handle = (await client.start(stopping=RawStopping(stop_token_ids=token_ids[-1:]))).handle
+    backend.step({handle: token_ids}, {handle: FinishReason.STOP})
+    assert text_of(client.delta()) == "ab"
+
+
+async def test_special_tokens_are_shown_on_request(client, backend):
+    """`skip_special_tokens` unset or false."""
+    tokens = [*encode("a"), TOKENIZER.token_to_id("<|im_start|>")]
+    for request_id, skip, text in (("r1", None, "a"), ("r2", False, "a<|im_start|>")):
+        handle = (await client.start(request_id, output=RawOutput(skip_special_tokens=skip))).handle
+        backend.step({handle: tokens}, {handle: FinishReason.LENGTH})
+        assert text_of(client.delta()) == text
+
+
+async def test_the_rest_of_a_character_comes_with_the_finish(client, backend):
+    """As U+FFFD, when the limit cut it."""
+    handle = (await client.start()).handle
+    tokens = encode("𝔘")[:-1]
+    backend.step({handle: tokens})
+    assert text_of(client.delta()) == ""
+    backend.step({handle: []}, {handle: FinishReason.LENGTH})
+    assert text_of(client.delta()) == "\ufffd"
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3, 100])
+async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client, backend, group_size):
+    """The backend is told once, with the length; what it still delivers is dropped."""
+    tokens = encode("one STOP two")
+    num_tokens = next(n for n in range(len(tokens)) if "STOP" in TOKENIZER.decode(tokens[:n]))
+    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    for start in range(0, len(tokens), group_size):
+        backend.step({handle: tokens[start : start + group_size]})
+    delta = client.delta()
+    assert text_of(delta) == "one "
+    assert (delta.token_ids, delta.rolling_hash) == (tokens[:num_tokens], rolling_hash(tokens[:num_tokens]))
+    assert (delta.finish.reason, delta.finish.stop_text) == (FinishReason.STOP, "STOP")
+    assert delta.finish.num_output_tokens == num_tokens
+    assert backend.ended == [(handle, num_tokens, FinishReason.STOP)]
+
+
+async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(client, backend):
+    """The device did not know of it; it has ended the request already."""
+    tokens = [*encode("a STOP b"), END]
+    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    backend.step({handle: tokens}, {handle: FinishReason.STOP})
+    delta = client.delta()
+    assert (text_of(delta), delta.finish.stop_text, delta.finish.stop_token_id) == ("a ", "STOP", None)
+    assert backend.ended == []
+
+
+async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend):
+    """It became no stop text."""
+    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    backend.step({handle: encode("one STO")})
+    assert text_of(client.delta()) == "one "
+    backend.step({handle: []}, {handle: FinishReason.LENGTH})
+    assert text_of(client.delta()) == "STO"
+
+
+async def test_logprobs_go_with_their_tokens_as_far_as_these_count(client, backend):
+    """A stop text cuts both."""
+    tokens = encode("STOP and more")
+    logprobs = tuple(TokenLogprobs(token_id, -1.0, ()) for token_id in tokens)
+    handle = (await client.start(stopping=RawStopping(stop=["STOP"]), output=RawOutput(logprobs=0))).handle
+    backend.step({handle: tokens}, logprobs={handle: logprobs})
+    delta = client.delta()
+    assert [item.token_id for item in delta.logprobs] == delta.token_ids
+    assert len(delta.token_ids) < len(tokens)
+
+
+async def test_a_failure_follows_the_output_before_it(client, backend):
+    """Nothing is lost and nothing comes after."""
+    handle = (await client.start()).handle
+    backend.step({handle: encode("a")})
+    backend.fail(handle, DeadlineExceededError("too late"))
+    parcel = client.collect()
+    assert text_of(parcel.deltas[0]) == "a"
+    assert isinstance(parcel.failures[0].error, DeadlineExceededError)
+    assert backend.ended == []
+
+
+async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
+    """Better than wrong text."""
+    handle = (await client.start()).handle
+    backend._num_output[handle] = 3
+    backend.step({handle: encode("a")})
+    assert isinstance(client.collect().failures[0].error, ExecutorFailedError)
+    assert backend.ended == [(handle, 0, FinishReason.ERROR)]
+
+
+async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(client, backend):
+    """Here by a token far outside the vocabulary, which no executor should send."""
+    broken = (await client.start("broken")).handle
+    fine = (await client.start("fine")).handle
+    backend.step({broken: [1_000_000], fine: encode("a")})
+    parcel = client.collect()
+    assert [(delta.request_id, text_of(delta)) for delta in parcel.deltas] == [("fine", "a")]
+    assert [failure.request_id for failure in parcel.failures] == ["broken"]
+
+
+async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
+    """Its output is dropped, its request ended, its end told."""
+    slow, other = Client(edge), Client(edge)
+    first, second = (await slow.start("slow")).handle, (await other.start("other")).handle
+    for _ in range(60):
+        backend.step({first: encode("x" * 40), second: encode("y" * 40)})
+        other.collect()
+    parcel = slow.collect()
+    assert parcel.deltas == ()
+    assert isinstance(parcel.failures[0].error, SlowConsumerError)
+    assert [(handle, reason) for handle, _, reason in backend.ended] == [(first, FinishReason.ERROR)]
+    backend.step({second: encode("!")})
+    assert text_of(other.delta()) == "!"
+
+
+async def test_a_client_that_reads_everything_is_never_slow(client, backend):
+    """However much one step brings."""
+    handle = (await client.start()).handle
+    for _ in range(3):
+        backend.step({handle: encode("x" * 2000)})
+        assert text_of(client.delta()) == "x" * 2000
+    assert backend.ended == []
+
+
+async def test_a_call_that_ends_cancels_its_requests_exactly_once(client, edge, backend):
+    """With the number of tokens that were taken."""
+    handle = (await client.start()).handle
+    backend.step({handle: encode("ab")})
+    edge.close_outbox(client.outbox)
+    assert backend.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
+    backend.step({handle: encode("c")})
+    assert backend.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
+
+
+async def test_a_call_that_ends_after_its_request_ends_nothing(client, edge, backend):
+    """The request is over."""
+    handle = (await client.start()).handle
+    backend.step({handle: [END]}, {handle: FinishReason.STOP})
+    edge.close_outbox(client.outbox)
+    assert backend.ended == []
+
+
+async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge, backend):
+    """By way of the backend."""
+    handle = (await client.start()).handle
+    backend.step({handle: encode("a")})
+    edge.cancel(RequestKey("", "r1"))
+    delta = client.delta()
+    assert (text_of(delta), delta.finish.reason) == ("a", FinishReason.CANCELLED)
+    with pytest.raises(UnknownRequestError):
+        edge.cancel(RequestKey("", "r1"))
+
+
+@pytest.mark.parametrize("prompt", ["hello " * 600, "hello " * 6000], ids=["fine", "too-long"])
+async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(client, edge, backend, prompt):
+    """Its end was told, so what tokenising would have brought to light is not."""
+    starting = asyncio.create_task(client.start(prompt=TextPrompt(prompt)))
+    await asyncio.sleep(0)
+    edge.cancel(RequestKey("", "r1"))
+    assert client.delta().finish.reason is FinishReason.CANCELLED
+    assert await starting is None
+    assert (backend.requests, backend.ended) == ({}, [])
+
+
+async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(client, edge, backend):
+    """Nor does anybody hear what was wrong with it, and the request_id is free again."""
+    starting = asyncio.create_task(client.start(prompt=TextPrompt("hello " * 6000)))
+    await asyncio.sleep(0)
+    edge.close_outbox(client.outbox)
+    assert await starting is None
+    assert (backend.requests, backend.ended) == ({}, [])
+    assert await Client(edge).start() is not None
+
+
+async def test_a_request_id_is_taken_while_its_request_runs(client, backend):
+    """Inside its tenant, and not for longer."""
+    handle = (await client.start()).handle
+    with pytest.raises(DuplicateRequestError):
+        await client.start()
+    assert await client.start(tenant="other") is not None
+    backend.step({handle: [END]}, {handle: FinishReason.STOP})
+    assert await client.start() is not None
+
+
+async def test_a_refused_request_leaves_nothing_behind(client, backend):
+    """Whether the edge refuses it or the backend."""
+    with pytest.raises(InvalidRequestError):
+        await client.start(prompt=TokenPrompt(()))
+    backend.refusal = QueueFullError("full", 0.5)
+    with pytest.raises(QueueFullError):
+        await client.start()
+    assert client.outbox.num_open == 0
+    assert await client.start() is not None
+
+
+async def test_a_session_runs_a_bounded_number_of_requests(client, backend):
+    """One more is refused, and taken when another has ended."""
+    handles = [(await client.start(f"r{number}")).handle for number in range(4)]
+    with pytest.raises(QueueFullError):
+        await client.start("r4")
+    backend.step({handles[0]: [END]}, {handles[0]: FinishReason.STOP})
+    assert await client.start("r4") is not None
+
+
+async def test_draining_refuses_new_requests_and_waits_for_running_ones(client, edge, backend):
+    """Every call is told, also one that begins later."""
+    handle = (await client.start()).handle
+    edge.drain("restart", grace_s=3.0)
+    assert client.collect().drain.reason == "restart"
+    with pytest.raises(DrainingError):
+        await client.start("r2")
+    late = Client(edge)
+    assert late.collect().drain.grace_s == 3.0
+    edge.close_outbox(late.outbox)
+    drained = asyncio.create_task(edge.drained())
+    backend.step({handle: encode("x")}, {handle: FinishReason.LENGTH})
+    await asyncio.sleep(0)
+    assert not drained.done()
+    edge.close_outbox(client.outbox)
+    await drained
+
+
+async def test_a_request_may_wait_for_a_replaced_model(client, backend):
+    """Each request is checked against the models served when it came."""
+    backend.served = (replace(MODEL, name="other", max_model_len=8),)
+    assert (await client.start()).model == "other"
+    with pytest.raises(InvalidRequestError, match="at most 7 fit"):
+        await client.start("r2", prompt=TokenPrompt((1,) * 8))

@@ -1,0 +1,295 @@
+"""The link keeps executors attached, through every way in which a stream can end. In virtual time."""
+
+import asyncio
+
+import pytest
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.simulator.service import SimulatedService
+from paceline_scheduler.simulator.transport_memory import MemoryNetwork
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+FIRST, SECOND = "executor:1", "executor:2"
+
+
+class Deployment:
+    """Simulated executors on a network in memory."""
+
+    def __init__(self, *addresses: str, **options) -> None:
+        self.network = MemoryNetwork()
+        loop = asyncio.get_running_loop()
+        for number, address in enumerate(addresses, 1):
+            service = SimulatedService(make_executor(incarnation=1000 * number, **options), loop.time)
+            self.network.add(address, service)
+        self.steps = [loop.create_task(service.run_steps()) for service in self.network.services.values()]
+
+    def __getitem__(self, address):
+        return self.network.services[address]
+
+    def rig(self, **options):
+        """Return a scheduler for all executors."""
+        return SchedulerRig(",".join(self.network.services), lambda _: self.network, **options)
+
+    async def __aenter__(self):
+        """Executors run from the beginning."""
+        return self
+
+    async def __aexit__(self, *_):
+        """No executor saw a broken rule."""
+        for task in self.steps:
+            task.cancel()
+        assert [service.violations for service in self.network.services.values() if service.violations] == []
+
+
+def assert_right_tokens(rig, requests):
+    """Every request ended, with the tokens of the reference."""
+    assert rig.client.failures == {}
+    for request in requests:
+        assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
+
+
+def scenario(main):
+    """Run a test in virtual time."""
+
+    def test():
+        run_in_virtual_time(asyncio.wait_for(main(), 600))
+
+    test.__name__, test.__doc__ = main.__name__, main.__doc__
+    return test
+
+
+@scenario
+async def test_requests_run_to_their_end_with_the_right_tokens():
+    """Attach, plan, results: the simplest life."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        requests = [make_request(5, 6) for _ in range(12)]
+        rig.submit(*requests)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, requests)
+        assert rig.readiness == [True]
+
+
+@scenario
+async def test_requests_that_arrive_together_are_planned_together():
+    """Eight submits in one turn of the loop make one plan, not eight."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        rig.submit(*(make_request(2, 1) for _ in range(8)))
+        await rig.driver.wait_until_idle()
+        rows_of_first_plan = deployment[FIRST].executor.num_steps
+        assert rows_of_first_plan <= 2
+
+
+@scenario
+async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
+    """What was under way goes on from the snapshot; clients see neither a gap nor a doubled token."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        requests = [make_request(9, 60) for _ in range(12)]
+        rig.submit(*requests)
+        for epoch in range(2, 6):
+            await asyncio.sleep(0.02)
+            deployment[FIRST].break_stream()
+            await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, requests)
+        assert deployment[FIRST].executor.epoch == 5
+        assert rig.readiness == [True], "a stream that comes back at once is no reason to tell clients"
+
+
+@scenario
+async def test_an_executor_that_restarts_gets_its_requests_again():
+    """Another incarnation knows nothing: prompt and output so far are computed again."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        requests = [make_request(9, 20) for _ in range(4)]
+        rig.submit(*requests)
+        await asyncio.sleep(0.02)
+        deployment.network.stop(FIRST)
+        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
+        deployment.network.start(FIRST)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, requests)
+        assert rig.driver.executors()[0].incarnation == 1001
+        assert set(rig.client.attempts.values()) == {2}
+        assert rig.readiness == [True, False, True]
+
+
+@scenario
+async def test_requests_of_a_lost_executor_run_on_another_one():
+    """A spare takes over; the tokens are the same."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
+        await rig.until_ready(2)
+        requests = [make_request(9, 30) for _ in range(8)]
+        rig.submit(*requests)
+        await asyncio.sleep(0.02)
+        assert deployment[FIRST].executor.rows
+        deployment.network.stop(FIRST)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, requests)
+
+
+@scenario
+async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
+    """No heartbeat for 1.2 s ends the stream; 1.5 s later its requests run elsewhere."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
+        await rig.until_ready(2)
+        requests = [make_request(9, 30) for _ in range(8)]
+        rig.submit(*requests)
+        await asyncio.sleep(0.02)
+        frozen_s = asyncio.get_running_loop().time()
+        deployment.network.freeze(FIRST)
+        await rig.until(lambda: rig.states()[FIRST] is not ExecutorState.READY)
+        noticed_s = asyncio.get_running_loop().time()
+        assert 1.2 <= noticed_s - frozen_s <= 1.5
+        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
+        assert asyncio.get_running_loop().time() - noticed_s == pytest.approx(1.5, abs=0.02)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, requests)
+
+
+@scenario
+async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come():
+    """A wedged device is told from a long step by the prediction."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        deployment[FIRST].time_scale = 1e6
+        rig.submit(make_request(3, 2))
+        await rig.until(lambda: "beyond its bound" in rig.driver.executors()[0].last_error)
+
+
+@scenario
+async def test_the_tokenizer_is_fetched_once_per_digest():
+    """Two executors with the same model, and a stream that comes back."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
+        await rig.until_ready(2)
+        deployment[FIRST].break_stream()
+        await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
+        await rig.until_ready(2)
+        assert deployment.network.num_tokenizer_calls == 1
+        (model,) = rig.driver.models()
+        assert (model.name, model.num_executors) == ("simulated", 2)
+
+
+@scenario
+async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less_often():
+    """Whatever ends them would end them ten times a second otherwise."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        start_s = asyncio.get_running_loop().time()
+        for epoch in range(2, 12):
+            deployment[FIRST].break_stream()
+            await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
+            await rig.until_ready()
+        assert asyncio.get_running_loop().time() - start_s > 10
+        await asyncio.sleep(2)
+        deployment[FIRST].break_stream()
+        start_s = asyncio.get_running_loop().time()
+        await rig.until(lambda: deployment[FIRST].executor.epoch == 12)
+        assert asyncio.get_running_loop().time() - start_s < 10
+
+
+@scenario
+async def test_one_executor_under_two_addresses_gets_one_stream():
+    """As with a name that resolves to both loopback addresses: two streams would end each other for ever."""
+    async with Deployment(FIRST) as deployment:
+        deployment.network.add(SECOND, deployment[FIRST])
+        async with deployment.rig() as rig:
+            await rig.until_ready(1)
+            await asyncio.sleep(10)
+            assert deployment[FIRST].executor.epoch == 1
+            assert sorted(rig.states().values()) == [ExecutorState.CONNECTING, ExecutorState.READY]
+            assert any("is the one at" in status.last_error for status in rig.driver.executors())
+
+
+@scenario
+async def test_a_second_scheduler_waits_in_line_until_the_first_one_goes():
+    """Its term is higher, but it does not displace a live holder."""
+    async with Deployment(FIRST) as deployment:
+        async with deployment.rig(scheduler_id="scheduler-a") as first:
+            await first.until_ready()
+            second = deployment.rig(scheduler_id="scheduler-b")
+            await second.__aenter__()
+            await asyncio.sleep(5)
+            assert second.states() == {FIRST: ExecutorState.CONNECTING}
+            assert first.states() == {FIRST: ExecutorState.READY}
+        await second.until_ready()
+        assert second.identity.term > first.identity.term
+        await second.__aexit__(None, None, None)
+
+
+@scenario
+async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_by():
+    """After a freeze another one holds the executors: nothing is driven any more, clients are told to come again."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig(scheduler_id="scheduler-a") as rig:
+        await rig.until_ready(2)
+        request = make_request(9, 200)
+        rig.submit(request)
+        await asyncio.sleep(0.02)
+        usurper = deployment[FIRST].hello("scheduler-z", 9)
+        deployment[FIRST]._accept(usurper)  # as after the lease of a frozen holder has run out
+        await rig.until(lambda: request.handle in rig.client.failures)
+        assert "took over" in str(rig.client.failures[request.handle])
+        assert rig.identity.term > 9
+        assert rig.driver.num_waiting() == (0, 0)
+        await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
+        assert not rig.driver.is_ready
+
+
+@scenario
+async def test_an_executor_that_drains_gets_nothing_new_and_finishes_what_it_has():
+    """The other one takes the rest."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
+        await rig.until_ready(2)
+        early = make_request(9, 50)
+        rig.submit(early)
+        await asyncio.sleep(0.02)
+        (busy,) = [address for address in (FIRST, SECOND) if deployment[address].executor.rows]
+        deployment[busy].drain("going away")
+        await rig.until(lambda: rig.states()[busy] is ExecutorState.DRAINING)
+        late = [make_request(9, 5) for _ in range(6)]
+        rig.submit(*late)
+        await rig.driver.wait_until_idle()
+        assert_right_tokens(rig, [early, *late])
+        await rig.until(lambda: not deployment[busy].executor.rows)
+        assert list(deployment[busy].executor.records) == [early.key]
+
+
+@scenario
+async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
+    """An executor that is going away tells schedulers that come late as well."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until(lambda: bool(deployment[FIRST].holder_scheduler_id))
+        deployment[FIRST].drain("going away")
+        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
+
+
+@scenario
+async def test_an_operators_drain_survives_a_broken_stream():
+    """The executor attaches again and still gets nothing new."""
+    async with Deployment(FIRST) as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        assert rig.driver.drain_executor(FIRST) == 0
+        assert rig.readiness == [True, False]
+        deployment[FIRST].break_stream()
+        await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
+        await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
+        with pytest.raises(KeyError):
+            rig.driver.drain_executor("nobody:1")
+
+
+@scenario
+async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
+    """Nothing else has to happen for it."""
+    async with Deployment(FIRST) as deployment, deployment.rig(limits=CoreLimits()) as rig:
+        await rig.until_ready()
+        request = make_request(3, 240, deadline_s=rig.driver.now_s() + 0.05)
+        rig.submit(request)
+        await rig.driver.wait_until_idle()
+        assert rig.driver.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
+        assert "timeout" in str(rig.client.failures[request.handle])
+        await rig.until(lambda: not deployment[FIRST].executor.rows)

@@ -1,0 +1,77 @@
+"""Executors are found from a list or a name, come and go, and what was typed wrong is said in a sentence."""
+
+import asyncio
+
+import pytest
+
+from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.simulator.service import SimulatedService
+from paceline_scheduler.simulator.transport_memory import MemoryNetwork
+from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+
+def test_addresses_names_and_ipv6_are_understood():
+    """Both kinds may be mixed."""
+    found = parse_executors("a:1, [::1]:2,dns:///executors.default.svc:50061")
+    assert found.fixed == (Endpoint("a", 1), Endpoint("::1", 2))
+    assert found.names == (Endpoint("executors.default.svc", 50061),)
+    assert str(Endpoint("::1", 2)) == "[::1]:2"
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:1,a:1", "dns:///a", "a:1,,b:2"])
+def test_a_mistyped_address_is_a_value_error(text):
+    """The sentence is for people."""
+    with pytest.raises(ValueError, match=r"host:port|twice"):
+        parse_executors(text)
+
+
+async def test_a_name_that_cannot_be_resolved_keeps_its_last_answer():
+    """DNS that is gone for a while takes no executor away."""
+    answers = [("10.0.0.2", "10.0.0.1"), OSError("no DNS"), ("10.0.0.3",)]
+
+    async def resolver(name, port):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    discovery = Discovery(parse_executors("dns:///x:7"), resolver)
+    assert await discovery.look() == ("10.0.0.2:7", "10.0.0.1:7")
+    assert await discovery.look() == ("10.0.0.2:7", "10.0.0.1:7")
+    assert "no DNS" in discovery.last_error
+    assert await discovery.look() == ("10.0.0.3:7",)
+    assert discovery.last_error == ""
+
+
+def test_executors_come_and_go_with_the_answers_of_dns():
+    """A new one is attached; one that left the answer keeps running until its stream ends, then it is forgotten."""
+
+    async def scenario():
+        network = MemoryNetwork()
+        loop = asyncio.get_running_loop()
+        for number in (1, 2):
+            network.add(f"10.0.0.{number}:7", SimulatedService(make_executor(incarnation=number), loop.time))
+        steps = [loop.create_task(service.run_steps()) for service in network.services.values()]
+        hosts = ["10.0.0.1"]
+
+        async def resolver(name, port):
+            return tuple(hosts)
+
+        async with SchedulerRig("dns:///x:7", lambda _: network, resolver=resolver) as rig:
+            await rig.until_ready(1)
+            assert set(rig.states()) == {"10.0.0.1:7"}
+            hosts[:] = ["10.0.0.2"]
+            await rig.until_ready(2)
+            assert rig.states()["10.0.0.1:7"] is ExecutorState.READY, "its stream lasts"
+            network.stop("10.0.0.1:7")
+            await rig.until(lambda: set(rig.states()) == {"10.0.0.2:7"})
+            rig.submit(make_request(3, 2))
+            await rig.driver.wait_until_idle()
+            assert not rig.client.failures
+        for task in steps:
+            task.cancel()
+
+    run_in_virtual_time(scenario())

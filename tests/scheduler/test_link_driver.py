@@ -1,0 +1,234 @@
+"""The driver joins core, edge and links: what arrives goes in, what comes out goes where it belongs, at once."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from paceline_scheduler.backend import LimitValues
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.request import FinishReason
+from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, NoExecutorError, UnknownRequestError
+from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
+from paceline_scheduler.testing.clock import ManualClock
+from paceline_scheduler.testing.collector import OutputCollector
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+
+ADDRESS = "executor:1"
+
+
+class DriverBench:
+    """A driver, a simulated executor and the plans that are on their way to it."""
+
+    def __init__(self, limits=None, **options) -> None:
+        self.clock = ManualClock(100.0)
+        core_limits = limits or CoreLimits()
+        self.driver = Driver(lambda: Core(core_limits), self.clock, asyncio.get_running_loop())
+        self.client = OutputCollector()
+        self.readiness = []
+        self.driver.connect(self.client, self.readiness.append)
+        self.executor = make_executor(**options)
+        self.plans = []
+        self.driver.expected(ADDRESS)
+
+    def send_plan(self, plan):
+        """Be the port of the executor's stream."""
+        self.plans.append(plan)
+
+    async def attach(self):
+        """Attach the executor."""
+        network = MemoryNetwork()
+        network.services[ADDRESS], network.reach[ADDRESS] = None, Reach.UP
+        tokenizer = await MemoryConnection(network, ADDRESS).get_tokenizer(1.0)
+        description, snapshot = self.executor.attach(ADDRESS)
+        card = ModelCard("simulated", "simulated", 256, 32_000, 0, "")
+        self.driver.attached(card, tokenizer, description, snapshot, self)
+
+    async def step(self):
+        """Let the loop turn once, then run the oldest plan and bring its result."""
+        await asyncio.sleep(0)
+        self.driver.finished_step(ADDRESS, self.executor.execute(self.plans.pop(0)))
+
+    async def finish(self):
+        """Run until nothing is planned any more."""
+        await asyncio.sleep(0)
+        while self.plans:
+            await self.step()
+
+
+async def attached_bench(**options):
+    """Return a bench whose executor is attached."""
+    bench = DriverBench(**options)
+    await bench.attach()
+    return bench
+
+
+async def test_submits_of_one_turn_make_one_plan():
+    """32 requests that arrive together share a step instead of taking one each."""
+    bench = await attached_bench(max_num_rows=64, max_num_batched_tokens=256)
+    requests = [make_request(2, 2) for _ in range(32)]
+    for request in requests:
+        bench.driver.submit(request)
+    assert bench.plans == []
+    await asyncio.sleep(0)
+    assert [len(plan.placements) for plan in bench.plans][:1] == [32]
+    await bench.finish()
+    assert all(tuple(bench.client.token_ids[r.handle]) == expected_output(r) for r in requests)
+
+
+async def test_at_most_two_plans_are_on_their_way():
+    """A result makes room for the next one."""
+    bench = await attached_bench()
+    bench.driver.submit(make_request(3, 10))
+    await asyncio.sleep(0)
+    assert len(bench.plans) == 2
+    bench.driver.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
+    assert len(bench.plans) == 2
+
+
+async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():
+    """And nothing is kept of them."""
+    bench = DriverBench()
+    with pytest.raises(NoExecutorError) as refusal:
+        bench.driver.submit(make_request())
+    assert refusal.value.retry_after_s > 0
+    await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
+    assert not bench.driver.is_ready
+
+
+async def test_a_draining_scheduler_refuses_and_finishes():
+    """What was taken is served, what comes is sent elsewhere."""
+    bench = await attached_bench()
+    request = make_request(3, 3)
+    bench.driver.submit(request)
+    bench.driver.begin_drain()
+    assert bench.readiness == [True, False]
+    with pytest.raises(DrainingError):
+        bench.driver.submit(make_request())
+    await bench.finish()
+    await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
+    assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
+
+
+async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
+    """Nothing more is planned or delivered; the row waits for whoever attaches next."""
+    bench = await attached_bench()
+    request = make_request(3, 50)
+    bench.driver.submit(request)
+    await bench.step()
+    bench.driver.give_up("shutting down")
+    assert isinstance(bench.client.failures[request.handle], GivenUpError)
+    bench.driver.give_up("shutting down")
+    with pytest.raises(DivergenceError):
+        await bench.step()
+    assert [row.key for row in bench.executor.rows.values()] == [request.key]
+
+
+async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
+    """A stop text and a client that went away."""
+    bench = await attached_bench()
+    stopped, cancelled = make_request(3, 200), make_request(3, 200)
+    bench.driver.submit(stopped)
+    bench.driver.submit(cancelled)
+    await bench.step()
+    bench.driver.end(stopped.handle, 1, FinishReason.STOP)
+    bench.driver.cancel(cancelled.key)
+    assert bench.client.finishes[cancelled.handle].reason == FinishReason.CANCELLED
+    assert stopped.handle not in bench.client.ended
+    await bench.finish()
+    assert bench.executor.rows == {}
+    assert len(bench.executor.records[stopped.key].output_token_ids) == 1
+    with pytest.raises(UnknownRequestError):
+        bench.driver.cancel(cancelled.key)
+
+
+async def test_acknowledged_records_are_forgotten_by_the_executor():
+    """With the next plan."""
+    bench = await attached_bench()
+    request = make_request(3, 1)
+    bench.driver.submit(request)
+    await bench.finish()
+    assert request.key in bench.executor.records
+    bench.driver.acknowledge((request.key,))
+    bench.driver.submit(make_request(3, 1))
+    await bench.finish()
+    assert request.key not in bench.executor.records
+
+
+async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
+    """Its stream ended meanwhile."""
+    bench = await attached_bench()
+    bench.driver.submit(make_request(3, 5))
+    await asyncio.sleep(0)
+    result = bench.executor.execute(bench.plans[0])
+    bench.driver.detached(ADDRESS, "cut")
+    with pytest.raises(DivergenceError):
+        bench.driver.finished_step(ADDRESS, result)
+    (status,) = bench.driver.executors()
+    assert (status.state, status.last_error) == (ExecutorState.CONNECTING, "cut")
+
+
+async def test_watchers_see_every_step_and_only_while_they_watch():
+    """With planning time, prediction and blocks."""
+    bench = await attached_bench()
+    records = []
+
+    class Sink:
+        def step_finished(self, record):
+            records.append(record)
+
+    sink = Sink()
+    bench.driver.watch_steps(sink)
+    bench.driver.submit(make_request(5, 2))
+    await bench.finish()
+    assert [record.step_id for record in records] == list(range(1, len(records) + 1))
+    first = records[0]
+    assert (first.num_rows, first.num_tokens, first.num_output_tokens) == (1, 5, 1)
+    assert first.forward_ns == bench.executor.config.step_ns(5)
+    assert first.num_used_blocks + first.num_free_blocks + first.num_cached_blocks == first.num_total_blocks == 64
+    bench.driver.unwatch_steps(sink)
+    seen = len(records)
+    bench.driver.submit(make_request(5, 2))
+    await bench.finish()
+    assert len(records) == seen
+
+
+async def test_limits_are_all_set_and_change_one_by_one():
+    """Without a bound of its own a scheduler reports what executors allow, and keeps following it."""
+    bench = await attached_bench(max_num_batched_tokens=48)
+    limits = bench.driver.limits()
+    assert limits == LimitValues(1024, 4_194_304, 48)
+    bench.driver.set_limits(dataclasses.replace(limits, max_num_queued_reqs=1))
+    assert bench.driver._core.limits.max_num_batched_tokens is None
+    bench.driver.set_limits(LimitValues(5, 600, 32))
+    assert bench.driver.limits() == LimitValues(5, 600, 32)
+
+
+async def test_after_a_displacement_the_driver_begins_anew():
+    """No request, no executor, the same limits; and the same executor can be attached again."""
+    bench = await attached_bench()
+    bench.driver.set_limits(LimitValues(5, 600, 32))
+    bench.driver.submit(make_request(3, 50))
+    bench.driver.displaced("scheduler z")
+    assert bench.driver.models() == ()
+    assert bench.driver.executors()[0].state == ExecutorState.LOST
+    assert bench.readiness == [True, False]
+    bench.plans.clear()
+    await bench.attach()
+    assert bench.driver.limits() == LimitValues(5, 600, 32)
+    request = make_request(3, 2)
+    bench.driver.submit(request)
+    await bench.finish()
+    assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
+
+
+async def test_an_executor_that_is_removed_leaves_nothing():
+    """It is neither listed nor planned for."""
+    bench = await attached_bench()
+    bench.driver.removed(ADDRESS)
+    assert bench.driver.executors() == ()
+    with pytest.raises(NoExecutorError):
+        bench.driver.submit(make_request())

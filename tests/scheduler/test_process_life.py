@@ -1,0 +1,199 @@
+"""The scheduler process under load: health tells the truth, and a drain loses nothing."""
+
+import asyncio
+import contextlib
+import signal
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
+from paceline_scheduler.simulator.server import SimulatedServer, server_config
+from paceline_scheduler.simulator.tokens import reference_output
+from paceline_scheduler.testing.processes import SchedulerTestProcess
+
+CONFIG = server_config(num_blocks=512, max_num_rows=32)
+END_TOKEN_IDS = (258, 256)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@contextlib.asynccontextmanager
+async def deployment(*arguments, time_scale=1.0):
+    """Run a simulated executor and a scheduler process; yields both and a channel to the clients' port."""
+    server = await SimulatedServer.start(CONFIG, time_scale=time_scale)
+    process = await SchedulerTestProcess.start("--executors", server.address, *arguments)
+    try:
+        ready = await process.event("ready")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}") as channel:
+            yield server, process, channel
+    finally:
+        await process.stop()
+        await server.stop()
+    assert server.service.violations == []
+
+
+def a_request(number, max_tokens):
+    """Return a request whose output is known."""
+    return inference_pb2.GenerateRequest(
+        request_id=f"r{number}",
+        token_ids=inference_pb2.TokenIds(ids=[number % 200, 1, 2 + number % 7]),
+        sampling=sampling_pb2.SamplingParams(seed=number),
+        stopping=sampling_pb2.StoppingParams(max_tokens=max_tokens),
+    )
+
+
+def expected(request):
+    """Return the tokens of a request."""
+    return list(
+        reference_output(
+            request.token_ids.ids, request.sampling.seed, request.stopping.max_tokens, CONFIG.tokens, END_TOKEN_IDS
+        )
+    )
+
+
+async def generate(channel, request, started=None):
+    """Run a request; returns its tokens. `started` counts the requests whose first token has come."""
+    tokens = []
+    async for response in inference_pb2_grpc.InferenceServiceStub(channel).Generate(request):
+        if not tokens and started is not None:
+            started.release()
+        tokens += response.delta.token_ids
+    return tokens
+
+
+async def check_health(port, service="paceline.v1.InferenceService"):
+    """Ask one port for a status."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def test_sigterm_under_load_loses_no_request():
+    """32 streams are under way: each gets all of its tokens, then the process ends with 0."""
+    async with deployment("--shutdown-timeout", "60") as (server, process, channel):
+        requests = [a_request(number, 40 + number) for number in range(32)]
+        started = asyncio.Semaphore(0)
+        running = [asyncio.create_task(generate(channel, request, started)) for request in requests]
+        for _ in requests:
+            await started.acquire()
+        process.signal(signal.SIGTERM)
+        await process.event("draining")
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await generate(channel, a_request(99, 1))
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.gather(*running) == [expected(request) for request in requests]
+        assert await process.ended() == (0, "")
+        assert process.names()[-1] == "stopped"
+        assert server.service.executor.rows == {}, "the executor heard how the last ones ended"
+
+
+async def test_a_session_is_told_of_the_drain_and_gets_the_rest_of_its_output():
+    """The stream ends by itself, in good order, when its last request is done."""
+    async with deployment("--shutdown-timeout", "60") as (_, process, channel):
+        requests = [a_request(number, 50) for number in range(4)]
+        session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+        for request in requests:
+            await session.write(inference_pb2.SessionRequest(generate=request))
+        tokens = {request.request_id: [] for request in requests}
+        was_told = False
+        async for response in session:
+            for delta in response.deltas:
+                tokens[delta.request_id] += delta.delta.token_ids
+            if response.deltas and all(tokens.values()) and "draining" not in process.names():
+                process.signal(signal.SIGTERM)
+                await process.event("draining")
+            was_told = was_told or response.HasField("drain")
+        assert was_told
+        assert tokens == {request.request_id: expected(request) for request in requests}
+        assert await session.code() is grpc.StatusCode.OK
+        assert (await process.ended())[0] == 0
+
+
+async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hint():
+    """Their clients are told to come again; the exit code says that it was not a clean end."""
+    async with deployment("--shutdown-timeout", "0.2", time_scale=20.0) as (server, process, channel):
+        started = asyncio.Semaphore(0)
+        running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
+        await started.acquire()
+        process.signal(signal.SIGTERM)
+        with pytest.raises(grpc.aio.AioRpcError) as end:
+            await running
+        assert end.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in end.value.details()
+        code, _ = await process.ended()
+        assert code == 6
+        assert len(server.service.executor.rows) == 1, "the executor keeps what another scheduler may go on with"
+
+
+async def test_a_second_signal_does_not_wait():
+    """Whatever the timeout is."""
+    async with deployment("--shutdown-timeout", "3600", time_scale=20.0) as (_, process, channel):
+        started = asyncio.Semaphore(0)
+        running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
+        await started.acquire()
+        process.signal(signal.SIGTERM)
+        await process.event("draining")
+        process.signal(signal.SIGINT)
+        code, _ = await process.ended()
+        assert code == 6
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
+
+
+async def test_health_follows_the_executors_on_every_port():
+    """Live from the beginning; ready while an executor serves; a watch stays open and sees each change."""
+    async with deployment() as (server, process, _):
+        ports = await process.event("listening")
+        for port in (ports["port"], ports["admin_port"], ports["health_port"]):
+            assert await check_health(port) == SERVING
+            assert await check_health(port, "") == SERVING
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['health_port']}") as probes:
+            request = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
+            watch = health_pb2_grpc.HealthStub(probes).Watch(request)
+            assert (await watch.read()).status == SERVING
+            server.service.drain("going away")
+            assert (await watch.read()).status == NOT_SERVING
+            server.service.restart()
+            assert (await watch.read()).status == SERVING
+            process.signal(signal.SIGTERM)
+            assert (await watch.read()).status == NOT_SERVING
+            watch.cancel()
+        assert (await process.ended())[0] == 0
+
+
+async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
+    """Requests wait meanwhile and get the right tokens in the end."""
+    async with deployment() as (server, process, channel):
+        request = a_request(3, 400)
+        started = asyncio.Semaphore(0)
+        running = asyncio.create_task(generate(channel, request, started))
+        await started.acquire()
+        await server.stop()
+        await process.event("executor_lost")
+        await process.event("not_ready")
+        again = await SimulatedServer.start(CONFIG, server.port)
+        try:
+            assert await running == expected(request)
+            assert process.names().count("ready") == 2
+        finally:
+            await again.stop()
+
+
+async def test_operators_see_the_executor_and_its_steps():
+    """AdminService answers on its own port."""
+    async with deployment() as (server, process, channel):
+        ports = await process.event("listening")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
+            stub = admin_pb2_grpc.AdminServiceStub(operators)
+            steps = stub.WatchSteps(admin_pb2.WatchStepsRequest())
+            listed = await stub.ListExecutors(admin_pb2.ListExecutorsRequest())
+            assert listed.scheduler_id == ports["scheduler_id"]
+            assert [view.address for view in listed.executors] == [server.address]
+            assert listed.executors[0].blocks.total == 512
+            await generate(channel, a_request(1, 3))
+            step = await steps.read()
+            assert (step.address, step.num_rows) == (server.address, 1)
+            steps.cancel()

@@ -1,0 +1,108 @@
+"""The scheduler process starts, or says in one line why it does not."""
+
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from paceline_scheduler.config import parse_config
+from paceline_scheduler.errors import ConfigError
+from paceline_scheduler.testing.processes import SchedulerTestProcess
+from repository_checks.knobs import MAX_KNOBS, options
+
+
+def run_scheduler(*arguments):
+    """Run a scheduler that ends by itself."""
+    command = (sys.executable, "-m", "paceline_scheduler", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_option_and_exit_code():
+    """And there are few of them."""
+    done = run_scheduler("--help")
+    assert done.returncode == 0
+    assert len(options(done.stdout)) <= MAX_KNOBS
+    for word in ("--executors", "dns:///", "--shutdown-timeout", "exit codes", "SIGTERM"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("", "--executors"),
+        ("--executors nowhere", "'nowhere' is not of the form host:port"),
+        ("--executors a:1,a:1", "named twice"),
+        ("--executors a:1 --port 70000", "--port: 70000 is not a port"),
+        ("--executors a:1 --port x", "--port"),
+        ("--executors a:1 --port 7 --admin-port 7", "have to differ"),
+        ("--executors a:1 --host example.org", "--host: 'example.org' is not an IP address"),
+        ("--executors a:1 --max-num-queued-reqs 0", "--max-num-queued-reqs"),
+        ("--executors a:1 --max-num-batched-tokens -1", "--max-num-batched-tokens"),
+        ("--executors a:1 --shutdown-timeout nan", "--shutdown-timeout"),
+        ("--executors a:1 --log-level loud", "--log-level"),
+        ("--executors a:1 --exec b:1", "unrecognized arguments: --exec"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments, complaint):
+    """The message is for people; nothing has been started yet."""
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse_config(arguments.split())
+
+
+def test_a_wrong_option_ends_the_process_with_one_line():
+    """On stderr, with exit code 2."""
+    done = run_scheduler("--executors", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "paceline-scheduler: error: --executors: 'nowhere' is not of the form host:port or dns:///name:port"
+    ]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--health-port"])
+def test_a_port_in_use_ends_the_process_with_one_line(option):
+    """It names the option to change, with exit code 4."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = dict.fromkeys(("--port", "--admin-port", "--health-port"), "0") | {option: str(port)}
+        done = run_scheduler("--executors", "127.0.0.1:1", *(word for pair in free.items() for word in pair))
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}" in line
+    assert line.endswith(option)
+
+
+def test_options_are_read_without_the_network_stack():
+    """--help and mistakes answer at once: nothing heavy is imported for them."""
+    code = (
+        "import sys, paceline_scheduler.__main__; print({'grpc', 'numpy', 'tokenizers', 'uvloop'} & set(sys.modules))"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_running_scheduler_has_imported_no_tensor_library():
+    """Its memory and its start stay small."""
+    code = (
+        "import sys, paceline_scheduler.__main__, paceline_scheduler.servicer_ports, paceline_scheduler.api.edge,"
+        " paceline_scheduler.link.driver, paceline_scheduler.link.transport_grpc;"
+        "print(sorted({'torch', 'transformers', 'numba', 'scipy', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_an_unreachable_executor_is_tried_again_and_again_without_flooding_the_log():
+    """The process stays up, says so once, and is not ready."""
+    process = await SchedulerTestProcess.start("--executors", "127.0.0.1:1")
+    try:
+        listening = await process.event("listening")
+        assert {"port", "admin_port", "health_port", "pid", "scheduler_id"} <= listening.keys()
+        complaint = await process.event("executor_unreachable", lambda event: event["attempts"] >= 1)
+        assert "refused" in complaint["reason"].lower()
+        assert "ready" not in process.names()
+    finally:
+        await process.stop()
+    assert process.names().count("executor_unreachable") <= 2
