@@ -1,0 +1,63 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. One .venv serves both.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# pip's output cut down to what takes time: each file as it arrives, and the installation itself.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+PROGRESS = | awk '/^Downloading /{print "  " $$0} /^Processing .*\.whl/{n = split($$2, part, "/"); print "  " part[n]} \
+	/^Installing collected/{print "  installing ..."} {fflush()}'
+
+.PHONY: help
+help:  ## Show the commands.
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.run  ## Install, fetch the model, ask one question, stream the answer, drain.
+	@$(BIN)/paceline demo
+
+.PHONY: test
+test: $(VENV)/.dev  ## Install what the tests need and run all of them.
+	@$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, imports, sizes, protos.
+	@$(BIN)/python -m pytest -m lint
+
+.PHONY: soak
+soak: $(VENV)/.dev  ## The long variants of the tests: more seeds, more prompts. Takes hours.
+	@$(BIN)/python -m pytest -m soak --soak --timeout 0
+
+.PHONY: protos
+protos: $(VENV)/.dev  ## Regenerate the Python modules from protos/paceline/v1/*.proto.
+	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate
+
+.PHONY: protos-release
+protos-release: $(VENV)/.dev  ## Record the protos as released: from now on a breaking change fails the tests.
+	@$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
+
+.PHONY: clean
+clean:  ## Remove the environment and every cache inside the checkout.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { echo "Paceline needs Python 3.11 to 3.13, and '$(PYTHON)' is not there. Name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Paceline needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12 ...")'
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# What the demonstration needs: client, scheduler, executor.
+$(VENV)/.run: $(VENV)/.created pyproject.toml
+	@echo "Installing Paceline: command line, scheduler and executor"
+	@set -o pipefail; $(INSTALL) -e '.[cli,scheduler,executor]' $(PROGRESS)
+	@touch $@
+
+# What the tests need on top.
+$(VENV)/.dev: $(VENV)/.run
+	@echo "Installing what the tests need"
+	@set -o pipefail; $(INSTALL) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
+	@touch $@

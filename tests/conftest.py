@@ -1,0 +1,159 @@
+"""What all tests share: the switch for the long variants, how Hypothesis searches, and one real system."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from hypothesis import HealthCheck, settings
+
+from paceline.v1.admin_pb2 import ListExecutorsRequest
+from paceline.v1.admin_pb2_grpc import AdminServiceStub
+from repository_checks.programs import BIN
+
+# On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
+# run: a failure of `make test` is about the change at hand. `make soak` searches further, from a new seed each time.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("test", derandomize=True, **PATIENT)
+settings.register_profile("soak", max_examples=5000, **PATIENT)
+
+# The first start may have to download the model and compile kernels.
+MAX_START_SECONDS = 240
+MAX_STOP_SECONDS = 60
+
+
+def pytest_addoption(parser):
+    """`--soak` also runs what takes too long for every commit."""
+    parser.addoption("--soak", action="store_true", help="run the long variants too (see `make soak`)")
+
+
+def pytest_configure(config):
+    """One profile for the whole run."""
+    settings.load_profile("soak" if config.getoption("--soak") else "test")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave the long variants out unless they were asked for."""
+    if config.getoption("--soak"):
+        return
+    left_out = [item for item in items if "soak" in item.keywords]
+    items[:] = [item for item in items if "soak" not in item.keywords]
+    config.hook.pytest_deselected(items=left_out)
+
+
+@dataclass(frozen=True)
+class RunningSystem:
+    """A scheduler and an executor with the default model, as `paceline up` starts them, on free ports."""
+
+    port: int
+    executor_port: int
+    output: Path
+
+    @property
+    def api(self):
+        """Where clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def executor(self):
+        """Where the executor answers."""
+        return f"127.0.0.1:{self.executor_port}"
+
+    @property
+    def addresses(self):
+        """From the addresses written in READMEs, which are the default ones, to those of this system."""
+        ours = {50051 + i: self.port + i for i in range(3)} | {50061 + i: self.executor_port + i for i in (0, 2)}
+        return {f"localhost:{default}": f"127.0.0.1:{port}" for default, port in ours.items()}
+
+    def send(self, program, signal_number):
+        """Send a signal to the process of this system that runs a program."""
+        port = {"paceline-scheduler": self.port, "paceline-executor": self.executor_port}[program]
+        (process_id,) = [
+            int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/cmdline") if is_command(entry, program, port)
+        ]
+        os.kill(process_id, signal_number)
+
+    async def num_running_requests(self):
+        """How many requests are on executors now, as the scheduler sees it."""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port + 1}") as channel:
+            listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
+        return sum(executor.num_running_requests for executor in listed.executors)
+
+
+@pytest.fixture(scope="session")
+def running_system(tmp_path_factory):
+    """The real thing, once for all tests that talk to it and leave it as it was."""
+    yield from run_system(tmp_path_factory.mktemp("system"))
+
+
+@pytest.fixture(scope="module")
+def own_system(tmp_path_factory):
+    """The real thing for the tests of one module, which may kill its processes."""
+    yield from run_system(tmp_path_factory.mktemp("own_system"))
+
+
+def run_system(folder):
+    """Start a system, yield it when it is ready, and end it; it must end in good order, with exit code 0."""
+    port = free_ports(3, start=20000 + os.getpid() % 10000)
+    system = RunningSystem(port, free_ports(3, start=port + 3), folder / "output.txt")
+    command = [BIN / "paceline", "up", "--port", str(system.port), "--executor-port", str(system.executor_port)]
+    with system.output.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_until_ready(system, process)
+        yield system
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(MAX_STOP_SECONDS) == 0, system.output.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def is_command(entry, program, port):
+    """Whether a /proc/PID/cmdline is that of a program listening on a port; a process may end while it is read."""
+    try:
+        command = entry.read_text()
+    except OSError:
+        return False
+    names = [Path(argument).name for argument in command.split("\0")[:2]]
+    return program in names and f"\0--port\0{port}\0" in command
+
+
+def free_ports(count, start):
+    """The first of `count` neighbouring free ports, below those that the operating system gives out by itself."""
+    for first in range(start, 32000, count):
+        with ExitStack() as sockets:
+            try:
+                for port in range(first, first + count):
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
+
+
+def wait_until_ready(system, process):
+    """Return when the scheduler says that it serves; fail with its output when it ends or takes too long."""
+    request = HealthCheckRequest(service="paceline.v1.InferenceService")
+    deadline = time.monotonic() + MAX_START_SECONDS
+    with grpc.insecure_channel(system.api, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if HealthStub(channel).Check(request, timeout=1).status == HealthCheckResponse.SERVING:
+                    return
+            except grpc.RpcError:
+                pass
+            time.sleep(0.1)
+    pytest.fail(f"the system did not become ready\n{system.output.read_text()}", pytrace=False)

@@ -1,0 +1,75 @@
+"""Processes that end and die while requests run."""
+
+import asyncio
+import signal
+
+import pytest
+
+from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
+
+NUM_STREAMS = 16
+STOPPING = Stopping(max_tokens=40, ignore_eos=True)
+
+
+def requests():
+    """Greedy and seeded requests, told apart by their prompts."""
+    return [
+        {
+            "prompt": f"Story number {number}: " + "once upon a time " * (number % 5),
+            "sampling": Sampling(temperature=0.8 * (number % 2), seed=number),
+            "stopping": STOPPING,
+        }
+        for number in range(NUM_STREAMS)
+    ]
+
+
+async def start(client):
+    """Start all requests and return when each has a first token: [(tokens so far, task of the rest)]."""
+    streams = [client.stream(**request) for request in requests()]
+
+    async def read(stream, started):
+        async for _ in stream:
+            started.set()
+        return stream.result
+
+    begun = [asyncio.Event() for _ in streams]
+    tasks = [asyncio.create_task(read(stream, event)) for stream, event in zip(streams, begun, strict=True)]
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 120)
+    return tasks
+
+
+@pytest.fixture(scope="module")
+async def undisturbed(own_system):
+    """What the requests generate when nothing happens."""
+    async with AsyncClient(own_system.api) as client:
+        results = [await client.generate(**request) for request in requests()]
+    return [result.token_ids for result in results]
+
+
+async def test_an_executor_that_is_killed_loses_no_request_and_no_token(own_system, undisturbed):
+    """`paceline up` starts it again; its requests are computed anew there and go on where they were."""
+    async with AsyncClient(own_system.api) as client:
+        running = await start(client)
+        own_system.send("paceline-executor", signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*running), 240)
+    assert [result.token_ids for result in results] == undisturbed
+    assert max(result.attempt for result in results) >= 2
+
+
+async def test_a_scheduler_that_is_told_to_stop_finishes_what_it_has(own_system, undisturbed):
+    """SIGTERM under load: running requests get all their tokens, new ones are refused with a hint."""
+    async with AsyncClient(own_system.api) as client:
+        running = await start(client)
+        own_system.send("paceline-scheduler", signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        with pytest.raises(UnavailableError):
+            await client.generate("too late", stopping=STOPPING)
+        results = await asyncio.wait_for(asyncio.gather(*running), 240)
+    assert [result.token_ids for result in results] == undisturbed
+
+
+async def test_the_scheduler_is_started_again_and_serves(own_system):
+    """The executor stayed up; a new scheduler attaches to it."""
+    async with AsyncClient(own_system.api) as client:
+        await client.wait_until_ready(60)
+        assert (await client.generate("Hello", stopping=STOPPING)).token_ids

@@ -1,0 +1,97 @@
+"""The Makefile and .ci/run: what a newcomer and continuous integration type."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from repository_checks.sources import ROOT
+
+pytestmark = pytest.mark.lint
+
+
+def make(*arguments, cwd=ROOT):
+    """A finished run of make that inherits no flags from a make around the tests."""
+    return subprocess.run(
+        ["env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL", "make", *arguments],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+
+
+def python_that_says(version, folder):
+    """An interpreter that takes itself for another version."""
+    program = folder / "python"
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = {version}; '
+        f'sys.version = \'.\'.join(map(str, {version})); exec(sys.argv[1])" "$2"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout without an environment."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_make_alone_shows_the_commands():
+    """The two that matter to a newcomer come with a sentence."""
+    shown = make().stdout
+    assert "make demo " in shown
+    assert "make test " in shown
+
+
+@pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])
+def test_an_unsupported_python_is_refused_in_one_line(checkout, tmp_path_factory, version):
+    """The message names the versions that serve, the one that was found, and how to choose another."""
+    python = python_that_says(version, tmp_path_factory.mktemp("python"))
+    result = make("demo", f"PYTHON={python}", cwd=checkout)
+    message = result.stdout.splitlines()[0]
+    assert result.returncode != 0
+    assert message.startswith("Paceline needs Python 3.11 to 3.13")
+    assert ".".join(map(str, version)) in message
+    assert "make PYTHON=" in message
+
+
+def test_a_missing_python_is_refused_in_one_line(checkout):
+    """No shell error, a sentence."""
+    result = make("test", "PYTHON=/nowhere/python3", cwd=checkout)
+    assert result.returncode != 0
+    assert "'/nowhere/python3' is not there" in result.stdout.splitlines()[0]
+
+
+def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout):
+    """The stamps follow pyproject.toml."""
+    stamps = [checkout / ".venv" / name for name in (".created", ".run", ".dev")]
+    stamps[0].parent.mkdir()
+    for stamp in stamps:
+        stamp.touch()
+    assert "pip install" not in make("--dry-run", "test", cwd=checkout).stdout
+    newer = stamps[-1].stat().st_mtime_ns + 10**9
+    subprocess.run(["touch", "-d", f"@{newer / 10**9}", str(checkout / "pyproject.toml")], check=True)
+    assert make("--dry-run", "test", cwd=checkout).stdout.count("pip install") == 2
+
+
+def test_ci_runs_the_test_command_of_the_readme(tmp_path):
+    """From any directory, in the checkout, without a terminal's input."""
+    recorder = tmp_path / "make"
+    recorder.write_text('#!/bin/sh\necho "make $* in $PWD, stdin $(wc -c)"\n')
+    recorder.chmod(0o755)
+    result = subprocess.run(
+        [str(ROOT / ".ci" / "run")],
+        cwd="/",
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        input="typed",
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert result.stdout.split() == ["make", "test", "in", f"{ROOT},", "stdin", "0"]

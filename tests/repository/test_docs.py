@@ -1,0 +1,121 @@
+"""READMEs do what they say: every `sh` and `python` block is run, against one real system.
+
+The blocks are found when tests are collected, so each is a test of its own, named by file and line.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repository_checks import grpcurl
+from repository_checks.programs import BIN
+from repository_checks.readme import as_script, install_grpcurl, runnable_blocks
+from repository_checks.sources import ROOT
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[!.]*/README.md"))]
+BLOCKS = [
+    block
+    for document in DOCUMENTS
+    for block in runnable_blocks(document.relative_to(ROOT), document.read_text(encoding="utf-8"))
+]
+INTERPRETERS = {
+    "sh": ["bash", "-euo", "pipefail", "-c"],
+    "python": [sys.executable, "-W", "error", "-c"],
+}
+README = """
+```sh
+make test PYTHON=python3.12
+make demo  # a comment
+paceline up --model smollm2-135m-instruct
+paceline chat
+```
+
+```text
+rm -rf / is not run
+```
+
+```python
+print("localhost:50051")
+```
+"""
+
+
+@pytest.fixture(scope="session")
+def search_path(tmp_path_factory):
+    """Where the commands are found: this environment, and a grpcurl that `buf curl` answers."""
+    folder = tmp_path_factory.mktemp("bin")
+    install_grpcurl(folder)
+    return os.pathsep.join([str(folder), str(BIN), os.environ["PATH"]])
+
+
+def run_block(block, search_path, addresses):
+    """Run a block to its end as a reader would, one line typed into whatever asks for one."""
+    program = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-W", "error", "-c"]}[
+        block.language
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment["PATH"] = search_path
+    if addresses:
+        environment["PACELINE_TARGET"] = addresses["localhost:50051"]
+    return subprocess.run(
+        [*program, as_script(block, addresses)],
+        cwd=ROOT,
+        env=environment,
+        input="What is the capital of France?\n",
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=250,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_what_a_readme_says_can_be_run(block, search_path, request):
+    """The commands and programs succeed, and say something where they ask the running system."""
+    addresses = request.getfixturevalue("running_system").addresses if block.talks_to_the_system else {}
+    result = run_block(block, search_path, addresses)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.strip() or not block.talks_to_the_system
+
+
+def test_the_readme_has_the_two_commands_of_a_newcomer():
+    """`make demo` and `make test` stand where they are run."""
+    commands = "".join(block.text for block in BLOCKS if block.path == Path("README.md"))
+    assert "make demo" in commands
+    assert "make test" in commands
+
+
+def test_only_blocks_that_say_so_are_run():
+    """A block's language decides."""
+    shell, program = runnable_blocks(Path("README.md"), README)
+    assert (str(shell), shell.language) == ("README.md:2", "sh")
+    assert (str(program), program.language) == ("README.md:13", "python")
+
+
+def test_what_would_not_end_is_looked_up_left_out_or_shortened():
+    """`make test` would run itself, `paceline up` stays up, and a chat is as long as the model likes."""
+    shell, program = runnable_blocks(Path("README.md"), README)
+    assert as_script(shell, {}).splitlines() == [
+        "make --dry-run --always-make test PYTHON=python3.12",
+        "make demo  # a comment",
+        ": paceline up --model smollm2-135m-instruct",
+        "paceline chat --temperature 0 --max-tokens 16",
+    ]
+    assert as_script(program, {"localhost:50051": "127.0.0.1:7"}) == 'print("127.0.0.1:7")\n'
+
+
+def test_a_block_that_fails_is_reported(search_path):
+    """A wrong command in the middle is enough, and a missing make target is one."""
+    for text in ("false\ntrue", "make test-of-nothing"):
+        (block,) = runnable_blocks(Path("README.md"), f"```sh\n{text}\n```\n")
+        assert run_block(block, search_path, {}).returncode != 0
+
+
+def test_grpcurl_with_an_option_that_is_not_known_is_refused():
+    """The stand-in never ignores what it does not understand."""
+    with pytest.raises(SystemExit, match="2"):
+        grpcurl.parse(["-plaintext", "-unknown", "localhost:1", "list"])

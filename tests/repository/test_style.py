@@ -1,0 +1,89 @@
+"""ruff, mypy and import-linter accept the tree, and each of them would refuse a worse one."""
+
+import os
+import shutil
+import tomllib
+
+import pytest
+
+from repository_checks.programs import run
+from repository_checks.sources import PACKAGES, ROOT
+
+pytestmark = pytest.mark.lint
+
+# For every contract of pyproject.toml, by its id, a module that breaks it and what it holds.
+BREACHES = {
+    "scheduler-alone": ("scheduler/paceline_scheduler/breach.py", "import torch"),
+    "executor-alone": ("executor/paceline_executor/breach.py", "import paceline_client"),
+    "kernels-alone": ("kernels/paceline_kernels/breach.py", "import grpc"),
+    "client-alone": ("clients/paceline_client/breach.py", "import numpy"),
+    "core-pure": ("scheduler/paceline_scheduler/core/breach.py", "import time"),
+    "scheduler-layers": ("scheduler/paceline_scheduler/link/breach.py", "import paceline_scheduler.api"),
+    "executor-layers": ("executor/paceline_executor/models/breach.py", "import paceline_executor.link"),
+}
+
+
+def run_ruff(*arguments):
+    """ruff with the repository's configuration, wherever the file lies."""
+    return run("ruff", *arguments, "--config", ROOT / "pyproject.toml")
+
+
+def test_ruff_finds_nothing():
+    """Every rule selected in pyproject.toml holds."""
+    result = run_ruff("check", "--quiet", "--output-format", "concise", ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+def test_ruff_would_format_nothing():
+    """The tree is formatted."""
+    result = run_ruff("format", "--check", "--quiet", ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
+    """Both halves of ruff read the repository's configuration."""
+    worse = tmp_path / "worse.py"
+    worse.write_text('"""A module."""\nimport os\nx = {  "a":1 }\n')
+    assert "F401" in run_ruff("check", worse).stdout
+    assert run_ruff("format", "--check", worse).returncode == 1
+
+
+@pytest.mark.timeout(600)
+def test_mypy_finds_nothing():
+    """The packages and the tools are typed, strictly."""
+    result = run("mypy", "--no-error-summary")
+    assert result.returncode == 0, result.stdout
+
+
+def test_mypy_refuses_an_untyped_function(tmp_path):
+    """The configuration is strict."""
+    worse = tmp_path / "worse.py"
+    worse.write_text("def double(x):\n    return x + x\n")
+    result = run("mypy", "--config-file", ROOT / "pyproject.toml", worse)
+    assert "Function is missing a type annotation" in result.stdout
+
+
+def test_the_import_contracts_are_kept():
+    """Dependencies point one way, as the architecture draws them."""
+    result = run("lint-imports", "--no-logo", "--no-cache")
+    assert result.returncode == 0, result.stdout
+
+
+def test_every_import_contract_can_be_broken(tmp_path):
+    """In a copy of the packages with one breach per contract, no contract is kept."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in PACKAGES:
+        shutil.copytree(package, tmp_path / package.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in BREACHES.values():
+        (tmp_path / path).write_text(f"{text}\n")
+    search_path = os.pathsep.join(str(tmp_path / package.relative_to(ROOT).parent) for package in PACKAGES)
+
+    result = run("lint-imports", "--no-logo", "--no-cache", cwd=tmp_path, environment={"PYTHONPATH": search_path})
+
+    assert f"Contracts: 0 kept, {len(BREACHES)} broken." in result.stdout
+
+
+def test_every_import_contract_has_its_breach():
+    """A contract that is added comes with the module that breaks it."""
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert [contract["id"] for contract in configuration["tool"]["importlinter"]["contracts"]] == list(BREACHES)

@@ -1,0 +1,185 @@
+"""What the scheduler writes the executor reads, and the other way round, field by field.
+
+Each side has a wire module of its own and knows nothing of the other's; here the two meet.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.v1 import plan_pb2, sampling_pb2
+from paceline_executor.errors import NumericError
+from paceline_executor.link import messages as executor_messages
+from paceline_executor.link.wire import ResponseEncoder, decode_request
+from paceline_executor.rows import plan as rows
+from paceline_executor.rows.snapshot import SnapshotPart
+from paceline_executor.runner.interface import TokenLogprobs
+from paceline_scheduler.core import plan as core
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.link import messages as scheduler_messages
+from paceline_scheduler.link.wire import decode_message, encode_message
+from paceline_scheduler.testing.requests import column, make_request
+
+
+def to_executor(message):
+    """A message of the scheduler as the executor reads it."""
+    return decode_request(plan_pb2.AttachRequest.FromString(encode_message(message, now_s=0.0)))
+
+
+def to_scheduler(message):
+    """A message of the executor as the scheduler reads it."""
+    encoder = ResponseEncoder(
+        incarnation=2**63, tag_key=b"k" * 32, max_plans_in_flight=4, description=SimpleNamespace()
+    )
+    return decode_message(encoder.encode(message).SerializeToString(), "executor:1")
+
+
+def same(plan, **columns):
+    """Whether columns of a message hold these values."""
+    return {name: getattr(plan, name).tolist() for name in columns} == columns
+
+
+def test_a_decoding_step_arrives():
+    """Two columns, no more, in the steady state."""
+    plan = to_executor(
+        core.BatchPlan(
+            incarnation=2**63, epoch=2, step_id=3, rows=column(0, 5), num_scheduled_tokens=column(1, 7), predicted_ns=9
+        )
+    )
+    assert (plan.incarnation, plan.epoch, plan.step_id, plan.predicted_ns) == (2**63, 2, 3, 9)
+    assert same(plan, rows=[0, 5], num_scheduled_tokens=[1, 7], num_draft_tokens=[])
+    assert (plan.releases, plan.placements, plan.forget) == ((), (), ())
+
+
+def test_grants_tags_releases_and_forgotten_records_arrive():
+    """Everything that changes state before the rows run."""
+    plan = to_executor(
+        core.BatchPlan(
+            incarnation=1,
+            epoch=1,
+            step_id=1,
+            rows=column(),
+            num_scheduled_tokens=column(),
+            predicted_ns=0,
+            tags=(core.BlockTag(7, b"a" * 16), core.BlockTag(8, b"b" * 16)),
+            releases=(core.Release(0, None), core.Release(1, core.FinalRelease(4, FinishReason.STOP))),
+            grants=core.Grants(column(3), column(1), column(11)),
+            shared=core.Grants(column(3), column(0), column(12)),
+            forget=(RequestKey("tenant", "old"),),
+        )
+    )
+    assert same(plan.tags, block_ids=[7, 8])
+    assert plan.tags.keys == b"a" * 16 + b"b" * 16
+    assert plan.releases == (
+        rows.Release(0, None),
+        rows.Release(1, rows.FinalRelease(4, sampling_pb2.FINISH_REASON_STOP)),
+    )
+    assert same(plan.grants, rows=[3], indices=[1], block_ids=[11])
+    assert same(plan.shared, rows=[3], indices=[0], block_ids=[12])
+    assert plan.forget == (rows.RecordId("tenant", "old"),)
+
+
+def test_a_placement_arrives():
+    """A request in full, with what earlier attempts have put out."""
+    request = make_request([1, 2, 3], request_id="r", tenant="t", seed=2**64 - 1, end_token_ids=(2,), num_logprobs=0)
+    placement = core.Placement(
+        row=4,
+        request=request,
+        attempt=2,
+        output_token_ids=column(9),
+        max_tokens=16,
+        num_cached_tokens=2,
+        num_prompt_cached_tokens=2,
+        num_preemptions=1,
+        num_executor_deaths=0,
+        waited_s=0.25,
+    )
+    plan = core.BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))
+
+    (arrived,) = to_executor(plan).placements
+
+    assert (arrived.row, arrived.attempt, arrived.max_tokens, arrived.num_cached_tokens) == (4, 2, 16, 2)
+    assert arrived.record_id == rows.RecordId("t", "r")
+    assert same(arrived, prompt_token_ids=[1, 2, 3], output_token_ids=[9])
+    assert arrived.sampling == rows.Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**64 - 1)
+    assert (arrived.end_token_ids, arrived.num_logprobs, arrived.unsupported_fields) == ((2,), 0, ())
+    context = plan_pb2.RequestContext.FromString(arrived.context)
+    assert (context.num_preemptions, context.waited.ToMilliseconds()) == (1, 250)
+
+
+def test_hello_arrives():
+    """The claim that the executor compares."""
+    hello = to_executor(scheduler_messages.Hello("scheduler", 7))
+    assert (hello.claim.term, hello.claim.scheduler_id) == (7, "scheduler")
+    assert hello.min_protocol <= executor_messages.PROTOCOL <= hello.max_protocol
+
+
+def test_a_result_arrives():
+    """Tokens, finishes, log-probabilities, failures and timings."""
+    result = rows.StepResult(
+        epoch=2,
+        step_id=3,
+        rows=column(0, 5, 6),
+        num_accepted=column(1, 0, 0),
+        token_ids=column(42),
+        finishes=np.array([rows.RowFinish.END_TOKEN, rows.RowFinish.GOES_ON, rows.RowFinish.ERROR], dtype=np.uint8),
+        logprobs=(rows.RowLogprobs(0, 42, TokenLogprobs(-0.5, (42, 7), (-0.5, -1.0))),),
+        faults=(rows.RowFault(6, NumericError("row 6")),),
+        grant_hash=2**64 - 1,
+    )
+    timings = rows.StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5)
+
+    arrived = to_scheduler(executor_messages.StepDone(result, timings))
+
+    assert (arrived.incarnation, arrived.epoch, arrived.step_id, arrived.grant_hash) == (2**63, 2, 3, 2**64 - 1)
+    assert same(arrived, rows=[0, 5, 6], num_accepted=[1, 0, 0], token_ids=[42], finishes=[1, 0, 4])
+    assert arrived.logprobs == {0: (core.TokenLogprobs(42, -0.5, ((42, -0.5), (7, -1.0))),)}
+    assert "row 6" in arrived.errors[6].message
+    assert arrived.timings == core.StepTimings(1, 2, 3, 4, 5)
+
+
+def test_a_snapshot_arrives():
+    """A row and a record, and the tags of the prefix cache."""
+    state = rows.RowState(
+        record_id=rows.RecordId("t", "r"),
+        row=0,
+        attempt=2,
+        prompt_token_ids=column(1, 2),
+        output_token_ids=column(3),
+        num_computed_tokens=2,
+        block_ids=column(8),
+        finish=rows.RowFinish.LENGTH,
+        released=rows.FinalRelease(1, sampling_pb2.FINISH_REASON_LENGTH),
+        max_tokens=1,
+        sampling_message=b"",
+        end_token_ids=(2,),
+        context=b"",
+    )
+    part = SnapshotPart(states=(state,), tags=rows.Tags(column(8), b"a" * 16), is_last=True)
+
+    arrived = to_scheduler(part)
+
+    (row_part,) = arrived.rows
+    row = row_part.row
+    assert (row.key, row.row, row.attempt) == (RequestKey("t", "r"), 0, 2)
+    assert same(row, prompt_token_ids=[1, 2], output_token_ids=[3], block_ids=[8])
+    assert (row.num_computed_tokens, row.finish) == (2, core.RowFinish.LENGTH)
+    assert row.released == core.FinalRelease(1, FinishReason.LENGTH)
+    assert (arrived.tags, arrived.is_last) == ((core.BlockTag(8, b"a" * 16),), True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (core.RowFinish, plan_pb2.RowFinish),
+        (rows.RowFinish, plan_pb2.RowFinish),
+        (FinishReason, sampling_pb2.FinishReason),
+    ],
+)
+def test_enums_have_the_protocols_numbers(ours, theirs):
+    """They are cast, not translated, on the wire."""
+    names = {value: name for name, value in theirs.items()}
+    assert [value.value for value in ours] == sorted(names)
+    for value in ours:
+        assert value.value == 0 or names[value.value].endswith(value.name)

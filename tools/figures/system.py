@@ -1,0 +1,68 @@
+"""A real system on free ports, started as users start it and drained at the end."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline_client import Client
+
+_BIN = Path(sys.executable).parent
+_START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the parts of the system answer."""
+
+    api: str
+    admin: str
+
+
+@contextmanager
+def running_system() -> Iterator[Addresses]:
+    """Start `paceline up` with the default model, wait until it serves, drain it at the end."""
+    port, executor_port = _free_port(), _free_port()
+    command = [str(_BIN / "paceline"), "up", "--port", str(port), "--executor-port", str(executor_port)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        with Client(f"127.0.0.1:{port}") as client:
+            client.wait_until_ready(_START_S)
+        yield Addresses(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def scheduler_cold_start_s() -> float:
+    """Return the time from starting the scheduler's process until its port takes connections."""
+    port = _free_port()
+    ports = ["--port", str(port), "--admin-port", str(port + 1), "--health-port", str(port + 2)]
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [str(_BIN / "paceline-scheduler"), "--executors", "127.0.0.1:1", *ports], stdout=subprocess.DEVNULL
+    )
+    try:
+        while time.perf_counter() - start < _START_S:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except ConnectionRefusedError:
+                time.sleep(0.005)
+            else:
+                return time.perf_counter() - start
+        raise TimeoutError("the scheduler did not listen")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        # Neighbouring ports are used as well, so stay clear of the range that the system gives out by itself.
+        return 21000 + int(probe.getsockname()[1]) % 5000

@@ -1,0 +1,73 @@
+"""Finds what a README tells its reader to run, and makes a script of it that can be run against a test's own system.
+
+Knows Markdown fences and the few commands that a test cannot run as they stand. Refuses to know how to start a system.
+"""
+
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RUNNABLE = ("sh", "python")
+
+# Commands that the test run itself consists of, or that run for hours: looked up in the Makefile, not run.
+_MAKE_ONLY_LOOKED_UP = re.compile(r"^make (?=(?:\w+=\S+ )*(?:test|lint|soak|bench\S*|clean)\b)", flags=re.MULTILINE)
+# The system that the other commands talk to: the test has started it before.
+_STARTS_THE_SYSTEM = re.compile(r"^paceline up\b", flags=re.MULTILINE)
+# A conversation may go on for as long as the model likes.
+_CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
+_TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)|paceline_client", flags=re.MULTILINE)
+_FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block that a reader is told to run."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+    @property
+    def starts_the_system(self) -> bool:
+        """Whether the block tells the reader to start what the other blocks talk to."""
+        return self.language == "sh" and _STARTS_THE_SYSTEM.search(self.text) is not None
+
+    @property
+    def talks_to_the_system(self) -> bool:
+        """Whether the block needs a running system."""
+        return _TALKS_TO_THE_SYSTEM.search(self.text) is not None
+
+
+def runnable_blocks(path: Path, text: str) -> Iterator[Block]:
+    """Every fenced block of a document whose language says that it can be run."""
+    for match in _FENCE.finditer(text):
+        if match["language"] in RUNNABLE:
+            line = text.count("\n", 0, match.start()) + 1
+            yield Block(path, line, match["language"], match["text"])
+
+
+def as_script(block: Block, addresses: Mapping[str, str]) -> str:
+    """The block as it is to be run: `addresses` maps the addresses written in READMEs to the test's own."""
+    script = block.text
+    if block.language == "sh":
+        script = _MAKE_ONLY_LOOKED_UP.sub("make --dry-run --always-make ", script)
+        script = _STARTS_THE_SYSTEM.sub(": paceline up", script)
+        script = _CHATS.sub("paceline chat --temperature 0 --max-tokens 16", script)
+    for written, own in addresses.items():
+        script = script.replace(written, own)
+    return script
+
+
+def install_grpcurl(folder: Path) -> None:
+    """Put a `grpcurl` into a folder of the search path that hands its calls to `buf curl`."""
+    program = folder / "grpcurl"
+    tools = Path(__file__).resolve().parents[1]
+    program.write_text(f"#!/bin/sh\nPYTHONPATH='{tools}' exec '{sys.executable}' -m repository_checks.grpcurl \"$@\"\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)

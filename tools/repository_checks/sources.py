@@ -1,0 +1,66 @@
+"""Which files are ours to check: hand-written Python, as it lies on disk, whether git knows it yet or not."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = ROOT / "protos"
+PACKAGES = (
+    ROOT / "scheduler" / "paceline_scheduler",
+    ROOT / "executor" / "paceline_executor",
+    ROOT / "kernels" / "paceline_kernels",
+    ROOT / "clients" / "paceline_client",
+)
+GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Python file, parsed. `path` is relative to the repository."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The import package the file belongs to, empty for tests and tools."""
+        return next((part for part in self.path.parts if part.startswith("paceline_")), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One place that breaks a rule, printed the way editors understand it."""
+
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+def parse(path: Path, text: str) -> Source:
+    """A source from its text; `path` decides which rules look at it."""
+    return Source(path, text, ast.parse(text, filename=str(path)))
+
+
+def product_sources() -> Iterator[Source]:
+    """Every module of the four packages."""
+    for package in PACKAGES:
+        yield from _sources_under(package)
+
+
+def all_sources() -> Iterator[Source]:
+    """The product, the tests and the tools."""
+    yield from product_sources()
+    yield from _sources_under(ROOT / "tests")
+    yield from _sources_under(ROOT / "tools")
+
+
+def _sources_under(folder: Path) -> Iterator[Source]:
+    for path in sorted(folder.rglob("*.py")):
+        if not path.name.endswith(GENERATED_SUFFIXES):
+            yield parse(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
