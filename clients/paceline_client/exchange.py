@@ -68,7 +68,7 @@ class Exchange:
             try:
                 return await self._attempt(clock)
             except (OverloadedError, UnavailableError) as error:
-                pause = self._pause_before_retry(error, num_attempts, clock)
+                pause = pause_before_retry(error, num_attempts, self._retry, clock.remaining_seconds())
                 if pause is None:
                     raise
             await asyncio.sleep(pause)
@@ -93,14 +93,16 @@ class Exchange:
                 reason="TIMEOUT",
             ) from None
 
-    def _pause_before_retry(self, error: PacelineError, num_attempts: int, clock: _Clock) -> float | None:
-        """Seconds to wait before the next attempt, or None when the error is final."""
-        # Exactly these two: a lost connection may have cost tokens, a failed one was tried for long enough.
-        if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= self._retry.max_attempts:
-            return None
-        asked = error.retry_after or 0.0
-        if asked > self._retry.max_delay_seconds:
-            return None
-        pause = max(asked, self._retry.delay_seconds(num_attempts))
-        remaining = clock.remaining_seconds()
-        return None if remaining is not None and pause >= remaining else pause
+
+def pause_before_retry(
+    error: PacelineError, num_attempts: int, retry: Retry, remaining_seconds: float | None
+) -> float | None:
+    """Seconds to wait before the next attempt at a request that was refused, or None when the error is final."""
+    # Exactly these two: a lost connection may have cost tokens, a failed one was tried for long enough.
+    if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= retry.max_attempts:
+        return None
+    asked = error.retry_after or 0.0
+    if asked > retry.max_delay_seconds:
+        return None
+    pause = max(asked, retry.delay_seconds(num_attempts))
+    return None if remaining_seconds is not None and pause >= remaining_seconds else pause

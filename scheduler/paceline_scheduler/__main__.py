@@ -121,6 +121,7 @@ def _assemble(config: Config) -> "tuple[Driver, Edge, SchedulerPorts, Fleet]":
     from paceline_scheduler.link.driver import Driver
     from paceline_scheduler.link.fleet import Fleet
     from paceline_scheduler.link.identity import Identity
+    from paceline_scheduler.link.tokenizers import TokenizerShelf
     from paceline_scheduler.link.transport_grpc import GrpcTransport
     from paceline_scheduler.servicer_ports import SchedulerPorts
 
@@ -133,10 +134,13 @@ def _assemble(config: Config) -> "tuple[Driver, Edge, SchedulerPorts, Fleet]":
     edge_limits = EdgeLimits()
     identity = Identity(secrets.token_hex(8))
     driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
-    edge = Edge(driver, Texts(edge_limits, lambda: datetime.now().astimezone()), edge_limits)
+    texts = Texts(edge_limits, lambda: datetime.now().astimezone())
+    edge = Edge(driver, texts, edge_limits)
     ports = SchedulerPorts(InferenceServicer(edge), AdminServicer(driver, identity.scheduler_id))
     discovery = Discovery(config.executors, resolve_with_system)
-    fleet = Fleet(discovery, GrpcTransport(clock), identity, driver, clock, random.random)
+    # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
+    tokenizers = TokenizerShelf(texts.prepare)
+    fleet = Fleet(discovery, GrpcTransport(clock), identity, driver, clock, random.random, tokenizers)
     return driver, edge, ports, fleet
 
 

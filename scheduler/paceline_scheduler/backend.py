@@ -130,11 +130,11 @@ class Backend(Protocol):
         """Queue a request; raises a RequestRefusedError and keeps nothing when it is not taken."""
         ...
 
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """End a request from the edge's side: a stop text was found, or the client went away.
 
-        Nothing more is delivered for the handle; its record is cut to `num_output_tokens`. Unknown handles are ignored:
-        the request may just have ended by itself.
+        Nothing more is delivered for the handle; its record is cut to `num_output_tokens`. Returns how many tokens of
+        its prompt came from the prefix cache. Unknown handles are ignored: the request may just have ended by itself.
         """
         ...
 

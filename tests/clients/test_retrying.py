@@ -5,8 +5,18 @@ import asyncio
 import grpc
 import pytest
 
-from paceline_client import AsyncClient, InvalidRequestError, OverloadedError, Retry, Timeout, UnavailableError
-from paceline_client.errors import ServerError
+from paceline_client import (
+    AsyncClient,
+    ConnectFailedError,
+    ConnectionLostError,
+    InvalidRequestError,
+    OverloadedError,
+    Retry,
+    ServerError,
+    Timeout,
+    UnavailableError,
+)
+from paceline_client.exchange import pause_before_retry
 from paceline_client.testing import Fail, FakeServer, Tokens, fail_then, say
 
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", "QUEUE_FULL", retry_after_seconds=0.03)
@@ -24,12 +34,25 @@ async def test_a_refusal_is_tried_again(refusal):
     assert first == second == third
 
 
-async def test_the_server_says_how_long_to_wait():
-    """The pause is at least what RetryInfo asks for."""
-    async with FakeServer(fail_then([FULL], say("yes"))) as server, AsyncClient(server.target, retry=QUICK) as client:
-        started = asyncio.get_running_loop().time()
-        await client.generate("?")
-        assert asyncio.get_running_loop().time() - started >= FULL.retry_after_seconds
+@pytest.mark.parametrize(
+    ("error", "num_attempts", "remaining_seconds", "pause"),
+    [
+        (OverloadedError("full"), 1, None, 0.1),
+        (OverloadedError("full"), 2, None, 0.15),
+        (OverloadedError("full", retry_after=2.0), 1, None, 2.0),
+        (OverloadedError("full", retry_after=5.1), 1, None, None),
+        (OverloadedError("full"), 3, None, None),
+        (UnavailableError("nobody"), 1, 0.2, 0.1),
+        (UnavailableError("nobody"), 1, 0.1, None),
+        (ConnectionLostError("lost"), 1, None, None),
+        (ConnectFailedError("refused"), 1, None, None),
+        (InvalidRequestError("wrong"), 1, None, None),
+    ],
+)
+def test_how_long_to_wait(error, num_attempts, remaining_seconds, pause):
+    """At least what the server asks for, never beyond the request's time, and not at all where it is no use."""
+    retry = Retry(draw=lambda: 0.5)
+    assert pause_before_retry(error, num_attempts, retry, remaining_seconds) == (pause and pytest.approx(pause))
 
 
 async def test_attempts_are_limited():

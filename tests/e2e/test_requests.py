@@ -64,9 +64,7 @@ def test_a_stop_text_ends_the_output_before_it(running_system):
     with Client(running_system.api) as client:
         whole = client.generate("Count: one, two, three,", sampling=GREEDY, stopping=Stopping(max_tokens=24))
         word = whole.text.split()[3]
-        cut = client.generate(
-            "Count: one, two, three,", sampling=GREEDY, stopping=Stopping(max_tokens=24, stop=[word])
-        )
+        cut = client.generate("Count: one, two, three,", sampling=GREEDY, stopping=Stopping(max_tokens=24, stop=[word]))
     assert cut.text == whole.text[: whole.text.index(word)]
     assert cut.matched_stop == word
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
@@ -75,9 +73,7 @@ def test_a_stop_text_ends_the_output_before_it(running_system):
 def test_log_probabilities_come_with_the_tokens_that_were_drawn(running_system):
     """Greedy picks the most likely token, so it stands first among the alternatives."""
     with Client(running_system.api) as client:
-        result = client.generate(
-            TEXTS[0], sampling=GREEDY, stopping=Stopping(max_tokens=5), output=Output(logprobs=3)
-        )
+        result = client.generate(TEXTS[0], sampling=GREEDY, stopping=Stopping(max_tokens=5), output=Output(logprobs=3))
     assert [entry.token_id for entry in result.logprobs] == list(result.token_ids)
     assert all(entry.top[0].token_id == entry.token_id and len(entry.top) == 3 for entry in result.logprobs)
 

@@ -48,7 +48,6 @@ def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
     assert run_ruff("format", "--check", worse).returncode == 1
 
 
-@pytest.mark.timeout(600)
 def test_mypy_finds_nothing():
     """The packages and the tools are typed, strictly."""
     result = run("mypy", "--no-error-summary")

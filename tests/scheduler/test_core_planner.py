@@ -86,7 +86,7 @@ def test_all_decodes_take_turns_when_a_step_is_too_small_for_them():
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(1, 20, handle=handle) for handle in range(1, 6)))
     harness.step()
-    harness.core.set_limits(max_num_batched_tokens=2)
+    harness.core.limits = CoreLimits(max_num_batched_tokens=2)
     for _ in range(20):
         assert harness.step().num_tokens == 2
     turns = [len(tokens) for tokens in harness.client.token_ids.values()]
@@ -204,10 +204,17 @@ def test_a_draining_executor_takes_nothing_new():
     assert len(harness.step("executor-1").placements) == 1
 
 
+def test_executors_share_what_waits():
+    """Two idle executors take half each, although one is asked first."""
+    harness = CoreHarness(make_executor(), make_executor(incarnation=2))
+    harness.submit(*(make_request(2, 5) for _ in range(6)))
+    assert [len(harness.step(address).placements) for address in ("executor-0", "executor-1")] == [3, 3]
+
+
 def test_limits_change_while_running():
     """A smaller step bound holds from the next plan on."""
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_batched_tokens=8))
     harness.submit(make_request(20, 1, handle=1))
     assert harness.step().num_tokens == 8
-    harness.core.set_limits(max_num_batched_tokens=3)
+    harness.core.limits = CoreLimits(max_num_batched_tokens=3)
     assert harness.step().num_tokens == 3

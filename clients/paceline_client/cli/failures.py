@@ -50,7 +50,7 @@ def describe(error: PacelineError) -> str:
     if fields:
         text += f" ({', '.join(fields)})"
     if error.retry_after:
-        text += f"; try again in {error.retry_after:.1f} s"
+        text = f"{text.removesuffix('; try again')}; try again in {error.retry_after:.1f} s"
     if isinstance(error, ConnectFailedError):
         text += ". Is it running? Start one with: paceline up"
     return text

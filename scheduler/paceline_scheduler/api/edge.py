@@ -194,8 +194,12 @@ class Edge:
         stream.rolling_hash = hash_
         has_room = outbox.grew(num_bytes)
         if match is not None or notice is not None:
-            delta.finish = _finish(stream, notice, match)
-            self._end_early(stream, FinishReason.STOP) if notice is None else self._forget(stream)
+            if notice is None:
+                num_cached_tokens = self._end_early(stream, FinishReason.STOP)
+            else:
+                num_cached_tokens = notice.num_cached_tokens
+                self._forget(stream)
+            delta.finish = _finish(stream, notice, match, num_cached_tokens)
         elif not has_room and not is_first:
             # What one step brings is taken whatever its size: only a client that left something unread is slow.
             outbox.drop(handle)
@@ -228,12 +232,11 @@ class Edge:
             )
         )
 
-    def _end_early(self, stream: RequestStream, reason: FinishReason) -> None:
-        """End a request that the backend, if it knows it, still runs."""
+    def _end_early(self, stream: RequestStream, reason: FinishReason) -> int:
+        """End a request that the backend, if it knows it, still runs; returns how much of its prompt was cached."""
         was_running = stream.state is StreamState.RUNNING
         self._forget(stream)
-        if was_running:
-            self.backend.end(stream.handle, stream.num_output_tokens, reason)
+        return self.backend.end(stream.handle, stream.num_output_tokens, reason) if was_running else 0
 
     def _give_up(self, stream: RequestStream, error: RequestFailedError) -> None:
         self._end_early(stream, FinishReason.ERROR)
@@ -260,14 +263,16 @@ def _spoken(token_ids: list[int], notice: FinishNotice) -> list[int]:
     return token_ids[:-1] if ended_by_last else token_ids
 
 
-def _finish(stream: RequestStream, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
+def _finish(
+    stream: RequestStream, notice: FinishNotice | None, match: StopMatch | None, num_cached_tokens: int
+) -> Finish:
     """What the client is told; a stop text comes before whatever the device saw."""
     return Finish(
         reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
         stop_text=None if match is None else match.stop_text,
         stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
         num_prompt_tokens=stream.num_prompt_tokens,
-        num_cached_tokens=0 if notice is None else notice.num_cached_tokens,
+        num_cached_tokens=num_cached_tokens,
         num_output_tokens=stream.num_output_tokens,
     )
 

@@ -5,8 +5,8 @@ The one place that knows all requests and all executors. It decides with the pla
 """
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,11 +75,16 @@ class Core:
             self._watch_deadline(request.deadline_s, live)
         self._waiting.add(live)
 
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
-        """End a request from the edge's side; unknown handles are ignored, nothing more is delivered for it."""
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
+        """End a request from the edge's side; unknown handles are ignored, nothing more is delivered for it.
+
+        Returns how many tokens of its prompt came from the prefix cache.
+        """
         live = self._by_handle.get(handle)
-        if live is not None:
-            self._end(live, FinalRelease(num_output_tokens, reason))
+        if live is None:
+            return 0
+        self._end(live, FinalRelease(num_output_tokens, reason))
+        return live.num_prompt_cached_tokens or 0
 
     def cancel(self, key: RequestKey) -> Outputs:
         """End a request as CANCELLED and tell its stream."""
@@ -166,7 +171,7 @@ class Core:
         if len(executor.in_flight) >= max_in_flight:
             return None
         tags, releases = executor.settle()
-        waiting = () if executor.draining else self._waiting.line(executor.description.model)
+        waiting = self._fair_share(executor)
         view = ExecutorView(
             executor.description, executor.rows, executor.pool, executor.step_time, executor.stranger_keys
         )
@@ -223,11 +228,23 @@ class Core:
         running = {(live.address, live.row) for live in self._by_key.values() if live.row is not None}
         assert len(running) == sum(live.row is not None for live in self._by_key.values()), "one request per row"
 
-    def set_limits(self, **changes: int) -> None:
-        """Change bounds while running."""
-        self.limits = replace(self.limits, **changes)
-
     # Inside
+
+    def _fair_share(self, executor: ExecutorState) -> Sequence[LiveRequest]:
+        """Return what the executor may admit now: its share of the queue among those that are no busier than it is."""
+        if executor.draining or not executor.rows.num_free:
+            return ()
+        line = self._waiting.line(executor.description.model)
+        if not line or len(self._executors) == 1:
+            return line
+        sharing = sum(
+            other.attached
+            and not other.draining
+            and other.description.model == executor.description.model
+            and other.rows.num_running <= executor.rows.num_running
+            for other in self._executors.values()
+        )
+        return line[: -(-len(line) // sharing)]
 
     def _watch_deadline(self, deadline_s: float, live: LiveRequest) -> None:
         if len(self._deadlines) > 2 * len(self._by_handle) + 64:

@@ -97,11 +97,12 @@ class Driver:
         if request.deadline_s is not None:
             self._set_deadline_timer()
 
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
-        """End a request from the edge's side."""
-        self._core.end(handle, num_output_tokens, reason)
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
+        """End a request from the edge's side; returns how many prompt tokens came from the prefix cache."""
+        num_cached_tokens = self._core.end(handle, num_output_tokens, reason)
         self._forget_handle(handle)
         self._pump_soon()
+        return num_cached_tokens
 
     def cancel(self, key: RequestKey) -> None:
         """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""

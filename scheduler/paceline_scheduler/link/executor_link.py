@@ -212,7 +212,7 @@ class ExecutorLink:
         assert self._stream is not None, "this is called by the stream"
         self._stop_lost_timer()
         self._listener.syncing(self.address)
-        tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, self._connection)
+        tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
         self._identity.is_acting = True
         self.is_lost, self._is_ours, self._accepted_s = False, True, self._clock()
         if not self._was_short_lived:

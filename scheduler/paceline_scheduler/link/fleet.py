@@ -31,6 +31,7 @@ class Fleet:
         listener: LinkListener,
         clock: Callable[[], float],
         jitter: Callable[[], float],
+        tokenizers: TokenizerShelf | None = None,
     ) -> None:
         self._discovery = discovery
         self._transport = transport
@@ -39,7 +40,7 @@ class Fleet:
         self._clock = clock
         self._jitter = jitter
         self._last_complaint = ""
-        self._tokenizers = TokenizerShelf()
+        self._tokenizers = tokenizers or TokenizerShelf()
         self._links: dict[str, ExecutorLink] = {}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}
 

@@ -29,6 +29,7 @@ class ScriptedBackend:
         self.served = models
         self.requests: dict[int, Request] = {}  # every one ever submitted, by handle
         self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
+        self.num_cached_tokens = 0  # what `end` answers
         self.cancelled: list[RequestKey] = []
         self.acknowledged: list[RequestKey] = []
         self.known_executors: tuple[ExecutorStatus, ...] = ()
@@ -92,10 +93,11 @@ class ScriptedBackend:
         self._hashes[request.handle] = OUTPUT_HASH_START
         self._submitted.put_nowait(request)
 
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> None:
+    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """Remember an end."""
         self.ended.append((handle, num_output_tokens, reason))
         self._running.pop(self.requests[handle].key, None)
+        return self.num_cached_tokens
 
     def cancel(self, key: RequestKey) -> None:
         """End a running request and tell its stream."""
