@@ -178,6 +178,14 @@ async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client
     assert backend.ended == [(handle, num_tokens, FinishReason.STOP)]
 
 
+async def test_a_request_ended_by_a_stop_text_tells_its_cached_tokens(client, backend):
+    """The edge ends it, but only the backend knows what came from the prefix cache."""
+    backend.num_cached_tokens = 16
+    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    backend.step({handle: encode("a STOP")})
+    assert client.delta().finish.num_cached_tokens == 16
+
+
 async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(client, backend):
     """The device did not know of it; it has ended the request already."""
     tokens = [*encode("a STOP b"), END]
