@@ -83,7 +83,7 @@ def load(config: Config) -> Loaded:
         model=served_name(config, path),
         architecture=checkpoint.config.architecture,
         num_parameters=num_parameters(checkpoint.config),
-        quantization="",
+        quantization=checkpoint.quantization,
         limits=limits,
         geometry=runner.kv_geometry,
         kv_dtype="float32",

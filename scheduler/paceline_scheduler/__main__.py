@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline_scheduler.config import Config, parse_config, quiet_grpc
+from paceline_scheduler.config import Config, parse_config, prepare_grpc
 from paceline_scheduler.errors import ConfigError, PortError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ConfigError as error:
         _complain(str(error))
         sys.exit(ExitCode.USAGE)
-    quiet_grpc()
+    prepare_grpc()
 
     import uvloop
 

@@ -83,12 +83,15 @@ def parse_config(arguments: Sequence[str]) -> Config:
     )
 
 
-def quiet_grpc() -> None:
-    """Keep gRPC's own lines off stderr, unless somebody asked for them; call it before grpc is imported.
+def prepare_grpc() -> None:
+    """Settle how gRPC behaves in this process; call it before grpc is imported.
 
-    What went wrong reaches this program as statuses and exceptions, and it says so in its own words.
+    Its own lines stay off stderr, unless somebody asked for them: what went wrong reaches this program as statuses and
+    exceptions, and it says so in its own words. Its fork handlers are off: the processes that render chat templates are
+    forked and begin another program at once, and the handlers crash in them.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -59,6 +59,14 @@ def test_the_model_knows_the_capital_of_france(running_system):
     assert result.finish_reason is FinishReason.STOP
 
 
+def test_the_model_is_described_as_it_is(running_system):
+    """Name, family and weight format come from the file."""
+    with Client(running_system.api) as client:
+        (model,) = client.list_models()
+    assert (model.name, model.architecture, model.quantization) == ("smollm2-135m-instruct", "llama", "Q4_1")
+    assert (model.max_model_len, model.vocab_size, model.num_executors) == (8192, 49152, 1)
+
+
 def test_a_stop_text_ends_the_output_before_it(running_system):
     """The text and the token count end where the stop text begins and was completed."""
     with Client(running_system.api) as client:

@@ -34,8 +34,8 @@ async def address():
 def expected():
     """The greedy output of the tiny model, from a runner driven without rows and plans."""
     driver = Driver(_runner())
-    row = driver.add(PROMPT)
-    driver.run([row], NUM_TOKENS, max_chunk=64)
+    row = driver.add(PROMPT, max_chunk=64)
+    driver.run([row], NUM_TOKENS)
     return row.output
 
 

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from paceline.v1 import executor_pb2_grpc, inference_pb2, plan_pb2, sampling_pb2
+from paceline_executor.rows.grant_hash import START
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
@@ -46,6 +47,16 @@ async def _reason(awaitable):
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await awaitable
     return failure.value.code(), info_of(failure.value).reason
+
+
+async def _until_in_flight(executor, num_plans):
+    """Wait until the executor has so many unanswered plans; 0 also when nobody drives."""
+    for _ in range(500):
+        driver = executor.service.attachments._driver
+        if (driver.num_in_flight if driver else 0) == num_plans:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never {num_plans} plans in flight")
 
 
 async def test_welcome_says_what_the_executor_is(executor):
@@ -116,6 +127,25 @@ async def test_a_broken_stream_is_taken_up_from_the_snapshot(executor):
     assert client.welcome.epoch == 2
     assert (row.row, row.num_computed_tokens, values_of(row.block_ids)) == (0, 7, [0, 1, 2, 3, 4])
     assert values_of(row.output_token_ids) + last == _expected(4)
+
+
+async def test_plans_queued_when_the_stream_breaks_have_no_effect(executor):
+    """Only the running step is finished; the grant hash of the next epoch starts anew."""
+    async with attached(executor.address) as client:
+        await client.run([(0, 6)], _placing())
+        executor.runner.gate.clear()
+        for _ in range(3):
+            await client.step([(0, 1)])
+        await _until_in_flight(executor, 3)
+    await _until_in_flight(executor, 0)
+    executor.runner.gate.set()
+    async with attached(executor.address) as client:
+        (row,) = client.rows
+        result = await client.run([(0, 1)])
+
+    assert row.num_computed_tokens == 7
+    assert tokens_by_row(result)[0] == _expected(3)[2:]
+    assert result.grant_hash == START
 
 
 async def test_the_snapshot_returns_a_request_as_it_was_placed(executor):
@@ -312,8 +342,11 @@ async def test_a_step_that_fails_as_a_whole_ends_the_stream_and_advances_no_row(
     async with attached(executor.address) as client:
         await client.run([(0, 6)], _placing())
         executor.runner.fail_next = RuntimeError("secret words of the device")
+        executor.runner.gate.clear()
         await client.step([(0, 1)])
         await client.step([(0, 1)])
+        await _until_in_flight(executor, 2)
+        executor.runner.gate.set()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await client.result()
     async with attached(executor.address) as client:

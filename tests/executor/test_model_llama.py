@@ -84,7 +84,7 @@ def test_greedy_tokens_equal_those_of_transformers():
     checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, seed=1)
     prompts = [random_ids(length, seed=length) for length in (1, 5, 16, 33, 70)]
     driver = Driver(CpuRunner(checkpoint, num_blocks=64, block_size=8, num_threads=1))
-    ours = driver.run([driver.add(prompt) for prompt in prompts], 40, max_chunk=24)
+    ours = driver.run([driver.add(prompt, max_chunk=24) for prompt in prompts], 40)
     model = oracle(checkpoint)
     for prompt, output in zip(prompts, ours, strict=True):
         ids = torch.tensor([prompt])

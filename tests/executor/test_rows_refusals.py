@@ -21,8 +21,13 @@ KEY = bytes(range(16))
 
 @pytest.fixture
 def engine():
-    """Row 0 decodes with blocks 0 and 1; row 1 shares tagged block 0 and writes to block 2; row 3 has ended."""
+    """Row 0 decodes with blocks 0 and 1; row 1 shares tagged block 0 and writes to block 2; row 3 has ended.
+
+    There is a record named old.
+    """
     engine = Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine.execute(plan(place=[placement(0, [1], name="old")]))
+    engine.execute(plan(finish=[(0, 0)]))
     first = placement(0, [1, 2, 3, 4, 5])
     engine.execute(plan([(0, 5)], place=[first], grants=[(0, 0, 0), (0, 1, 1)]))
     second, ended = placement(1, [1, 2, 3, 4, 6], num_cached_tokens=4), placement(3, [1], max_tokens=1)
@@ -77,6 +82,8 @@ MALFORMED = {
     "a block in a table is granted": (plan(grants=[(0, 2, 2)]), PlanFault.BLOCK_IN_USE),
     "a shared block is granted": (plan(grants=[(0, 2, 0)]), PlanFault.BLOCK_IN_USE),
     "a block is granted twice": (plan(grants=[(0, 2, 4), (1, 2, 4)]), PlanFault.BLOCK_IN_USE),
+    "a replaced block comes with a free row": (plan([(2, 1)], grants=[(1, 1, 4)]), PlanFault.ROW_NOT_IN_USE),
+    "a shared block comes with a free row": (plan([(2, 1)], shared=[(0, 2, 0)]), PlanFault.ROW_NOT_IN_USE),
     "a grant leaves a gap": (plan(grants=[(0, 3, 4)]), PlanFault.BLOCK_INDEX),
     "a grant lies beyond the context": (plan(grants=[(0, 4, 4)]), PlanFault.BLOCK_INDEX),
     "a cell is granted twice": (plan(grants=[(0, 2, 4), (0, 2, 5)]), PlanFault.BLOCK_INDEX),
@@ -131,7 +138,7 @@ def _picture(table):
 def test_a_malformed_plan_is_named_and_changes_nothing(engine, malformed, fault):
     """Whatever else the plan wants is not done either, and the rows go on afterwards."""
     before = _picture(engine.table)
-    wants_more = replace(malformed, forget=plan(forget=["nobody"]).forget)
+    wants_more = replace(malformed, forget=plan(forget=["nobody", "old"]).forget)
     if not malformed.tags.block_ids.size:
         wants_more = replace(wants_more, tags=plan(tags=[(1, KEY)]).tags)
     if not malformed.releases:

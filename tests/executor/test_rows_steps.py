@@ -129,6 +129,19 @@ def test_shared_blocks_serve_a_prefix_that_another_row_computed(engine):
     assert engine.table.tags().block_ids.tolist() == [7]
 
 
+def test_a_row_forgets_what_its_last_request_shared(engine):
+    """The next request on it writes from its first block on."""
+    prompt = [1, 2, 3, 4, 5]
+    engine.execute(plan([(0, 5)], place=[placement(0, prompt)], grants=[(0, 0, 7), (0, 1, 8)]))
+    sharing = placement(1, prompt, num_cached_tokens=4)
+    engine.execute(plan([(1, 1)], step_id=2, place=[sharing], shared=[(1, 0, 7)], grants=[(1, 1, 9)]))
+    engine.execute(plan(step_id=3, preempt=[1]))
+
+    result = engine.execute(plan([(1, 1)], step_id=4, place=[placement(1, [6], name="b")], grants=[(1, 0, 3)])).result
+
+    assert _tokens_of(result) == reference([6], 1)
+
+
 def test_a_copied_block_can_be_written_without_touching_its_source(engine):
     """Copies come before grants and the forward pass, and take the place of a shared block."""
     prompt = [1, 2, 3, 4, 5]

@@ -48,11 +48,11 @@ def random_prompt(length, seed):
     return np.random.default_rng(seed).integers(0, 512, length).tolist()
 
 
-def generate(checkpoint, prompt, draw, num_tokens=6, max_chunk=10_000, mates=(), seed=0):
+def generate(checkpoint, prompt, draw, num_tokens=6, max_chunk=512, mates=(), seed=0):
     """Tokens and log-probabilities of one request, its blocks placed by `seed`, with `mates` in the same steps."""
     driver = Driver(new_runner(checkpoint), seed)
-    row = driver.add(prompt, draw)
-    driver.run([*(driver.add(mate) for mate in mates), row], num_tokens, max_chunk)
+    row = driver.add(prompt, draw, max_chunk=max_chunk)
+    driver.run([*(driver.add(mate, max_chunk=max_chunk) for mate in mates), row], num_tokens)
     return row.output, row.logprobs
 
 
@@ -85,11 +85,11 @@ def test_a_shared_prefix_does_not_change_a_bit(checkpoint, num_common):
     prompt = random_prompt(64, seed=1)
     other = prompt[:num_common] + random_prompt(30, seed=2)
     driver = Driver(new_runner(checkpoint))
-    first = driver.add(other)
-    driver.run([first], 3, max_chunk=11)
-    second = driver.add(prompt, SEEDED, shares=first)
+    first = driver.add(other, max_chunk=11)
+    driver.run([first], 3)
+    second = driver.add(prompt, SEEDED, max_chunk=9, shares=first)
     assert second.num_computed == min(num_common, 63) // 16 * 16
-    driver.run([first, second], 6, max_chunk=9)
+    driver.run([first, second], 6)
     assert (second.output, second.logprobs) == generate(checkpoint, prompt, SEEDED)
 
 
@@ -97,11 +97,11 @@ def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(checkpoint):
     """What a released request left in its slots is never read."""
     driver = Driver(new_runner(checkpoint, num_blocks=8))
     first = driver.add(random_prompt(100, seed=1))
-    driver.run([first], 4, max_chunk=64)
+    driver.run([first], 4)
     driver.drop(first)
     prompt = random_prompt(90, seed=2)
     second = driver.add(prompt, GREEDY)
-    driver.run([second], 6, max_chunk=64)
+    driver.run([second], 6)
     assert (second.output, second.logprobs) == generate(checkpoint, prompt, GREEDY)
 
 
@@ -112,8 +112,8 @@ def test_the_number_of_threads_does_not_change_a_bit(checkpoint):
     outputs = []
     for num_threads in (1, 2):
         driver = Driver(new_runner(checkpoint, num_threads=num_threads))
-        row = driver.add(prompt, SEEDED)
-        driver.run([row], 6, max_chunk=16)
+        row = driver.add(prompt, SEEDED, max_chunk=16)
+        driver.run([row], 6)
         outputs.append((row.output, row.logprobs))
     assert outputs[0] == outputs[1]
 
@@ -125,9 +125,9 @@ def test_logits_that_are_not_finite_are_the_fault_of_their_row(checkpoint):
     runner = new_runner(checkpoint)
     driver = Driver(runner)
     rows = [driver.add(prompt, SEEDED) for prompt in prompts]
-    driver.step(rows, max_chunk=64)
+    driver.step(rows)
     runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3, 0] = float("nan")
-    driver.run(rows, 6, max_chunk=64)
+    driver.run(rows, 6)
     assert rows[1].fault == "the model's logits are not finite numbers"
     assert len(rows[1].output) == 1
     assert [(row.output, row.logprobs) for row in (rows[0], rows[2])] == [clean[0], clean[2]]
@@ -138,7 +138,7 @@ def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(checkpoi
     driver = Driver(new_runner(checkpoint))
     row = driver.add(random_prompt(20, seed=1))
     row.num_computed = 10
-    driver.step([row], max_chunk=64)
+    driver.step([row])
     assert row.fault is not None
 
 
@@ -148,14 +148,14 @@ def test_a_copied_block_serves_as_well_as_the_original(checkpoint):
     driver = Driver(runner)
     prompt = random_prompt(40, seed=1)
     first = driver.add(prompt, GREEDY)
-    driver.step([first], max_chunk=64)
-    second = driver.add(prompt, GREEDY)
-    driver.step([second], max_chunk=39)
+    driver.step([first])
+    second = driver.add(prompt, GREEDY, max_chunk=39)
+    driver.step([second])
     copies = np.array([100, 101, 102], dtype=np.int32)
     assert not set(copies.tolist()) & set(first.blocks + second.blocks)
     runner.copy_blocks(np.array(first.blocks, dtype=np.int32), copies)
     second.blocks = copies.tolist()
-    driver.run([first, second], 6, max_chunk=64)
+    driver.run([first, second], 6)
     assert (second.output, second.logprobs) == (first.output, first.logprobs)
 
 
@@ -163,7 +163,7 @@ def test_logprobs_come_for_the_rows_that_asked(checkpoint):
     """None, the chosen token's alone, and the three best."""
     driver = Driver(new_runner(checkpoint))
     rows = [driver.add(random_prompt(9, seed), Draw(num_logprobs=num)) for seed, num in enumerate((-1, 0, 3))]
-    output = driver.step(rows, max_chunk=64)
+    output = driver.step(rows)
     assert sorted(output.logprobs) == [1, 2]
     assert output.logprobs[1].top_token_ids == ()
     assert len(output.logprobs[2].top_logprobs) == 3
@@ -174,7 +174,7 @@ def test_logprobs_come_for_the_rows_that_asked(checkpoint):
 def test_a_step_that_samples_nothing_draws_nothing(checkpoint):
     """The middle of a prompt."""
     driver = Driver(new_runner(checkpoint))
-    output = driver.step([driver.add(random_prompt(20, seed=1))], max_chunk=8)
+    output = driver.step([driver.add(random_prompt(20, seed=1), max_chunk=8)])
     assert output.token_ids.size == 0
     assert output.faults == {}
     assert output.forward_ns > 0
@@ -182,7 +182,7 @@ def test_a_step_that_samples_nothing_draws_nothing(checkpoint):
 
 def one_token_batch():
     """Token 5 at position 0 in block 3, drawn for."""
-    return step_batch([DrivenRow([5], num_prompt=1, draw=GREEDY, blocks=[3])], counts=[1], sampled=[0])
+    return step_batch([DrivenRow([5], num_prompt=1, draw=GREEDY, blocks=[3], max_chunk=1)], counts=[1], sampled=[0])
 
 
 def test_arrays_may_be_read_only_and_strided(checkpoint):
@@ -240,7 +240,7 @@ def test_nothing_compiles_after_the_warm_up(checkpoint):
     for lengths in ([1], [3, 40], [300, 1, 1], [64] * 9):
         for draw in (GREEDY, SEEDED):
             driver = Driver(new_runner(checkpoint))
-            driver.run([driver.add(random_prompt(length, 1), draw) for length in lengths], 3, max_chunk=50)
+            driver.run([driver.add(random_prompt(length, 1), draw, max_chunk=50) for length in lengths], 3)
     assert [len(function.signatures) for function in compiled] == [1] * len(compiled)
 
 

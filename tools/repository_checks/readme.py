@@ -18,7 +18,7 @@ _MAKE_ONLY_LOOKED_UP = re.compile(r"^make (?=(?:\w+=\S+ )*(?:test|lint|soak|benc
 _STARTS_THE_SYSTEM = re.compile(r"^paceline up\b", flags=re.MULTILINE)
 # A conversation may go on for as long as the model likes.
 _CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
-_TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)|paceline_client", flags=re.MULTILINE)
+_TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", flags=re.MULTILINE)
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 
 

@@ -32,6 +32,7 @@ class DrivenRow:
     num_prompt: int
     draw: Draw
     blocks: list[int]
+    max_chunk: int
     num_computed: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     fault: str | None = None
@@ -51,12 +52,20 @@ class Driver:
         self._free = list(range(runner.kv_geometry.num_blocks))
         random.Random(seed).shuffle(self._free)  # noqa: S311, an order for tests is no secret
 
-    def add(self, prompt: Sequence[int], draw: Draw | None = None, *, shares: DrivenRow | None = None) -> DrivenRow:
-        """A new row. With `shares`, the full blocks that row has computed of this prompt's beginning are used as is.
+    def add(
+        self,
+        prompt: Sequence[int],
+        draw: Draw | None = None,
+        *,
+        max_chunk: int = 512,
+        shares: DrivenRow | None = None,
+    ) -> DrivenRow:
+        """A new row, which computes up to `max_chunk` tokens of its prompt in one step.
 
-        The last token of the prompt is always computed: its logits are needed.
+        With `shares`, the full blocks that row has computed of this prompt's beginning are used as they are. The last
+        token of the prompt is always computed: its logits are needed.
         """
-        row = DrivenRow(list(prompt), len(prompt), draw or Draw(), [])
+        row = DrivenRow(list(prompt), len(prompt), draw or Draw(), [], max_chunk)
         if shares is not None:
             common = _common_length(prompt, shares.token_ids[: shares.num_computed])
             num_shared = min(common, len(prompt) - 1) // self._block_size
@@ -69,9 +78,9 @@ class Driver:
         self._free += row.blocks
         row.blocks = []
 
-    def step(self, rows: Sequence[DrivenRow], max_chunk: int) -> StepOutput:
-        """Compute up to `max_chunk` tokens of every row, and draw for those whose known tokens are all computed."""
-        counts = [min(max_chunk, len(row.token_ids) - row.num_computed) for row in rows]
+    def step(self, rows: Sequence[DrivenRow]) -> StepOutput:
+        """Compute a chunk of every row, and draw for those whose known tokens are then all computed."""
+        counts = [min(row.max_chunk, len(row.token_ids) - row.num_computed) for row in rows]
         for row, count in zip(rows, counts, strict=True):
             while len(row.blocks) * self._block_size < row.num_computed + count:
                 row.blocks.append(self._free.pop())
@@ -88,10 +97,10 @@ class Driver:
                 rows[i].logprobs.append(output.logprobs[index])
         return output
 
-    def run(self, rows: Sequence[DrivenRow], num_tokens: int, max_chunk: int) -> list[list[int]]:
+    def run(self, rows: Sequence[DrivenRow], num_tokens: int) -> list[list[int]]:
         """Step until every row that has no fault has `num_tokens` tokens of output; returns the outputs."""
         while going := [row for row in rows if len(row.output) < num_tokens and row.fault is None]:
-            self.step(going, max_chunk)
+            self.step(going)
         return [row.output for row in rows]
 
 

@@ -66,6 +66,11 @@ class RandomCheckpoint:
         """The model's shape."""
         return self._config
 
+    @property
+    def quantization(self) -> str:
+        """See `Checkpoint.quantization`."""
+        return ""
+
     def tensor(self, name: str) -> Float32Array:
         """See `Checkpoint.tensor`. Matrices have unit gain on average, norms lie around 1."""
         shape = self._config.tensor_shapes()[name]

@@ -76,6 +76,11 @@ class Checkpoint(Protocol):
         """The model's shape."""
         ...
 
+    @property
+    def quantization(self) -> str:
+        """The type that most weights are stored in, such as "Q4_1"; empty for floating-point numbers."""
+        ...
+
     def tensor(self, name: str) -> Float32Array:
         """The tensor of this Hugging Face name, C-contiguous, newly made at each call, hence the caller's to keep.
 

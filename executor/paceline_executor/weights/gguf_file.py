@@ -5,6 +5,8 @@ what converting a Hugging Face model to GGUF did to the rows of the query and ke
 library's. It does not know the file layout (`gguf_header` does), the tokenizer, or how the model computes.
 """
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo, read_gguf_header
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 
+_FLOATING_POINT = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
 MAX_CONTEXT_LENGTH = 1 << 24
 MAX_DIMENSION = 1 << 24
 # Rows are dequantised in groups by the library; longer rows than the model's make fewer, larger groups.
@@ -83,6 +86,15 @@ class GgufCheckpoint:
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self._config
+
+    @property
+    def quantization(self) -> str:
+        """See `Checkpoint.quantization`."""
+        sizes: Counter[GGMLQuantizationType] = Counter()
+        for info in self._infos.values():
+            sizes[info.quantization] += math.prod(info.shape)
+        ((most_common, _),) = sizes.most_common(1)
+        return "" if most_common in _FLOATING_POINT else most_common.name
 
     def tensor(self, name: str) -> Float32Array:
         """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
