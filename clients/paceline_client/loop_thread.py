@@ -27,13 +27,18 @@ class _Call(Generic[Answer]):
 
     def start(self) -> None:
         """Called on the loop."""
+        if self.outcome.done():
+            return
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """Called on the loop, after `start`."""
+        """Called on the loop; before `start` when the caller was interrupted on the way there."""
         if self._task is not None:
             self._task.cancel()
+        else:
+            self._work.close()
+            self.outcome.set_exception(ClientClosedError("the call was interrupted before it began"))
 
     def _ended(self, task: asyncio.Task[Answer]) -> None:
         if task.cancelled():
@@ -64,18 +69,17 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """Run a coroutine to its end. An interrupt of the caller cancels it. `ClientClosedError` after `close`."""
         call = _Call(work)
+        loop = None
         try:
             with self._lock:
                 # Under the lock: what is begun before `close` is begun before the loop is told to stop.
                 loop = self._started_loop()
                 loop.call_soon_threadsafe(call.start)
-        except BaseException:
-            work.close()
-            raise
-        try:
             return call.outcome.result()
         except BaseException:
-            if not call.outcome.done():
+            if loop is None:
+                work.close()
+            elif not call.outcome.done():
                 # Ctrl-C: the work must not go on for nobody, and must have ended before what it used is touched again.
                 loop.call_soon_threadsafe(call.cancel)
                 concurrent.futures.wait([call.outcome], timeout=_CANCEL_SECONDS)

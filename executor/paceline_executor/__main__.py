@@ -16,9 +16,6 @@ from typing import NoReturn
 from paceline_executor import errors
 from paceline_executor.config import Config, parse_config
 
-# How long a thread busy in Python may keep another one waiting; the default of 5 ms is as long as a whole step.
-_SWITCH_INTERVAL_S = 0.0005
-
 
 class ExitCode(enum.IntEnum):
     """Why the process ended; `--help` explains them."""
@@ -49,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline_executor.logs import set_up_logs
 
     set_up_logs(config.log_level)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         code = uvloop.run(_run(config))
     except errors.ExecutorError as error:

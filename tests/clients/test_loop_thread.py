@@ -105,3 +105,30 @@ def test_unused_work_is_closed(loop_thread):
     with pytest.raises(ClientClosedError):
         loop_thread.run(work)
     assert work.cr_frame is None
+
+
+@pytest.mark.parametrize("is_scheduled", [True, False])
+def test_an_interrupt_on_the_way_to_the_work_ends_it_too(loop_thread, monkeypatch, is_scheduled):
+    """Nothing goes on for a caller that was interrupted just before or just after the work was handed over."""
+    loop_thread.run(answer())
+    schedule, num_calls, ended = loop_thread._loop.call_soon_threadsafe, 0, threading.Event()
+
+    async def go_on_forever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    def interrupted(callback, *arguments):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1 or is_scheduled:
+            schedule(callback, *arguments)
+        if num_calls == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop_thread._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop_thread.run(go_on_forever())
+    assert ended.is_set() == is_scheduled
+    assert loop_thread.run(answer()) == "test"

@@ -8,7 +8,7 @@ import pytest
 from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
 
 NUM_STREAMS = 16
-STOPPING = Stopping(max_tokens=40, ignore_eos=True)
+STOPPING = Stopping(max_tokens=32, ignore_eos=True)
 
 
 def requests():
@@ -39,11 +39,14 @@ async def start(client):
 
 
 @pytest.fixture(scope="module")
-async def undisturbed(own_system):
+def undisturbed(own_system):
     """What the requests generate when nothing happens."""
-    async with AsyncClient(own_system.api) as client:
-        results = [await client.generate(**request) for request in requests()]
-    return [result.token_ids for result in results]
+
+    async def generate():
+        async with AsyncClient(own_system.api) as client:
+            return await asyncio.gather(*(client.generate(**request) for request in requests()))
+
+    return [result.token_ids for result in asyncio.run(generate())]
 
 
 async def test_an_executor_that_is_killed_loses_no_request_and_no_token(own_system, undisturbed):

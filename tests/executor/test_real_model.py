@@ -67,7 +67,9 @@ def plain(runner, prompts):
 
 @pytest.fixture(scope="module")
 def oracle(path):
-    """transformers' Llama with the weights and the configuration that transformers reads from the file."""
+    """transformers' Llama with the weights and the configuration that transformers reads from the file; one thread."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     config = LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
     with torch.device("meta"):
         empty = LlamaForCausalLM(config)
@@ -75,7 +77,8 @@ def oracle(path):
     model = LlamaForCausalLM(config).eval()
     assert not model.load_state_dict(tensors, strict=False).unexpected_keys
     model.tie_weights()
-    return model
+    yield model
+    torch.set_num_threads(num_threads)
 
 
 @torch.no_grad()
