@@ -242,6 +242,13 @@ async def test_a_drain_is_announced_and_ends_the_session_when_its_requests_are_d
         await server.edge.drained()
 
 
+async def test_a_scheduler_that_shuts_down_lists_no_models(server, stub):
+    """Who waits for it to be ready waits for its successor."""
+    server.edge.drain("restart", grace_s=1.0)
+    with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+        await stub.ListModels(pb.ListModelsRequest())
+
+
 async def test_a_session_that_begins_while_draining_ends_at_once(server, stub):
     """With the announcement."""
     server.edge.drain("restart", grace_s=1.0)

@@ -113,7 +113,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """ListModels lists the models that attached executors serve.
+        """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -85,14 +85,18 @@ class Edge:
 
     # Requests
 
+    def require_open(self) -> None:
+        """Raise DrainingError when nothing new is taken."""
+        if self._drain_notice is not None:
+            raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+
     def open(self, key: RequestKey, outbox: Outbox) -> RequestStream:
         """Begin a request.
 
         Raises InvalidRequestError for the key, DrainingError, QueueFullError for a full session, DuplicateRequestError.
         """
         check_key(key)
-        if self._drain_notice is not None:
-            raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+        self.require_open()
         if outbox.num_open >= self.limits.max_session_requests:
             raise QueueFullError(f"this session runs {outbox.num_open} requests, the limit", _SESSION_FULL_RETRY_S)
         if key in self._by_key:

@@ -69,7 +69,8 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
-        """List the models that are served."""
+        """List the models that can be asked now: none in a scheduler that is shutting down, which says so."""
+        self._edge.require_open()
         return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.backend.models()])
 
     @override
