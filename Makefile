@@ -30,6 +30,10 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 soak: $(VENV)/.dev  ## The long variants of the tests: more seeds, more prompts. Takes hours.
 	@$(BIN)/python -m pytest -m soak --soak --timeout 0
 
+.PHONY: figures
+figures: $(VENV)/.run  ## Measure the figures of the README on this machine and print them.
+	@PYTHONPATH=tools $(BIN)/python -m figures
+
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate the Python modules from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate

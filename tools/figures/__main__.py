@@ -21,7 +21,7 @@ from paceline_client import AsyncClient, Sampling, Stopping
 
 _NUM_STREAMS = (1, 8, 32)
 _PROMPT_TOKENS = 64
-_OUTPUT_TOKENS = 48
+_OUTPUT_TOKENS = 32
 _LONG_PROMPT_TOKENS = 520
 _NUM_COLD_STARTS = 5
 _prompt_numbers = count()

@@ -33,8 +33,9 @@ from paceline_kernels.block_copy import block_copy
 from paceline_kernels.sampling import Samples, sample
 from paceline_kernels.warm_up import cpu_warm_up_calls
 
-# Sizes whose step times are measured: a decode, a batch of decodes, two chunks.
+# Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256)
+_NUM_MEASUREMENTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class CpuRunner:
         return self._num_threads
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk. Empties the KV cache."""
+        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk. Leaves the KV cache empty."""
         jit.set_num_threads(self._num_threads)
         calls = cpu_warm_up_calls()
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_row_tokens()]
@@ -129,9 +130,9 @@ class CpuRunner:
         return min(self._geometry.num_blocks * self._geometry.block_size, self._config.max_model_len)
 
     def _measure(self, num_tokens: int) -> int:
-        """The faster of two steps with one chunk of this many tokens, in ns: the first also touches fresh memory."""
+        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only make steps slower."""
         batch = _chunk(num_tokens, self._geometry.block_size)
-        outputs = [self.execute(batch) for _ in range(2)]
+        outputs = [self.execute(batch) for _ in range(_NUM_MEASUREMENTS)]
         return min(output.forward_ns + output.sample_ns for output in outputs)
 
 
