@@ -23,6 +23,7 @@ _NUM_STREAMS = (1, 8, 32)
 _PROMPT_TOKENS = 64
 _OUTPUT_TOKENS = 32
 _LONG_PROMPT_TOKENS = 520
+_LONG_OUTPUT_TOKENS = 600  # long enough that the first still run when the last begins
 _NUM_COLD_STARTS = 5
 _prompt_numbers = count()
 
@@ -62,6 +63,7 @@ async def _load(client: AsyncClient, num_streams: int) -> Load:
     start = time.perf_counter()
     arrivals = await asyncio.gather(*(_arrivals(client, _PROMPT_TOKENS, _OUTPUT_TOKENS) for _ in range(num_streams)))
     elapsed = time.perf_counter() - start
+    print(f"{num_streams} streams: {num_streams * _OUTPUT_TOKENS / elapsed:.1f} tokens/s", file=sys.stderr)
     gaps = [later - earlier for times in arrivals for earlier, later in pairwise(times[1:])]
     return Load(
         num_streams,
@@ -93,7 +95,9 @@ def _prompt(num_tokens: int) -> list[int]:
 async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
     """Look at the pool while 32 requests of more than 512 tokens decode."""
     num_streams = max(_NUM_STREAMS)
-    running = [asyncio.create_task(_arrivals(client, _LONG_PROMPT_TOKENS, _OUTPUT_TOKENS)) for _ in range(num_streams)]
+    running = [
+        asyncio.create_task(_arrivals(client, _LONG_PROMPT_TOKENS, _LONG_OUTPUT_TOKENS)) for _ in range(num_streams)
+    ]
     best = KvUse(0.0, 0.0)
     async with grpc.aio.insecure_channel(addresses.admin) as channel:
         admin = AdminServiceStub(channel)
@@ -103,7 +107,10 @@ async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
             mean_context = executor.num_filled_slots / max(1, executor.num_running_requests)
             if executor.num_running_requests == num_streams and mean_context >= _LONG_PROMPT_TOKENS:
                 best = KvUse(executor.num_filled_slots / executor.num_owned_slots, mean_context)
-    await asyncio.gather(*running)
+                break
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
     return best
 
 
