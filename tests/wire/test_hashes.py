@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline_client.hashing import rolling_hash
 from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.plan import Grants
-from paceline_scheduler.core.executor_state import _fold_grants as core_fold_grants
+from paceline_scheduler.core.executor_state import fold_grants as core_fold_grants
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
 from paceline_scheduler.simulator.executor import fold_grant_hash
 
@@ -60,5 +60,5 @@ def test_scheduler_simulator_and_executor_agree_on_the_grants(triples):
         simulated = fold_grant_hash(simulated, *triple)
 
     assert hash_grants(START, Grants(*columns.T)) == expected
-    assert core_fold_grants(START, triples) == expected
+    assert core_fold_grants(START, Grants(*columns.T)) == expected
     assert simulated == expected

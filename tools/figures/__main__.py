@@ -23,7 +23,7 @@ _NUM_STREAMS = (1, 8, 32)
 _PROMPT_TOKENS = 64
 _OUTPUT_TOKENS = 32
 _LONG_PROMPT_TOKENS = 520
-_LONG_OUTPUT_TOKENS = 600  # long enough that the first still run when the last begins
+_LONG_OUTPUT_TOKENS = 1500  # long enough that the first still run when the last begins
 _NUM_COLD_STARTS = 5
 _prompt_numbers = count()
 

@@ -20,6 +20,7 @@ from paceline_scheduler.core.rows import ENDING, LEAVING, RUNNING, RowColumns, R
 from paceline_scheduler.core.step_time import StepTimeModel
 
 _MASK = (1 << 64) - 1
+_ROW_SHIFT, _INDEX_SHIFT = np.uint64(48), np.uint64(32)
 MAX_PENDING_FORGETS = 4096
 
 
@@ -82,8 +83,9 @@ class ExecutorState:
             live.num_preemptions += 1
             tags += self._tag_filled(row)
             releases.append(self._release(row, None))
-        placements, shared, grants = self._place(decision.admissions, now)
-        grants += self._grow(decision.growing_rows)
+        placements, shared, placed = self._place(decision.admissions, now)
+        grown = self._grow(decision.growing_rows)
+        grants = _join(placed, grown) if len(placed.rows) else grown
         index, counts = decision.decode_rows, np.ones(len(decision.decode_rows), dtype=np.int32)
         if len(decision.chunk_rows):
             index = np.concatenate((index, decision.chunk_rows))
@@ -92,7 +94,7 @@ class ExecutorState:
         self.rows.num_scheduled[index] = num_scheduled
         self.rows.last_turn[index] = np.arange(self._num_turns, self._num_turns + len(index))
         self._num_turns += len(index)
-        self._grant_hash = _fold_grants(_fold_grants(self._grant_hash, grants), shared)
+        self._grant_hash = fold_grants(fold_grants(self._grant_hash, grants), shared)
         plan = BatchPlan(
             incarnation=self.description.incarnation,
             epoch=self.description.epoch,
@@ -103,8 +105,8 @@ class ExecutorState:
             tags=tuple(tags),
             releases=tuple(releases),
             placements=placements,
-            grants=_grants(grants),
-            shared=_grants(shared),
+            grants=grants,
+            shared=shared,
             forget=tuple(self.pending_forgets),
         )
         self.pending_forgets.clear()
@@ -147,10 +149,10 @@ class ExecutorState:
         self.rows.state[row] = LEAVING
         return Release(row, final)
 
-    def _place(
-        self, admissions: tuple[Admission, ...], now: float
-    ) -> tuple[tuple[Placement, ...], list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-        """Put requests on rows; returns the placements, and shared and granted (row, index, block) entries."""
+    def _place(self, admissions: tuple[Admission, ...], now: float) -> tuple[tuple[Placement, ...], Grants, Grants]:
+        """Put requests on rows; returns the placements, and the shared and the new blocks of their tables."""
+        if not admissions:
+            return (), NO_GRANTS, NO_GRANTS
         # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
         for admission in admissions:
             for block in admission.hits:
@@ -164,7 +166,7 @@ class ExecutorState:
             shared += [(row, index, block) for index, block in enumerate(hits)]
             granted += [(row, len(hits) + index, block) for index, block in enumerate(fresh)]
             placements.append(self._occupy(admission, [*hits, *fresh], now))
-        return tuple(placements), shared, granted
+        return tuple(placements), _grants(shared), _grants(granted)
 
     def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
@@ -189,15 +191,16 @@ class ExecutorState:
             waited_s=max(0.0, now - live.submitted_s),
         )
 
-    def _grow(self, rows: RowIndex) -> list[tuple[int, int, int]]:
+    def _grow(self, rows: RowIndex) -> Grants:
         """Give each of these rows the next block of its table."""
-        granted = []
-        for row, block in zip(rows.tolist(), self.pool.allocate(len(rows)), strict=True):
-            table = self.rows.tables[row]
-            granted.append((row, len(table), block))
-            table.append(block)
-        self.rows.num_slots[rows] += self.block_size
-        return granted
+        if not len(rows):
+            return NO_GRANTS
+        blocks = self.pool.allocate(len(rows))
+        for row, block in zip(rows.tolist(), blocks, strict=True):
+            self.rows.tables[row].append(block)
+        num_slots = self.rows.num_slots[rows]
+        self.rows.num_slots[rows] = num_slots + self.block_size
+        return Grants(rows.astype(np.int32), num_slots // self.block_size, np.array(blocks, dtype=np.int32))
 
     def _live(self, row: int) -> LiveRequest:
         live = self.rows.live[row]
@@ -206,16 +209,25 @@ class ExecutorState:
 
 
 def _grants(triples: list[tuple[int, int, int]]) -> Grants:
+    """Return columns of (row, index, block) entries."""
     if not triples:
         return NO_GRANTS
-    columns = np.array(triples, dtype=np.int32).reshape(-1, 3)
+    columns = np.array(triples, dtype=np.int32)
     return Grants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
 
 
-def _fold_grants(value: int, triples: list[tuple[int, int, int]]) -> int:
+def _join(first: Grants, second: Grants) -> Grants:
+    return Grants(
+        np.concatenate((first.rows, second.rows)),
+        np.concatenate((first.indices, second.indices)),
+        np.concatenate((first.block_ids, second.block_ids)),
+    )
+
+
+def fold_grants(value: int, grants: Grants) -> int:
     """Return the grant hash after these entries; the rule is that of paceline.v1.StepResult.grant_hash."""
-    for row, index, block in triples:
-        word = ((row << 48) + (index << 32) + block) & _MASK
+    words = (grants.rows.astype(np.uint64) << _ROW_SHIFT) + (grants.indices.astype(np.uint64) << _INDEX_SHIFT)
+    for word in (words + grants.block_ids.astype(np.uint64)).tolist():
         value = ((value ^ word) * 0x100000001B3) & _MASK
         value ^= value >> 32
     return value

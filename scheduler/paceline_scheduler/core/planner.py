@@ -129,7 +129,7 @@ def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimit
     num_available -= len(growing_rows)
     chunks = _continue_prefills(rows, set(preemptions), budget)
     # Who was just preempted for want of blocks would be the first to be admitted again.
-    admissions = () if preemptions else _admit(view, waiting, budget, num_available, chunks)
+    admissions = () if preemptions or not waiting else _admit(view, waiting, budget, num_available, chunks)
     return Decision(
         preemptions=preemptions,
         decode_rows=decode_rows,
