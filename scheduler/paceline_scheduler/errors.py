@@ -14,7 +14,6 @@ SchedulerError
 ├── RequestFailedError           a request that was taken has failed
 │   ├── DeadlineExceededError    its timeout passed
 │   ├── ExecutorFailedError      the executor reported a failure of this request alone
-│   ├── PoolExhaustedError       it outgrew the KV cache although it ran alone
 │   ├── SlowConsumerError        its client left too much output unread
 │   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
 ├── ConfigError                  an option of the command line cannot be meant; the process ends
@@ -103,10 +102,6 @@ class ExecutorFailedError(RequestFailedError):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class PoolExhaustedError(RequestFailedError):
-    """The request ran alone and still found no free KV block."""
 
 
 class SlowConsumerError(RequestFailedError):

@@ -22,7 +22,6 @@ REFUSALS_AND_FAILURES = [
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
-    (errors.PoolExhaustedError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "POOL_EXHAUSTED"),
     (errors.SlowConsumerError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
     (errors.GivenUpError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     (errors.DivergenceError("x"), grpc.StatusCode.INTERNAL, "DIVERGENCE"),

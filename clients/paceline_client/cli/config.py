@@ -17,7 +17,7 @@ __all__ = ["DEFAULT_TARGET", "TargetOption", "quieten_grpc", "wants_traceback"]
 
 def quieten_grpc() -> None:
     """Keep gRPC's own log lines out of the terminal, here and in the processes started from here."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def wants_traceback() -> bool:
