@@ -76,7 +76,10 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="known name or GGUF file (default: %(default)s)"
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="known name, GGUF file or folder with one (default: %(default)s)",
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="what requests call the model (default: its name or file name)"

@@ -114,9 +114,13 @@ def limits_for(config: Config, model: ModelConfig, free_bytes: int) -> RowLimits
         raise LimitError(f"{sentence}: {model.max_model_len}")
     max_model_len = config.max_model_len or model.max_model_len
     num_blocks = _num_blocks(config, model, max_model_len, free_bytes)
+    num_slots = num_blocks * config.block_size
+    if config.max_model_len is not None and config.max_model_len > num_slots:
+        sentence = f"--max-model-len {config.max_model_len} is more than the {num_slots} tokens that the KV cache holds"
+        raise ShortMemoryError(f"{sentence}; raise --kv-cache-memory or free memory")
     return RowLimits(
         num_rows=config.max_num_seqs,
-        max_model_len=min(max_model_len, num_blocks * config.block_size),
+        max_model_len=min(max_model_len, num_slots),
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_blocks=num_blocks,
         block_size=config.block_size,

@@ -139,6 +139,13 @@ def test_a_cut_file_in_the_cache_is_fetched_again(place):
     assert place.resolve().read_bytes() == CONTENT
 
 
+def test_a_damaged_file_in_the_cache_is_fetched_again(place):
+    """One byte is another, the size is right."""
+    path = place.resolve()
+    path.write_bytes(bytes([CONTENT[0] ^ 1]) + CONTENT[1:])
+    assert place.resolve().read_bytes() == CONTENT
+
+
 def test_several_at_once_download_once(place):
     """The others find the file when their turn comes."""
     threads = [threading.Thread(target=place.resolve) for _ in range(3)]

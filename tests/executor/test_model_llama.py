@@ -73,7 +73,7 @@ def test_logits_equal_those_of_transformers(shape):
     token_ids = random_ids(300)
     cache_shape = (config.num_layers, 20, config.num_kv_heads, 16, config.head_dim)
     kv_cache = KvCache(torch.full(cache_shape, float("nan")), torch.full(cache_shape, float("nan")))
-    ours = LlamaModel(checkpoint, torch.device("cpu")).forward(one_row_inputs(token_ids, 16), kv_cache)
+    ours = LlamaModel(checkpoint, torch.device("cpu"), 300).forward(one_row_inputs(token_ids, 16), kv_cache)
     with torch.no_grad():
         theirs = oracle(checkpoint)(torch.tensor([token_ids])).logits[0]
     assert (ours - theirs).abs().max() < 1e-4

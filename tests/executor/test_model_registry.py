@@ -11,10 +11,10 @@ from paceline_executor.testing.tiny import tiny_checkpoint
 
 def test_llama_is_computed_by_the_llama_model():
     """The name in the checkpoint is the key."""
-    assert isinstance(build_model(tiny_checkpoint(), torch.device("cpu")), LlamaModel)
+    assert isinstance(build_model(tiny_checkpoint(), torch.device("cpu"), 256), LlamaModel)
 
 
 def test_an_unknown_architecture_is_refused_by_name():
     """The sentence says what is known."""
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: llama"):
-        build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"))
+        build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"), 256)

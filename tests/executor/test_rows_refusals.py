@@ -82,8 +82,17 @@ MALFORMED = {
     "a block in a table is granted": (plan(grants=[(0, 2, 2)]), PlanFault.BLOCK_IN_USE),
     "a shared block is granted": (plan(grants=[(0, 2, 0)]), PlanFault.BLOCK_IN_USE),
     "a block is granted twice": (plan(grants=[(0, 2, 4), (1, 2, 4)]), PlanFault.BLOCK_IN_USE),
-    "a replaced block comes with a free row": (plan([(2, 1)], grants=[(1, 1, 4)]), PlanFault.ROW_NOT_IN_USE),
+    "a replaced block comes with a free row": (
+        plan([(2, 1)], grants=[(1, 1, 4)], copies=[(2, 4)]),
+        PlanFault.ROW_NOT_IN_USE,
+    ),
     "a shared block comes with a free row": (plan([(2, 1)], shared=[(0, 2, 0)]), PlanFault.ROW_NOT_IN_USE),
+    "a block takes the place of computed tokens": (plan(grants=[(0, 0, 4)]), PlanFault.CONTENTS_LOST),
+    "a block takes the place of computed tokens as a copy of others": (
+        plan(grants=[(0, 1, 4)], copies=[(0, 4)]),
+        PlanFault.CONTENTS_LOST,
+    ),
+    "a shared block takes the place of computed tokens": (plan(shared=[(0, 1, 0)]), PlanFault.CONTENTS_LOST),
     "a grant leaves a gap": (plan(grants=[(0, 3, 4)]), PlanFault.BLOCK_INDEX),
     "a grant lies beyond the context": (plan(grants=[(0, 4, 4)]), PlanFault.BLOCK_INDEX),
     "a cell is granted twice": (plan(grants=[(0, 2, 4), (0, 2, 5)]), PlanFault.BLOCK_INDEX),

@@ -155,6 +155,18 @@ def test_a_copied_block_can_be_written_without_touching_its_source(engine):
     assert _tokens_of(first) == [reference(prompt, 2)[1], reference(other, 2)[1]]
 
 
+def test_a_shared_block_can_be_replaced_by_its_copy(engine):
+    """Copy on write in the middle of a request's life."""
+    prompt = [1, 2, 3, 4]
+    engine.execute(plan([(0, 4)], place=[placement(0, prompt)], grants=[(0, 0, 0)]))
+    place = [placement(1, [*prompt, 5], num_cached_tokens=4)]
+    engine.execute(plan([(1, 1)], step_id=2, place=place, shared=[(1, 0, 0)], grants=[(1, 1, 1)]))
+
+    result = engine.execute(plan([(1, 1)], step_id=3, copies=[(0, 2)], grants=[(1, 0, 2)])).result
+
+    assert _tokens_of(result) == reference([*prompt, 5], 2)[1:]
+
+
 def test_a_block_released_in_a_plan_may_be_granted_in_the_same_plan(engine):
     """Plan order is device order."""
     engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 5)]))

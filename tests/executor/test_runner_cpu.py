@@ -210,6 +210,12 @@ def test_a_batch_that_names_what_does_not_exist_is_refused(checkpoint, change, e
         new_runner(checkpoint).execute(dataclasses.replace(one_token_batch(), **change))
 
 
+def test_positions_beyond_the_pool_take_no_memory():
+    """A file may claim any context length; what the rotary table covers is what the blocks can hold."""
+    runner = new_runner(tiny_checkpoint(max_model_len=1 << 24), num_blocks=4, block_size=16)
+    assert len(runner._model._rope_table) == 64
+
+
 def test_warm_up_reports_each_step_and_measures_rising_times(checkpoint):
     """Sizes that fit are measured; the KV cache is empty afterwards."""
     seen = []

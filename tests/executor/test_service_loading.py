@@ -58,6 +58,13 @@ def test_a_row_is_no_longer_than_the_pool(config):
     assert limits.max_model_len == 9 * 16
 
 
+def test_a_length_that_was_asked_for_is_not_lowered_in_silence(config):
+    """It says what to do instead."""
+    asked = replace(config, kv_cache_memory=9 * BLOCK_BYTES, max_model_len=9 * 16 + 1)
+    with pytest.raises(ShortMemoryError, match=r"--max-model-len 145 .* 144 tokens .* raise --kv-cache-memory"):
+        limits_for(asked, TINY_CONFIG, GIB)
+
+
 def test_a_row_is_as_long_as_asked_for(config):
     """Up to what the model was trained for."""
     assert limits_for(replace(config, max_model_len=77), TINY_CONFIG, GIB).max_model_len == 77

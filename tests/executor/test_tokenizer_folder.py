@@ -5,8 +5,9 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from paceline_executor.errors import ModelCorruptError, ModelNotFoundError
-from paceline_executor.weights import GenerationDefaults, load_tokenizer
+from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
+from paceline_executor.weights import GenerationDefaults, load_checkpoint, load_tokenizer
 
 SPECIAL = ["<s>", "<|eot_id|>", "<pad>"]
 
@@ -50,6 +51,15 @@ def test_a_folder_is_read_whole(tmp_path):
     assert bundle.defaults == GenerationDefaults(temperature=0.6, top_p=0.9, top_k=40)
     assert bundle.chat_template == "{{ messages }}"
     assert Tokenizer.from_str(bundle.tokenizer_json.decode()).encode("a<s>").ids == [0, 3]
+
+
+def test_a_folder_may_hold_its_weights_in_a_gguf_file(tmp_path):
+    """The folder's own tokenizer goes before the file's."""
+    checkpoint = RandomCheckpoint()
+    path = gguf_parts(checkpoint).write(tmp_path / "tiny.gguf")
+    assert load_checkpoint(tmp_path).config == checkpoint.config
+    assert load_tokenizer(tmp_path) == load_tokenizer(path)
+    assert load_tokenizer(write_folder(tmp_path)) != load_tokenizer(path)
 
 
 def test_a_lone_tokenizer_json_is_enough(tmp_path):
@@ -96,9 +106,17 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    """The message says what to give instead."""
-    with pytest.raises(ModelNotFoundError, match=r"has no tokenizer\.json; give a folder with one, or a GGUF file"):
+    """The message says what is missing."""
+    with pytest.raises(UnsupportedModelError, match="a folder without a GGUF file"):
         load_tokenizer(tmp_path)
+
+
+def test_a_folder_with_several_models_is_refused(tmp_path):
+    """Which one is meant is for the user to say."""
+    for name in ("small.gguf", "large.gguf"):
+        gguf_parts(RandomCheckpoint()).write(tmp_path / name)
+    with pytest.raises(UnsupportedModelError, match=r"2 GGUF files, large\.gguf the first; give the path of one"):
+        load_checkpoint(tmp_path)
 
 
 BROKEN = {

@@ -342,6 +342,17 @@ def test_an_unknown_tokenizer_is_named(tmp_path, key):
         bundle_of(tmp_path, byte_level_metadata() | {key: value})
 
 
+def test_a_vocabulary_that_would_lose_text_is_refused(tmp_path):
+    """What it has no token for needs the unknown token or the 256 bytes."""
+    metadata = sentence_piece_metadata()
+    del metadata["tokenizer.ggml.unknown_token_id"]
+    assert encode(tokenizer_of(bundle_of(tmp_path, metadata)), "日")[-3:] == [4 + byte for byte in "日".encode()]
+
+    metadata["tokenizer.ggml.tokens"][4] = "no byte"
+    with pytest.raises(ModelCorruptError, match="neither an unknown token nor one for each of the 256 bytes"):
+        bundle_of(tmp_path, metadata)
+
+
 def test_more_tokens_than_embeddings_are_refused(tmp_path):
     """An id without a row in the embedding would end a step."""
     config = replace(RandomCheckpoint().config, vocab_size=200)

@@ -34,7 +34,7 @@ class LlamaLayer:
 class LlamaModel:
     """A Llama-architecture model, see `Model`."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> None:
         config = checkpoint.config
         self._config = config
         self._embedding = read_tensor(checkpoint, "model.embed_tokens.weight", device)
@@ -45,7 +45,7 @@ class LlamaModel:
             if config.tie_word_embeddings
             else read_linear(checkpoint, ("lm_head.weight",), device)
         )
-        self._rope_table = rope_table(config.max_model_len, config.head_dim, config.rope_theta).to(device)
+        self._rope_table = rope_table(max_model_len, config.head_dim, config.rope_theta).to(device)
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""

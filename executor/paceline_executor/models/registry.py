@@ -9,13 +9,13 @@ from paceline_executor.models.interface import Model
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.weights.checkpoint import Checkpoint
 
-ARCHITECTURES: Mapping[str, Callable[[Checkpoint, torch.device], Model]] = {
+ARCHITECTURES: Mapping[str, Callable[[Checkpoint, torch.device, int], Model]] = {
     "llama": LlamaModel,
 }
 
 
-def build_model(checkpoint: Checkpoint, device: torch.device) -> Model:
-    """Read all weights and put the model together on the device.
+def build_model(checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> Model:
+    """Read all weights and put the model together on the device, for positions below `max_model_len`.
 
     Raises UnsupportedModelError for an architecture this version does not compute.
     """
@@ -24,4 +24,4 @@ def build_model(checkpoint: Checkpoint, device: torch.device) -> Model:
     if build is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(f"the architecture '{architecture}' is not supported; this version runs: {known}")
-    return build(checkpoint, device)
+    return build(checkpoint, device, max_model_len)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows.columns import NO_BLOCK, RowColumns
-from paceline_executor.rows.plan import Grants
+from paceline_executor.rows.plan import NO_COPIES, Copies, Grants
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 
@@ -32,15 +32,18 @@ class BlockTables:
         """A copy of a row's block table, [num_blocks of the row]."""
         return self._columns.block_table[row, : self._columns.num_blocks[row]].copy()
 
-    def put(self, grants: Grants, shared: Grants, undo: Undo) -> None:
+    def put(self, grants: Grants, shared: Grants, copies: Copies, undo: Undo) -> None:
         """Fill cells: with blocks to write to, then with blocks to read only. Columns are in range, rows in use.
 
-        Raises PlanError when a block to write to is in a table already, when a block or cell is granted twice, or when
-        a table is left with a gap.
+        Raises PlanError when a block to write to is in a table already, when a block or cell is granted twice, when
+        computed tokens would be lost because a block replaces theirs without being a copy, or when a table is left
+        with a gap.
         """
         if grants.rows.size:
+            self._keep_contents(grants, copies)
             self._grant(grants, undo)
         if shared.rows.size:
+            self._keep_contents(shared, NO_COPIES)
             self._share(shared, undo)
         for given in (grants, shared):
             # Cells are distinct and tables had no gaps: if each cell lies below the new count, there are none now.
@@ -69,6 +72,21 @@ class BlockTables:
         columns.num_blocks[row] = num_blocks
         columns.num_shared[row] = min(columns.num_shared[row], num_blocks)
         columns.num_computed[row] = min(columns.num_computed[row], num_blocks * columns.block_size)
+
+    def _keep_contents(self, grants: Grants, copies: Copies) -> None:
+        """Refuse to put another block where a row's computed tokens are, unless it is a copy of what they are in."""
+        columns, rows = self._columns, grants.rows
+        before = columns.block_table[rows, grants.indices]
+        starts = grants.indices.astype(np.int64) * columns.block_size
+        is_lost = (before != NO_BLOCK) & (starts < columns.num_computed[rows])
+        if not is_lost.any():
+            return
+        copied = set(zip(copies.sources.tolist(), copies.destinations.tolist(), strict=True))
+        cells = (rows[is_lost], before[is_lost], grants.block_ids[is_lost])
+        for row, old, new in zip(*(column.tolist() for column in cells), strict=True):
+            if (old, new) not in copied:
+                sentence = f"block {new} takes the place of block {old} with computed tokens of row {row}"
+                raise PlanError(PlanFault.CONTENTS_LOST, f"{sentence} and is no copy of it")
 
     def _grant(self, grants: Grants, undo: Undo) -> None:
         held = grants.block_ids[self._num_holders[grants.block_ids] > 0]

@@ -223,7 +223,7 @@ class RowTable:
             stray = grants.rows[~columns.in_use[grants.rows]]
             if stray.size:
                 raise PlanError(PlanFault.ROW_NOT_IN_USE, f"row {stray[0]} is given blocks but holds no request")
-        self._block_tables.put(plan.grants, plan.shared, undo)
+        self._block_tables.put(plan.grants, plan.shared, plan.copies, undo)
         self._tags.clear(plan.grants.block_ids, undo)
         self._hash_grants(plan, undo)
         for placement in plan.placements:

@@ -70,7 +70,7 @@ class CpuRunner:
         self._on_progress = on_progress
         self._clock_ns = clock_ns
         self._geometry = _geometry(checkpoint.config, num_blocks, block_size)
-        self._model = build_model(checkpoint, torch.device("cpu"))
+        self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens())
         self._kv_cache = _allocate_kv(self._geometry)
 
     @property

