@@ -14,7 +14,7 @@ import grpc.aio
 from paceline_client import wire
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
-from paceline_client.errors import PacelineError, UnavailableError
+from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
 from paceline_client.exchange import Exchange
 from paceline_client.requests import (
     MessageLike,
@@ -39,13 +39,18 @@ class AsyncStream:
     """The output of one request as it comes: iterate over it once, then read `result`.
 
     The request is sent when the first delta is asked for. Leaving the loop early, `aclose`, and the cancellation of the
-    task that iterates each cancel the request on the server.
+    task that iterates each cancel the request on the server. Several tasks that iterate share the deltas: each goes
+    to one of them.
     """
 
     def __init__(self, exchange: Exchange, request: Request) -> None:
         self._exchange = exchange
         self._request = request
         self._deltas = exchange.deltas()
+        # The generator serves one caller at a time.
+        self._turn = asyncio.Lock()
+        self._waiting: asyncio.Timeout | None = None
+        self._is_closed = False
 
     @property
     def request_id(self) -> str:
@@ -54,10 +59,16 @@ class AsyncStream:
 
     @property
     def result(self) -> Result:
-        """The whole output. ValueError before the last delta was read."""
-        if self._exchange.result is None:
-            raise ValueError(f"request {self.request_id} has no result yet: read its deltas to the end")
-        return self._exchange.result
+        """The whole output. ValueError before the last delta was read.
+
+        Raises the error that ended the request; `RequestCancelledError` when it was left before its end.
+        """
+        match self._exchange.end:
+            case Result() as result:
+                return result
+            case PacelineError() as error:
+                raise error
+        raise ValueError(f"request {self.request_id} has no result yet: read its deltas to the end")
 
     async def collect(self) -> Result:
         """Read the rest and return the result."""
@@ -66,14 +77,32 @@ class AsyncStream:
         return self.result
 
     async def aclose(self) -> None:
-        """Stop. A request that still runs is cancelled."""
-        await self._deltas.aclose()
+        """Stop. A request that still runs is cancelled; the iteration of a task that waits for a delta ends."""
+        self._is_closed = True
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.reschedule(asyncio.get_running_loop().time())
+        async with self._turn:
+            await self._deltas.aclose()
+            self._exchange.leave()
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
-        return await anext(self._deltas)
+        async with self._turn:
+            if self._is_closed:
+                raise StopAsyncIteration
+            try:
+                # Without a limit of its own: `aclose` sets one, which has passed.
+                async with asyncio.timeout(None) as self._waiting:
+                    return await anext(self._deltas)
+            except TimeoutError:
+                if not self._is_closed:
+                    raise
+                raise StopAsyncIteration from None
+            finally:
+                self._waiting = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -245,8 +274,8 @@ class AsyncClient:
                 if sum(model.num_executors for model in models) >= num_executors:
                     return models
                 error = UnavailableError("the scheduler answers, and no executor is attached to it yet")
-            except UnavailableError as unavailable:
-                error = unavailable
+            except (UnavailableError, RequestTimeoutError) as no_answer:
+                error = no_answer
             if time.monotonic() + _READY_PAUSE_SECONDS >= deadline:
                 raise UnavailableError(f"not ready after {timeout_seconds:g} s: {error}", reason="NOT_READY") from error
             await asyncio.sleep(_READY_PAUSE_SECONDS)
@@ -266,6 +295,6 @@ class AsyncClient:
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
         channel = await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
         try:
-            return await call(channel, self._timeout.call_seconds)
+            return await call(channel, wire.sendable_seconds(self._timeout.call_seconds))
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_call(error) from None

@@ -17,7 +17,7 @@ class Timeout:
     call_seconds: float = 10.0
     """For each short call: listing models, tokenising, cancelling."""
     total_seconds: float | None = None
-    """For a whole request, from the call to its last token. None: no limit."""
+    """For a whole request, from the call to its last token. None, or infinity: no limit."""
 
     def __post_init__(self) -> None:
         _require_positive("connect_seconds", self.connect_seconds)

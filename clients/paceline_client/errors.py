@@ -11,7 +11,7 @@
     │   ├── ConnectFailedError     no connection within `Timeout.connect_seconds`
     │   └── ConnectionLostError    the connection broke while the request ran
     ├── RequestTimeoutError        the request's time is up
-    ├── RequestCancelledError      someone else cancelled the request
+    ├── RequestCancelledError      the request was cancelled before its end
     ├── ServerError                the server failed; its log says why
     ├── StreamError                the output of one request cannot go on
     │   ├── StreamCorruptedError   tokens are missing, doubled or changed
@@ -105,7 +105,7 @@ class RequestTimeoutError(PacelineError):
 
 
 class RequestCancelledError(PacelineError):
-    """Someone else cancelled the request."""
+    """The request was cancelled before its end: by its reader, or on its way."""
 
 
 class ServerError(PacelineError):

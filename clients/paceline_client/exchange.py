@@ -11,7 +11,13 @@ from collections.abc import AsyncGenerator
 
 from paceline_client.config import Retry, Timeout
 from paceline_client.connection import Connection
-from paceline_client.errors import OverloadedError, PacelineError, RequestTimeoutError, UnavailableError
+from paceline_client.errors import (
+    OverloadedError,
+    PacelineError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from paceline_client.inbox import Inbox
 from paceline_client.requests import Request
 from paceline_client.results import Delta, Result
@@ -43,24 +49,37 @@ class Exchange:
         self._connection = connection
         self._request = request
         self._retry = retry
-        self._result: Result | None = None
+        self._end: Result | PacelineError | None = None
 
     @property
-    def result(self) -> Result | None:
-        """The result, once every delta was read."""
-        return self._result
+    def end(self) -> Result | PacelineError | None:
+        """The result once every delta was read, the error that came instead, or None while neither is there."""
+        return self._end
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The deltas in order. Leaving early, by whatever way, cancels the request on the server."""
         clock = _Clock(self._request.timeout)
-        session, inbox, received = await self._begin(clock)
         try:
-            while isinstance(received, Delta):
-                yield received
-                received = await self._next(inbox, clock)
-            self._result = received
+            session, inbox, received = await self._begin(clock)
+            try:
+                while isinstance(received, Delta):
+                    yield received
+                    received = await self._next(inbox, clock)
+                self._end = received
+            finally:
+                session.release(inbox)
+        except PacelineError as error:
+            self._end = error
+            raise
         finally:
-            session.release(inbox)
+            self.leave()
+
+    def leave(self) -> None:
+        """Nobody reads on: what has no end now never gets one."""
+        if self._end is None:
+            self._end = RequestCancelledError(
+                f"request {self._request.request_id} was left before its end, which cancelled it", reason="LEFT"
+            )
 
     async def _begin(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
         """Send the request, again if need be, until its first delta arrives."""
@@ -84,6 +103,9 @@ class Exchange:
             raise
 
     async def _next(self, inbox: Inbox, clock: _Clock) -> Delta | Result:
+        if not inbox.is_empty:
+            # Nothing to wait for: a limit would cost more time than the reading.
+            return await inbox.get()
         try:
             async with asyncio.timeout(clock.remaining_seconds()):
                 return await inbox.get()

@@ -78,6 +78,11 @@ class Inbox:
         return self._request_id
 
     @property
+    def is_empty(self) -> bool:
+        """Whether a reader would have to wait."""
+        return not self._unread and self._end is None
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing more can arrive."""
         return self._end is not None

@@ -38,16 +38,11 @@ class Stopping:
     max_tokens: int | None = None
     """None: up to the model's context limit."""
     min_tokens: int | None = None
-    stop: Sequence[str] | str = ()
+    stop: Sequence[str] | str | None = None
     """Texts that end the output; one text may stand alone."""
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-
-    @property
-    def stop_texts(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whichever way it was given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ class Stream:
     """The output of one request as it comes: iterate over it once, then read `result`.
 
     The request is sent when the first delta is asked for. `close`, the end of a `with` block, and dropping the stream
-    each cancel a request that still runs.
+    each cancel a request that still runs. Several threads that iterate share the deltas: each goes to one of them.
     """
 
     def __init__(self, stream: AsyncStream, loop_thread: LoopThread) -> None:
@@ -38,7 +38,10 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """The whole output. ValueError before the last delta was read."""
+        """The whole output. ValueError before the last delta was read.
+
+        Raises the error that ended the request; `RequestCancelledError` when it was left before its end.
+        """
         return self._stream.result
 
     def collect(self) -> Result:
@@ -46,7 +49,7 @@ class Stream:
         return self._loop_thread.run(self._stream.collect())
 
     def close(self) -> None:
-        """Stop. A request that still runs is cancelled."""
+        """Stop. A request that still runs is cancelled; the iteration of a thread that waits for a delta ends."""
         with contextlib.suppress(ClientClosedError):
             self._loop_thread.run(self._stream.aclose())
 

@@ -26,6 +26,8 @@ SessionResponse = pb.SessionResponse
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 MAX_ACKNOWLEDGED_IDS = 4096
+# A hundred years, as good as for ever: clocks and messages cannot hold every float.
+_LONGEST_SECONDS = 100 * 365 * 86400.0
 _MAX_RECEIVED_BYTES = 16 * 1024 * 1024
 _STATUS_DETAILS = "grpc-status-details-bin"
 _FINISH_REASONS = {
@@ -68,7 +70,10 @@ class Received:
 
 
 def open_channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
-    """A channel that dials for itself only: its failures to connect are its own, not those of an earlier channel."""
+    """A channel that dials for itself only: its failures to connect are its own, not those of an earlier channel.
+
+    `InvalidRequestError` for a target that is no text.
+    """
     options: list[tuple[str, str | int]] = [
         ("grpc.use_local_subchannel_pool", 1),
         # A proxy from the environment would swallow connections to loopback and to a cluster's own services.
@@ -78,6 +83,10 @@ def open_channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
+    try:
+        target.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise invalid("target", str(error)) from None
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     if tls.server_name is not None:
@@ -194,7 +203,9 @@ def _read_error(error: sampling_pb.RequestError) -> PacelineError:
 
 async def cancel(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> None:
     """End a request wherever it is."""
-    request = pb.CancelRequest(tenant=tenant, request_id=request_id)
+    request = pb.CancelRequest()
+    _set(request, "tenant", tenant)
+    _set(request, "request_id", request_id)
     await InferenceServiceStub(channel).Cancel(request, timeout=timeout_seconds)
 
 
@@ -206,7 +217,8 @@ async def list_models(channel: grpc.aio.Channel, *, timeout_seconds: float) -> l
 
 async def get_model(channel: grpc.aio.Channel, name: str, *, timeout_seconds: float) -> Model:
     """One model; the empty name is the only one there is."""
-    request = pb.GetModelRequest(model=name)
+    request = pb.GetModelRequest()
+    _set(request, "model", name)
     return _read_model((await InferenceServiceStub(channel).GetModel(request, timeout=timeout_seconds)).model)
 
 
@@ -214,7 +226,9 @@ async def tokenize(
     channel: grpc.aio.Channel, prompt: Prompt, *, model: str, with_texts: bool, timeout_seconds: float
 ) -> Tokens:
     """The tokens of a text or a chat."""
-    request = pb.TokenizeRequest(model=model, return_token_texts=with_texts)
+    request = pb.TokenizeRequest()
+    _set(request, "model", model)
+    _set(request, "return_token_texts", with_texts)
     _set_prompt(request, prompt)
     response = await InferenceServiceStub(channel).Tokenize(request, timeout=timeout_seconds)
     return Tokens(tuple(response.token_ids), tuple(response.token_texts), response.max_model_len)
@@ -229,7 +243,8 @@ async def detokenize(
     timeout_seconds: float,
 ) -> str:
     """The text of tokens."""
-    request = pb.DetokenizeRequest(model=model)
+    request = pb.DetokenizeRequest()
+    _set(request, "model", model)
     _set_all(request, "token_ids", token_ids)
     _set(request, "skip_special_tokens", skip_special_tokens)
     return (await InferenceServiceStub(channel).Detokenize(request, timeout=timeout_seconds)).text
@@ -263,7 +278,7 @@ def _set(message: object, name: str, value: object, path: str = "") -> None:
         raise invalid(path + name, str(error)) from None
 
 
-def _set_all(message: object, name: str, values: Sequence[object], path: str = "") -> None:
+def _set_all(message: object, name: str, values: Sequence[object] | None, path: str = "") -> None:
     if not values:
         # Touching a list would mark the message around it as set.
         return
@@ -298,7 +313,7 @@ def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> No
     try:
         for token_id, bias in sampling.logit_bias.items():
             message.logit_bias[token_id] = bias
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise invalid("sampling.logit_bias", str(error)) from None
 
 
@@ -327,7 +342,7 @@ def _read_sampling(message: sampling_pb.SamplingParams) -> Sampling:
 def _set_stopping(message: sampling_pb.StoppingParams, stopping: Stopping) -> None:
     for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output"):
         _set(message, name, getattr(stopping, name), "stopping.")
-    _set_all(message, "stop", stopping.stop_texts, "stopping.")
+    _set_all(message, "stop", [stopping.stop] if isinstance(stopping.stop, str) else stopping.stop, "stopping.")
     _set_all(message, "stop_token_ids", stopping.stop_token_ids, "stopping.")
 
 
@@ -342,7 +357,12 @@ def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None
     _set(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
 
 
+def sendable_seconds(seconds: float) -> float:
+    """A limit as gRPC and protobuf can hold it: infinity and other huge ones are a hundred years."""
+    return min(seconds, _LONGEST_SECONDS)
+
+
 def _duration(seconds: float) -> Duration:
     duration = Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
+    duration.FromNanoseconds(int(sendable_seconds(seconds) * 1e9))
     return duration

@@ -2,14 +2,17 @@
 
 They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
 scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
-missing one, one called "crash" makes it crash.
+missing one, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the environment, names a file without which the
+scheduler serves no model.
 """
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 
 def log(event, **fields):
@@ -17,13 +20,20 @@ def log(event, **fields):
     print(json.dumps({"event": event, "level": "info", **fields}), flush=True)
 
 
-def wait_for_sigterm():
+def wait_for_sigterm(meanwhile=lambda: None):
     """Return when asked to end."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    meanwhile()
     log("ready")
-    stopping.wait()
+    while not stopping.wait(0.05):
+        meanwhile()
     log("draining")
+
+
+def may_attach():
+    """Whether the scheduler sees its executors: unless it is to wait for a file."""
+    return "ATTACH_WHEN_THERE" not in os.environ or Path(os.environ["ATTACH_WHEN_THERE"]).exists()
 
 
 def scheduler(arguments):
@@ -36,8 +46,8 @@ def scheduler(arguments):
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args(arguments)
     model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
-    with FakeServer(say("The capital of France is Paris."), models=[model], port=int(options.port)):
-        wait_for_sigterm()
+    with FakeServer(say("The capital of France is Paris."), models=[], port=int(options.port)) as server:
+        wait_for_sigterm(lambda: server.set_models([model] if may_attach() else []))
 
 
 def executor(arguments):

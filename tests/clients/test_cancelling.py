@@ -5,8 +5,17 @@ import gc
 
 import pytest
 
-from paceline_client import AsyncClient, ClientClosedError, FinishReason, NotFoundError, RequestTimeoutError, Timeout
-from paceline_client.testing import FakeServer, Hold, Tokens, say
+from paceline_client import (
+    AsyncClient,
+    ClientClosedError,
+    ConnectionLostError,
+    FinishReason,
+    NotFoundError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    Timeout,
+)
+from paceline_client.testing import Break, FakeServer, Hold, Tokens, say
 
 UNFINISHED = [Tokens((1,), "a"), Hold()]
 
@@ -117,3 +126,79 @@ async def test_nothing_is_left_after_closing():
         with pytest.raises(ClientClosedError):
             await anext(stream)
     assert asyncio.all_tasks() == before
+
+
+async def test_closing_a_stream_ends_the_iteration_of_another_task():
+    """The loop simply ends, the server hears of it, and there is a typed error in the place of a result."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        stream = client.stream("?", request_id="r1")
+
+        async def read():
+            return [delta.text async for delta in stream]
+
+        await anext(stream)
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await asyncio.gather(stream.aclose(), stream.aclose())
+        assert await reading == []
+        await server.seen_that(cancelled_is("r1"))
+        with pytest.raises(RequestCancelledError, match="r1"):
+            _ = stream.result
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_closing_a_stream_that_is_still_connecting_ends_it_too():
+    """Before anything was sent there is nothing to cancel, and nobody is left waiting."""
+    client = AsyncClient("127.0.0.1:1")
+    stream = client.stream("?")
+    reading = asyncio.create_task(stream.collect())
+    await asyncio.sleep(0.01)
+    await stream.aclose()
+    with pytest.raises(RequestCancelledError):
+        await reading
+    await client.close()
+
+
+async def test_a_stream_that_was_left_has_no_result():
+    """However it was left: closed, or by the cancellation of its reader."""
+    async with FakeServer(UNFINISHED) as server, AsyncClient(server.target) as client:
+        unread, closed, cancelled = client.stream("?"), client.stream("?"), client.stream("?")
+        await unread.aclose()
+        await anext(closed)
+        await closed.aclose()
+        await anext(cancelled)
+        reading = asyncio.create_task(cancelled.collect())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        for stream in (unread, closed, cancelled):
+            with pytest.raises(RequestCancelledError):
+                _ = stream.result
+
+
+async def test_tasks_that_read_one_stream_share_its_deltas():
+    """Each delta goes to one of them, and the iteration of all of them ends."""
+    async with FakeServer(say("one two three four")) as server, AsyncClient(server.target) as client:
+        stream, came = client.stream("?"), []
+
+        async def read():
+            async for delta in stream:
+                came.append(delta.text)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(read(), read(), read())
+        assert came == ["one", " two", " three", " four", ""]
+        assert stream.result.text == "one two three four"
+
+
+async def test_every_reader_of_a_failed_stream_can_ask_why():
+    """The error goes to the one that waited; the others' iteration ends, and the result raises it."""
+    async with FakeServer([Tokens((1,), "a"), Break()]) as server, AsyncClient(server.target) as client:
+        stream = client.stream("?")
+        with pytest.raises(ConnectionLostError):
+            await stream.collect()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        with pytest.raises(ConnectionLostError):
+            await stream.collect()

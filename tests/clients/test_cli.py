@@ -1,8 +1,10 @@
 """The commands that talk to a scheduler: what they print, where, and with which exit code."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -212,6 +214,20 @@ def run_process(code, **options):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
 
 
+def run_command(*arguments, target, encoding="utf-8", stdout=subprocess.PIPE, stdin_text=""):
+    """Run the command line as a process of its own, in an environment that allows stdout this encoding."""
+    code = "import sys; from paceline_client.cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input=stdin_text,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PACELINE_TARGET": target, "PYTHONIOENCODING": encoding},
+    )
+
+
 def test_without_the_extra_the_command_says_what_to_install():
     """The library needs neither typer nor rich."""
     code = """
@@ -241,6 +257,23 @@ main()
             process.stdout.close()
             assert process.stderr.read() == ""
         assert process.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    """A full disk is nobody's bug: the reason, and the exit code for it."""
+    with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
+        result = run_command(*arguments, target=server.target, stdout=full, stdin_text="hello\n")
+    assert (result.returncode, result.stderr) == (74, "error: input or output failed: No space left on device\n")
+
+
+def test_a_character_that_the_encoding_lacks_is_replaced():
+    """The rest of the answer is worth having; JSON is escaped, and loses nothing."""
+    with FakeServer(say("Grüße, 世界")) as server:
+        text = run_command("generate", "x", target=server.target, encoding="ascii")
+        array = run_command("generate", "x", "--json", target=server.target, encoding="ascii")
+    assert (text.returncode, text.stdout, text.stderr) == (0, "Gr??e, ??\n", "")
+    assert json.loads(array.stdout)["text"] == "Grüße, 世界"
 
 
 def test_an_unforeseen_error_is_one_line():

@@ -40,19 +40,27 @@ def use_fakes(fake_scripts, monkeypatch):
     monkeypatch.setattr(programs, "find_script", lambda name: str(fake_scripts / name))
 
 
-def start_up(fake_scripts, *options):
+def start_up(fake_scripts, *options, attach_seconds=3.0, stderr=subprocess.PIPE, **environment):
     """`paceline up` as a process of its own, on free ports, and its lines on stdout."""
     ports = free_ports(1)
     code = f"""
 import sys
+from paceline_client.cli import services
 from paceline_client.cli.supervisor import programs
+services._ATTACH_SECONDS = {attach_seconds}
 programs.find_script = lambda name: {str(fake_scripts)!r} + "/" + name
 from paceline_client.cli.__main__ import main
 sys.argv = ["paceline", "up", *{list(options)!r},
             "--port", "{ports.scheduler.api}", "--executor-port", "{ports.executors[0].api}"]
 main()
 """
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def read_until(stream, text):
@@ -123,6 +131,29 @@ def test_up_starts_a_killed_service_again(fake_scripts):
     assert re.search(r"was killed by signal 9; starting it again now", text)
 
 
+def test_up_waits_for_executors_as_long_as_there_is_hope(fake_scripts, tmp_path):
+    """It says so, and the death of a service that was ready once does not end it."""
+    file = tmp_path / "attach"
+    with start_up(fake_scripts, attach_seconds=0.1, ATTACH_WHEN_THERE=str(file)) as process:
+        read_until(process.stderr, "scheduler: waiting for its executors")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        read_until(process.stderr, "executor: was killed by signal 9; starting it again now")
+        read_until(process.stderr, "executor: ready")
+        file.touch()
+        assert "Ready: fake" in read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_up_serves_although_nobody_can_be_told(fake_scripts):
+    """A stderr on a full disk costs its lines, not the service."""
+    with Path("/dev/full").open("w") as full, start_up(fake_scripts, stderr=full) as process:
+        read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
 def test_up_gives_up_on_what_can_never_work(fake_scripts):
     """One line, the service's exit code, and the other services are ended."""
     with start_up(fake_scripts, "--model", "broken") as process:
@@ -158,17 +189,23 @@ def option(command, name):
     return command[command.index(name) + 1]
 
 
-def test_only_what_is_asked_for_is_passed_on(use_fakes, monkeypatch):
-    """Unset options are left to the services; several executors share the processors."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+def test_only_what_is_asked_for_is_passed_on(use_fakes):
+    """Unset options are left to the services, which know best what one executor alone can use."""
     (_, alone) = programs_of(deployment())
     assert not {"--max-num-seqs", "--num-threads", "--kv-cache-memory"} & set(alone.command)
     assert alone.name == "executor"
-    (_, one, two) = programs_of(deployment(2))
-    assert option(one.command, "--num-threads") == option(two.command, "--num-threads") == "4"
     (_, full) = programs_of(deployment(max_num_seqs=3, num_threads=1, kv_cache_memory="1GiB"))
     values = [option(full.command, name) for name in ("--max-num-seqs", "--num-threads", "--kv-cache-memory")]
     assert values == ["3", "1", "1GiB"]
+
+
+@pytest.mark.parametrize(("num_executors", "share"), [(2, "3"), (3, "2"), (4, "1"), (64, "1")])
+def test_several_executors_share_what_this_process_may_use(use_fakes, monkeypatch, num_executors, share):
+    """Not what the machine has: an executor refuses more threads than its affinity allows."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(40, 46)))
+    _, *executors = programs_of(deployment(num_executors))
+    assert [option(executor.command, "--num-threads") for executor in executors] == [share] * num_executors
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A request as a message: unset is not zero, and what does not fit is refused by the name of its field."""
 
+import math
+
 import pytest
 
 from paceline.v1 import inference_pb2 as pb
@@ -66,8 +68,15 @@ def test_every_option_arrives():
 
 
 def test_one_stop_text_may_stand_alone():
-    """A string is one text, not a list of characters."""
+    """A string is one text, not a list of characters; None is no text."""
     assert list(encode(stopping=Stopping(stop="END")).stopping.stop) == ["END"]
+    assert encode(stopping=Stopping(stop=None)) == encode()
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e12])
+def test_a_limit_beyond_all_clocks_is_a_hundred_years(seconds):
+    """Infinity is how some say that there is none; messages cannot hold it."""
+    assert encode(timeout=Timeout(total_seconds=seconds)).timeout.seconds == 100 * 365 * 86400
 
 
 def test_prompts_of_each_kind():
@@ -89,6 +98,8 @@ def test_prompts_of_each_kind():
         ({"sampling": Sampling(allowed_token_ids=[2**31])}, "sampling.allowed_token_ids"),
         ({"stopping": Stopping(max_tokens="five")}, "stopping.max_tokens"),
         ({"stopping": Stopping(stop=["\ud800"])}, "stopping.stop"),
+        ({"stopping": Stopping(stop=5)}, "stopping.stop"),
+        ({"sampling": Sampling(logit_bias=[(1, 2.0)])}, "sampling.logit_bias"),
         ({"prompt": Text("\udfff")}, "text"),
         ({"prompt": Chat((Message("user", "a"), Message("user", "\ud800")))}, "chat.messages[1].content"),
         ({"prompt": TokenIds((-(2**40),))}, "token_ids.ids"),

@@ -53,6 +53,20 @@ def test_grouping_does_not_matter(groups):
     assert result.text == "".join(f"<{i}>" for i in expected)
 
 
+async def test_it_is_empty_when_a_reader_would_wait():
+    """What is unread fills it, and so does its end, for ever."""
+    inbox = Inbox("r", max_buffered_tokens=100)
+    first, last = deltas_of([[1], [2]])
+    assert inbox.is_empty
+    inbox.accept(first)
+    assert not inbox.is_empty
+    await inbox.get()
+    assert inbox.is_empty
+    inbox.accept(last)
+    await drain(inbox)
+    assert not inbox.is_empty
+
+
 @given(groups_of_tokens, st.data())
 def test_a_lost_doubled_or_swapped_delta_is_refused(groups, data):
     """What was delivered before the fault is a prefix of the truth; the fault is an error, never a wrong token."""

@@ -51,6 +51,40 @@ def test_anything_can_be_printed(raw):
     assert isinstance(parse_line(raw, Level.WARNING), Said | Ready | Progress)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" * 60_000,
+        b'{"event": "model_load", "fraction": ' + b'{"a":' * 10_000,
+        b'{"event": "x", "level": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"event": "model_load", "fraction": ' + b"9" * 400 + b"}",
+        b'{"event": "model_load", "fraction": ' + b"9" * 5000 + b"}",
+        b'{"event": "model_load", "fraction": NaN}',
+        b'{"event": "model_load", "fraction": -1e999}',
+        b'{"event": "model_load", "fraction": [0.5]}',
+        b'{"event": "model_load", "phase": "\\ud800"}',
+    ],
+    ids=lambda raw: raw[:60].decode(),
+)
+def test_no_line_stops_the_reader(raw):
+    """What is not worth understanding is shown as it is, and a share of the way is one that can be drawn."""
+    match parse_line(raw, Level.INFO):
+        case Progress(_, fraction):
+            assert fraction is None or 0 <= fraction <= 1
+        case line:
+            assert isinstance(line, Said)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [("9" * 400, 1.0), ("-" + "9" * 400, 0.0), ("NaN", None), ("Infinity", 1.0), ("true", None)],
+)
+def test_a_share_of_the_way_is_from_none_to_all(fraction, expected):
+    """Too much is all, and what is no number is not known."""
+    line = f'{{"event": "model_load", "fraction": {fraction}}}'
+    assert parse_line(line.encode(), Level.INFO) == Progress("loading the model", expected)
+
+
 @given(st.lists(st.binary(max_size=5).filter(lambda b: b"\n" not in b), max_size=6), st.data())
 def test_lines_do_not_depend_on_how_they_arrive(lines, data):
     """Any cut of the stream gives the same lines."""

@@ -1,12 +1,22 @@
 """Models, tokens, readiness: the calls beside requests, from the asynchronous and the threaded client alike."""
 
 import asyncio
+import math
 
 import pytest
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_client import AsyncClient, Client, InvalidRequestError, Message, NotFoundError, Sampling, UnavailableError
-from paceline_client.testing import FakeServer
+from paceline_client import (
+    AsyncClient,
+    Client,
+    InvalidRequestError,
+    Message,
+    NotFoundError,
+    Sampling,
+    Timeout,
+    UnavailableError,
+)
+from paceline_client.testing import FakeServer, say
 
 MODEL = pb.Model(name="small", num_executors=1, has_chat_template=True)
 MODEL.default_sampling.temperature = 0.25
@@ -40,6 +50,45 @@ async def test_tokens_there_and_back():
             await client.detokenize([-1])
         with pytest.raises(InvalidRequestError, match="exactly one"):
             await client.tokenize()
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda client: client.cancel("\ud800"), "request_id"),
+        (lambda client: client.cancel("r", tenant="\ud800"), "tenant"),
+        (lambda client: client.cancel(5), "request_id"),
+        (lambda client: client.get_model("\udcff"), "model"),
+        (lambda client: client.tokenize("a", model="\udcff"), "model"),
+        (lambda client: client.tokenize("\udcff"), "text"),
+        (lambda client: client.detokenize([1], model="\udcff"), "model"),
+        (lambda client: client.detokenize([2**40]), "token_ids"),
+    ],
+)
+async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field):
+    """As in a request: a lone surrogate or another type is never a protobuf error."""
+    async with FakeServer() as server, AsyncClient(server.target) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await call(client)
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("target", ["\udcff:1", b"localhost:1", 5])
+async def test_a_target_that_is_no_text_is_refused_by_name(target):
+    """When it is first needed, as everything about a target."""
+    async with AsyncClient(target) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.list_models()
+    assert caught.value.violations[0].field == "target"
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300])
+async def test_limits_may_be_infinite(seconds):
+    """They never pass, rather than at once."""
+    timeout = Timeout(connect_seconds=seconds, call_seconds=seconds, total_seconds=seconds)
+    async with FakeServer(say("hi")) as server, AsyncClient(server.target, timeout=timeout) as client:
+        assert [model.name for model in await client.list_models()] == ["fake"]
+        assert (await client.generate("?")).text == "hi"
 
 
 async def test_ready_when_enough_executors_are_attached():

@@ -91,12 +91,12 @@ async def test_a_ready_child_that_is_killed_comes_back():
 
 
 async def test_a_child_that_fails_to_start_is_tried_again_with_growing_pauses(tmp_path):
-    """Until it works; and a crash after that costs no pause."""
+    """Until it works; a crash after that costs no pause, and the same crash again does."""
     recorder = Recorder()
-    flaky = program("flaky", tmp_path / "starts", "crash", "crash", "ready-crash", "serve")
+    flaky = program("flaky", tmp_path / "starts", "crash", "crash", "ready-crash", "ready-crash", "serve")
     async with supervise(recorder, flaky) as supervisor:
-        await supervisor.during(until(lambda: len(recorder.of(BecameReady)) == 2))
-    assert [event.restart_in_seconds for event in recorder.of(Exited)] == pytest.approx([0.1, 0.2, 0.0])
+        await supervisor.during(until(lambda: len(recorder.of(BecameReady)) == 3))
+    assert [event.restart_in_seconds for event in recorder.of(Exited)] == pytest.approx([0.1, 0.2, 0.0, 0.1])
 
 
 async def test_a_child_that_can_never_work_ends_everything():

@@ -7,7 +7,16 @@ import threading
 import grpc
 import pytest
 
-from paceline_client import AsyncClient, AsyncStream, Client, ClientClosedError, PacelineError, Retry, Stream
+from paceline_client import (
+    AsyncClient,
+    AsyncStream,
+    Client,
+    ClientClosedError,
+    PacelineError,
+    RequestCancelledError,
+    Retry,
+    Stream,
+)
 from paceline_client.testing import Break, End, Fail, FakeServer, Hold, Tokens, say
 
 SCRIPTS = {
@@ -149,3 +158,39 @@ def test_closing_from_another_thread_wakes_who_waits():
         client.close()
         waiting.join(10)
     assert [type(error) for error in errors] == [ClientClosedError]
+
+
+def test_closing_a_stream_from_another_thread_ends_the_iteration():
+    """The request is cancelled, the loop ends as at the end of the output, and the result is a typed error."""
+    with FakeServer([Tokens((1,), "a"), Hold()]) as server, Client(server.target) as client:
+        stream, came = client.stream("?", request_id="r1"), []
+        has_begun = threading.Event()
+
+        def read():
+            for delta in stream:
+                came.append(delta.text)
+                has_begun.set()
+
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        assert has_begun.wait(10)
+        stream.close()
+        reading.join(10)
+        assert not reading.is_alive()
+        server.wait_for(lambda seen: seen.cancelled == ["r1"])
+        assert came == ["a"]
+        with pytest.raises(RequestCancelledError):
+            _ = stream.result
+
+
+def test_threads_that_read_one_stream_share_its_deltas():
+    """Each delta goes to one of them, and all of them come to an end."""
+    with FakeServer(say("one two three four five six")) as server, Client(server.target) as client:
+        stream, came = client.stream("?"), []
+        readers = [threading.Thread(target=lambda: came.extend(delta.offset for delta in stream)) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(10)
+        assert sorted(came) == [0, 1, 2, 3, 4, 5, 6]
+        assert stream.result.text == "one two three four five six"

@@ -14,10 +14,19 @@ def main() -> None:
 
     from paceline_client.cli.app import app
     from paceline_client.cli.config import quieten_grpc, wants_traceback
+    from paceline_client.cli.output import abandon_stdout, accept_any_text
 
     quieten_grpc()
+    accept_any_text()
     try:
         app()
+    except OSError as error:
+        if wants_traceback():
+            raise
+        # Such as a full disk under stdout: nothing that this program could have done better.
+        abandon_stdout()
+        print(f"error: input or output failed: {error.strerror or error}", file=sys.stderr)
+        sys.exit(os.EX_IOERR)
     except Exception as error:
         if wants_traceback():
             raise

@@ -19,6 +19,7 @@ Exit codes:
   66   no such model or request       77   access denied
   69   no server, or nothing serves   124  timed out
   70   the server failed              130  interrupted
+  74   the output cannot be written   141  the output's reader went away
 up and demo end with the exit code of the process that failed.
 """
 

@@ -1,12 +1,12 @@
 """How a command fails: one line on stderr and an exit code per kind of failure. Never a traceback."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
+from paceline_client.cli.output import abandon_stdout
 from paceline_client.cli.supervisor.programs import ProgramMissingError
 from paceline_client.cli.supervisor.supervisor import ChildFailedError
 from paceline_client.errors import (
@@ -78,10 +78,5 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        _ignore_closed_output()
+        abandon_stdout()
         raise typer.Exit(128 + 13) from None
-
-
-def _ignore_closed_output() -> None:
-    """Whoever read our output went away; the interpreter must not complain when it flushes at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

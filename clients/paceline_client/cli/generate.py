@@ -1,7 +1,6 @@
 """`paceline generate`: one prompt, one answer on stdout."""
 
 import dataclasses
-import json
 import sys
 import time
 from typing import Annotated
@@ -23,6 +22,7 @@ from paceline_client.cli.options import (
     TopPOption,
     sampling_of,
 )
+from paceline_client.cli.output import echo_json
 from paceline_client.cli.stopwatch import Stopwatch
 from paceline_client.requests import Message, Stopping, invalid
 from paceline_client.results import Result
@@ -59,12 +59,12 @@ def generate(
             None if is_chat else text,
             messages=messages if is_chat else None,
             sampling=sampling_of(temperature, top_p, top_k, min_p, seed),
-            stopping=Stopping(max_tokens=max_tokens, stop=stop or ()),
+            stopping=Stopping(max_tokens=max_tokens, stop=stop),
             model=model,
         ) as stream:
             write_answer(stream, stopwatch, is_shown=not as_json)
         if as_json:
-            typer.echo(json.dumps(result_fields(stream.result, stopwatch), ensure_ascii=False))
+            echo_json(result_fields(stream.result, stopwatch))
         elif sys.stderr.isatty():
             typer.secho(f"{stream.result.usage.num_output_tokens} tokens, {stopwatch.summary()}", err=True, dim=True)
 

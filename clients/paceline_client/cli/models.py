@@ -1,7 +1,6 @@
 """`paceline models`: what is served."""
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.table import Table
 from paceline_client.cli.client import cli_client
 from paceline_client.cli.config import DEFAULT_TARGET, TargetOption
 from paceline_client.cli.failures import reported
+from paceline_client.cli.output import echo_json
 from paceline_client.results import Model
 
 
@@ -22,7 +22,7 @@ def models(
     with reported(), cli_client(target) as client:
         served = client.list_models()
         if as_json:
-            typer.echo(json.dumps([model_fields(model) for model in served], ensure_ascii=False))
+            echo_json([model_fields(model) for model in served])
         elif served:
             Console().print(table_of(served))
         else:

@@ -10,7 +10,7 @@ from paceline_client.requests import Sampling
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 ModelOption = Annotated[
-    str, typer.Option("--model", metavar="PATH|NAME", help="A GGUF file, or the name of a known model.")
+    str, typer.Option("--model", metavar="PATH|NAME", help="A GGUF file or a folder with one, or a known name.")
 ]
 NumExecutorsOption = Annotated[
     int,

@@ -1,6 +1,7 @@
 """What `up` and `demo` share: run a deployment, show it coming up, do something with it, end it in order."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -8,19 +9,19 @@ from typing import Any
 
 import typer
 
-from paceline_client import AsyncClient, Model, Timeout
+from paceline_client import AsyncClient, Model, Timeout, UnavailableError
 from paceline_client.cli.failures import print_error
 from paceline_client.cli.progress import View, make_view
-from paceline_client.cli.supervisor.events import ChildEvent, Listener
+from paceline_client.cli.supervisor.events import ChildEvent, Listener, Progressed
 from paceline_client.cli.supervisor.log_files import LogFiles
-from paceline_client.cli.supervisor.programs import Deployment, programs_of
+from paceline_client.cli.supervisor.programs import SCHEDULER, Deployment, programs_of
 from paceline_client.cli.supervisor.signals import StopSignals
 from paceline_client.cli.supervisor.supervisor import Restarts, Supervisor
 
 # What a service may take beyond its own limit before it is killed.
 _GRACE_SECONDS = 5.0
-# The executors are ready before this begins; the scheduler needs a moment to attach to them.
-_ATTACH_SECONDS = 60.0
+# The scheduler attaches to executors that are ready in a moment; after this long the wait is shown.
+_ATTACH_SECONDS = 3.0
 
 Use = Callable[[list[Model]], Coroutine[Any, Any, None]]
 
@@ -56,7 +57,7 @@ async def _run(
         async with supervisor:
             try:
                 await supervisor.ready()
-                models = await supervisor.during(_serving(deployment))
+                models = await supervisor.during(_serving(deployment, view))
                 view.settle()
                 await supervisor.during(use(models))
             except asyncio.CancelledError:
@@ -65,10 +66,18 @@ async def _run(
                 raise
 
 
-async def _serving(deployment: Deployment) -> list[Model]:
-    """The models, once the scheduler has attached to every executor."""
+async def _serving(deployment: Deployment, view: View) -> list[Model]:
+    """The models, once the scheduler has attached to every executor.
+
+    However long that takes: one that died after it had become ready is loading again, and the supervisor knows when
+    there is no hope.
+    """
     async with AsyncClient(deployment.target, timeout=Timeout(connect_seconds=5)) as client:
-        return await client.wait_until_ready(_ATTACH_SECONDS, num_executors=deployment.num_executors)
+        while True:
+            try:
+                return await client.wait_until_ready(_ATTACH_SECONDS, num_executors=deployment.num_executors)
+            except UnavailableError:
+                view.on_event(Progressed(SCHEDULER, "waiting for its executors", None))
 
 
 def _listeners(view: View, log_dir: Path | None) -> Listener:
@@ -82,6 +91,7 @@ class _Tee:
         self._listeners = listeners
 
     def on_event(self, event: ChildEvent) -> None:
-        """Tell each of them."""
+        """Tell each of them. A terminal that cannot be written costs lines, never the service."""
         for listener in self._listeners:
-            listener.on_event(event)
+            with contextlib.suppress(OSError):
+                listener.on_event(event)

@@ -39,7 +39,7 @@ def up(
 ) -> None:
     """Run a scheduler and executors on this machine.
 
-    A process that dies is started again: at once if it had become ready, else after a pause. One that cannot work at
+    A process that dies is started again: at once if it had served, else after a pause. One that cannot work at
     all, with a wrong option or without its model, ends everything with one line that says why.
 
     Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once.

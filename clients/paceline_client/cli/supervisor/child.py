@@ -32,11 +32,6 @@ class Child:
         self._transport = transport
         self._output = output
 
-    @property
-    def has_become_ready(self) -> bool:
-        """Whether it said that it serves."""
-        return self._output.has_become_ready
-
     def last_error(self, exit_code: int) -> str | None:
         """Why it ended, in its own words, else the last error it logged, else the last line on its stderr.
 
@@ -81,7 +76,6 @@ class _Output(asyncio.SubprocessProtocol):
         self._splitters = {_STDOUT: LineSplitter(), _STDERR: LineSplitter()}
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
-        self.has_become_ready = False
         self.last_words: str | None = None
         self.last_logged_error: str | None = None
         self.last_stderr_line: str | None = None
@@ -115,7 +109,6 @@ class _Output(asyncio.SubprocessProtocol):
             case Progress(phase, fraction):
                 self._listener.on_event(Progressed(self._name, phase, fraction))
             case Ready():
-                self.has_become_ready = True
                 self._listener.on_event(BecameReady(self._name))
             case _ if line.text:
                 if fd == _STDERR and (found := _LAST_WORDS.match(line.text)):

@@ -5,6 +5,7 @@ Knows the names of the events that mean progress. Everything else is a line for 
 
 import enum
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
     text = raw.decode("utf-8", errors="replace").strip()
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        # The second: brackets nested so deep that no service wrote them.
         return Said(default_level, text)
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         return Said(default_level, text)
@@ -72,7 +74,8 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
         return Ready()
     if event in PHASES:
         return Progress(_phase(fields), _fraction(fields.get("fraction")))
-    return Said(_LEVELS.get(str(fields.get("level")), Level.INFO), _words(fields))
+    level = fields.get("level")
+    return Said(_LEVELS.get(level, Level.INFO) if isinstance(level, str) else Level.INFO, _words(fields))
 
 
 class LineSplitter:
@@ -119,7 +122,10 @@ def _short(detail: str) -> str:
 def _fraction(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return min(max(float(value), 0.0), 1.0)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    # Clamped before it becomes a float: an integer may be too large for one.
+    return float(min(max(value, 0), 1))
 
 
 def _words(fields: dict[str, object]) -> str:

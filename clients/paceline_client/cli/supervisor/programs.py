@@ -14,6 +14,8 @@ from pathlib import Path
 from paceline_client.cli.supervisor.events import Program
 
 LOOPBACK = "127.0.0.1"
+SCHEDULER = "scheduler"
+"""The name of the scheduler's program."""
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _EXECUTOR_PORT_STEP = 10
 _HEALTH_OFFSET = 2
@@ -102,7 +104,7 @@ def programs_of(deployment: Deployment) -> list[Program]:
         Program(f"executor-{number}" if several else "executor", (executor, *_executor_options(deployment, ports)))
         for number, ports in enumerate(deployment.ports.executors)
     ]
-    return [Program("scheduler", (scheduler, *_scheduler_options(deployment))), *executors]
+    return [Program(SCHEDULER, (scheduler, *_scheduler_options(deployment))), *executors]
 
 
 def find_script(name: str) -> str:
@@ -141,7 +143,8 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
     num_threads = deployment.num_threads
     if num_threads is None and deployment.num_executors > 1:
         # Each would take the whole machine, and all of them together would be slower than one.
-        num_threads = max((os.cpu_count() or 1) // deployment.num_executors, 1)
+        # What this process may use, its children may use too; an executor refuses more than that.
+        num_threads = max(len(os.sched_getaffinity(0)) // deployment.num_executors, 1)
     for name, value in (
         ("--max-num-seqs", deployment.max_num_seqs),
         ("--num-threads", num_threads),

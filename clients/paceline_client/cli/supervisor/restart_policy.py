@@ -8,6 +8,8 @@ PERMANENT_EXIT_CODES = frozenset({*range(2, 6), *range(64, 79)})
 
 _INITIAL_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 10.0
+# A process that ends sooner than this after it became ready has not served anybody.
+_SERVED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,32 @@ Verdict = RestartAt | GiveUp
 
 
 class RestartPolicy:
-    """The rule for one process: at once if it had become ready, else with back-off from 0.1 s doubling to 10 s."""
+    """The rule for one process: at once if it had become ready, else with back-off from 0.1 s doubling to 10 s.
+
+    One that ended within a second of becoming ready is started again at once the first time; after that it counts as
+    one that failed to start, until it has been ready for longer.
+    """
 
     def __init__(self) -> None:
-        self._is_ready = False
+        self._ready_at_seconds: float | None = None
         self._was_ever_ready = False
+        self._has_ended_early = False
         self._num_failed_starts = 0
 
-    def became_ready(self) -> None:
-        """The process serves; its failures to start are forgotten."""
-        self._is_ready = self._was_ever_ready = True
-        self._num_failed_starts = 0
+    def became_ready(self, now_seconds: float) -> None:
+        """The process says that it serves."""
+        self._ready_at_seconds = now_seconds
+        self._was_ever_ready = True
 
     def exited(self, exit_code: int, now_seconds: float) -> Verdict:
         """The process ended; a negative code is the signal that killed it."""
-        was_ready, self._is_ready = self._is_ready, False
-        if was_ready:
-            return RestartAt(now_seconds)
+        ready_at, self._ready_at_seconds = self._ready_at_seconds, None
+        if ready_at is not None:
+            had_ended_early = self._has_ended_early
+            self._has_ended_early = now_seconds - ready_at < _SERVED_SECONDS
+            if not (had_ended_early and self._has_ended_early):
+                self._num_failed_starts = 0
+                return RestartAt(now_seconds)
         if exit_code in PERMANENT_EXIT_CODES and not self._was_ever_ready:
             return GiveUp()
         self._num_failed_starts += 1

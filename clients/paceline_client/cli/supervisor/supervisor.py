@@ -107,19 +107,11 @@ class Supervisor:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-class _Stage(Enum):
-    """How far a process had come when it ended."""
-
-    STARTING = "starting"
-    READY = "ready"
-
-
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """How a process ended."""
 
     exit_code: int
-    stage: _Stage
     last_error: str | None
 
 
@@ -156,23 +148,21 @@ class _Post:
         """Tell whoever listens, and note when the program is ready."""
         self._listener.on_event(event)
         if isinstance(event, BecameReady):
+            self._policy.became_ready(time.monotonic())
             self.became_ready.set()
 
     async def _run_once(self) -> _Ending:
         try:
             child = self._child = await start_child(self._program, self)
         except OSError as error:
-            return _Ending(os.EX_OSERR, _Stage.STARTING, f"it cannot be started: {error.strerror}")
+            return _Ending(os.EX_OSERR, f"it cannot be started: {error.strerror}")
         if self._is_stopping.is_set():
             # Nobody asked it to end, for it was not there yet; and it has nothing to finish.
             child.kill()
         exit_code = await child.wait()
-        stage = _Stage.READY if child.has_become_ready else _Stage.STARTING
-        return _Ending(exit_code, stage, child.last_error(exit_code))
+        return _Ending(exit_code, child.last_error(exit_code))
 
     async def _pause_after(self, ending: _Ending) -> None:
-        if ending.stage is _Stage.READY:
-            self._policy.became_ready()
         now = time.monotonic()
         verdict = self._policy.exited(ending.exit_code, now)
         if isinstance(verdict, GiveUp) or self._restarts is Restarts.NEVER:
