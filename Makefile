@@ -27,8 +27,8 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 	@$(BIN)/python -m pytest -m lint
 
 .PHONY: soak
-soak: $(VENV)/.dev  ## The long variants of the tests: more seeds, more prompts. Takes hours.
-	@$(BIN)/python -m pytest -m soak --soak --timeout 0
+soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, a longer random search. Takes hours.
+	@$(BIN)/python -m pytest -m "soak or hypothesis" --soak --timeout 0
 
 .PHONY: figures
 figures: $(VENV)/.run  ## Measure the figures of the README on this machine and print them.

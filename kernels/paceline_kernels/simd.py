@@ -88,15 +88,15 @@ def _loop(
     builder: _Ir, start: _Ir, stop: _Ir, step: int, carried: list[_Ir], body: Callable[[_Ir, list[_Ir]], list[_Ir]]
 ) -> list[_Ir]:
     """Emit `for index in range(start, stop, step): carried = body(index, carried)`; returns the final values."""
-    entry = builder.block
+    before = builder.block
     head, inside, done = (builder.append_basic_block(name) for name in ("head", "inside", "done"))
     builder.branch(head)
     builder.position_at_end(head)
     index = builder.phi(_INT64)
-    index.add_incoming(start, entry)
+    index.add_incoming(start, before)
     values = [builder.phi(value.type) for value in carried]
     for value, initial in zip(values, carried, strict=True):
-        value.add_incoming(initial, entry)
+        value.add_incoming(initial, before)
     builder.cbranch(builder.icmp_signed("<", index, stop), inside, done)
     builder.position_at_end(inside)
     for value, following in zip(values, body(index, values), strict=True):

@@ -1,7 +1,7 @@
 """The default model, SmolLM2-135M-Instruct from its GGUF file, against transformers on the same dequantised weights.
 
-Fifty prompts of many kinds, forty-eight greedy tokens each; then, for ten of them, the same bits however the tokens are
-grouped into chunks, batches and shared blocks.
+Fifty prompts of many kinds, forty-eight greedy tokens each; then the same bits however the tokens are grouped into
+chunks, batches and shared blocks: for ten of the prompts, in `make soak` for all of them, ten at a time.
 """
 
 import json
@@ -24,10 +24,8 @@ NUM_TOKENS = 48
 BUDGET = 512
 # The oracle's own rounding decides which of two tokens is larger when their logits are closer than this.
 SMALLEST_MARGIN = 1e-3
-VARIED = slice(0, 50, 5)
+NUM_DRAWN_TOKENS = 16
 TOP_TWO = Draw(num_logprobs=2)
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +61,23 @@ def plain(runner, prompts):
     rows = [driver.add(prompt, TOP_TWO, max_chunk=BUDGET) for prompt in prompts]
     driver.run(rows, NUM_TOKENS)
     return [(row.output, row.logprobs) for row in rows]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(slice(0, 50, 5), id="ten"),
+        *(pytest.param(slice(i, 50, 5), id=f"ten of all, from {i}", marks=pytest.mark.soak) for i in range(5)),
+    ]
+)
+def ten(request):
+    """Which prompts are varied: ten that are far apart, and in the long variants all of them."""
+    return request.param
+
+
+@pytest.fixture
+def num_few_rows_tokens(request):
+    """How many tokens are compared where only few rows are in a batch: steps then cost the most per token."""
+    return NUM_TOKENS if request.config.getoption("--soak") else NUM_TOKENS // 2
 
 
 @pytest.fixture(scope="module")
@@ -107,48 +122,50 @@ def test_greedy_tokens_equal_those_of_transformers(oracle, prompts, plain, one_t
     assert sum(map(len, parted)) <= 5
 
 
-def test_chunks_do_not_change_a_bit(runner, prompts, plain):
+def test_chunks_do_not_change_a_bit(runner, prompts, plain, ten):
     """Ten prompts in chunks of 1, 7, 16 and the budget, all in one batch, in other blocks: as in the run of fifty."""
     driver = Driver(runner, seed=1)
     rows = {
-        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in prompts[VARIED]]
-        for chunk in (1, 7, 16, BUDGET)
+        chunk: [driver.add(prompt, TOP_TWO, max_chunk=chunk) for prompt in prompts[ten]] for chunk in (1, 7, 16, BUDGET)
     }
     driver.run([row for chunk_rows in rows.values() for row in chunk_rows], NUM_TOKENS)
     for chunk, chunk_rows in rows.items():
-        assert [(row.output, row.logprobs) for row in chunk_rows] == plain[VARIED], chunk
+        assert [(row.output, row.logprobs) for row in chunk_rows] == plain[ten], chunk
 
 
 @pytest.mark.parametrize("num_mates", [0, 1, 2])
-def test_batch_mates_do_not_change_a_bit(runner, prompts, plain, num_mates):
+def test_batch_mates_do_not_change_a_bit(runner, prompts, plain, ten, num_few_rows_tokens, num_mates):
     """Alone, in pairs and in threes, of prompts that are far apart in the run of fifty."""
-    for first in range(0, 4, num_mates + 1):
-        chosen = range(first, 50, 8)[: num_mates + 1]
+    numbers = range(len(prompts))[ten]
+    for first in range(0, len(numbers), num_mates + 1):
+        together = numbers[first : first + num_mates + 1]
         driver = Driver(runner, seed=first + num_mates)
-        rows = [driver.add(prompts[i], TOP_TWO) for i in chosen]
-        driver.run(rows, NUM_TOKENS)
-        assert [(row.output, row.logprobs) for row in rows] == [plain[i] for i in chosen]
+        rows = [driver.add(prompts[i], TOP_TWO) for i in together]
+        driver.run(rows, num_few_rows_tokens)
+        for i, row in zip(together, rows, strict=True):
+            output, logprobs = plain[i]
+            assert (row.output, row.logprobs) == (output[:num_few_rows_tokens], logprobs[:num_few_rows_tokens]), i
 
 
-def test_prefix_hits_do_not_change_a_bit(runner, prompts, plain):
+def test_prefix_hits_do_not_change_a_bit(runner, prompts, plain, ten):
     """A prompt whose blocks another request computed first, in other chunks, for itself."""
     driver = Driver(runner, seed=9)
-    firsts = [driver.add([*prompt, 7, 8, 9], max_chunk=11) for prompt in prompts[VARIED]]
+    firsts = [driver.add([*prompt, 7, 8, 9], max_chunk=11) for prompt in prompts[ten]]
     driver.run(firsts, 2)
-    rows = [driver.add(prompt, TOP_TWO, shares=first) for prompt, first in zip(prompts[VARIED], firsts, strict=True)]
-    assert sum(row.num_computed for row in rows) > 100
+    rows = [driver.add(prompt, TOP_TWO, shares=first) for prompt, first in zip(prompts[ten], firsts, strict=True)]
+    assert sum(row.num_computed for row in rows) >= 5 * 16  # at least five blocks were shared
     driver.run(rows, NUM_TOKENS)
-    assert [(row.output, row.logprobs) for row in rows] == plain[VARIED]
+    assert [(row.output, row.logprobs) for row in rows] == plain[ten]
 
 
-def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, prompts):
-    """Temperature, top_p and a seed; ten together in chunks of 16, then the first three alone."""
+def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(runner, prompts, ten):
+    """Temperature, top_p and a seed; ten together in chunks of 16, then each alone."""
     draws = [Draw(temperature=0.8, top_p=0.95, seed=1000 + i) for i in range(10)]
     driver = Driver(runner, seed=3)
-    together = [driver.add(prompt, draw, max_chunk=16) for prompt, draw in zip(prompts[VARIED], draws, strict=True)]
-    driver.run(together, 24)
-    for row, prompt, draw in list(zip(together, prompts[VARIED], draws, strict=True))[:3]:
+    together = [driver.add(prompt, draw, max_chunk=16) for prompt, draw in zip(prompts[ten], draws, strict=True)]
+    driver.run(together, NUM_DRAWN_TOKENS)
+    for row, prompt, draw in zip(together, prompts[ten], draws, strict=True):
         driver = Driver(runner, seed=4)
         alone = driver.add(prompt, draw)
-        driver.run([alone], 24)
+        driver.run([alone], NUM_DRAWN_TOKENS)
         assert alone.output == row.output

@@ -1,11 +1,13 @@
 """The Makefile and .ci/run: what a newcomer and continuous integration type."""
 
+import shlex
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from repository_checks.programs import run
 from repository_checks.sources import ROOT
 
 pytestmark = pytest.mark.lint
@@ -78,6 +80,26 @@ def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout):
     newer = stamps[-1].stat().st_mtime_ns + 10**9
     subprocess.run(["touch", "-d", f"@{newer / 10**9}", str(checkout / "pyproject.toml")], check=True)
     assert make("--dry-run", "test", cwd=checkout).stdout.count("pip install") == 2
+
+
+def test_make_soak_finds_the_long_variants_and_the_random_searches(checkout):
+    """All fifty prompts in every variation, properties and state machines; not what `make test` runs as it stands."""
+    python, *arguments = shlex.split(make("--dry-run", "soak", cwd=checkout).stdout.splitlines()[-1])
+    files = ("executor/test_real_model.py", "executor/test_rows_properties.py", "scheduler/test_core_blocks.py")
+
+    listed = run(
+        "python", *arguments, "--collect-only", "-q", "-p", "no:cacheprovider", *(f"tests/{file}" for file in files)
+    ).stdout
+
+    assert python == ".venv/bin/python"
+    for variation in ("chunks_do_not", "batch_mates_do_not", "prefix_hits_do_not", "a_seeded_request_draws"):
+        for first in range(5):
+            assert f"test_{variation}" in listed
+            assert f"[ten of all, from {first}" in listed
+    assert "test_a_plan_is_applied_wholly_or_not_at_all" in listed
+    assert "test_any_sound_schedule_gives_every_request_its_own_tokens" in listed
+    assert "TestBlockPool::runTest" in listed
+    assert "test_greedy_tokens_equal" not in listed
 
 
 def test_ci_runs_the_test_command_of_the_readme(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from repository_checks import grpcurl
 from repository_checks.programs import BIN
-from repository_checks.readme import as_script, install_grpcurl, runnable_blocks
+from repository_checks.readme import as_script, install_grpcurl, runnable_blocks, undecided_fences
 from repository_checks.sources import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[!.]*/README.md"))]
@@ -53,15 +53,12 @@ def search_path(tmp_path_factory):
 
 def run_block(block, search_path, addresses):
     """Run a block to its end as a reader would, one line typed into whatever asks for one."""
-    program = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-W", "error", "-c"]}[
-        block.language
-    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     environment["PATH"] = search_path
     if addresses:
         environment["PACELINE_TARGET"] = addresses["localhost:50051"]
     return subprocess.run(
-        [*program, as_script(block, addresses)],
+        [*INTERPRETERS[block.language], as_script(block, addresses)],
         cwd=ROOT,
         env=environment,
         input="What is the capital of France?\n",
@@ -94,6 +91,30 @@ def test_only_blocks_that_say_so_are_run():
     shell, program = runnable_blocks(Path("README.md"), README)
     assert (str(shell), shell.language) == ("README.md:2", "sh")
     assert (str(program), program.language) == ("README.md:13", "python")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_every_block_is_run_or_says_that_it_is_only_shown(document):
+    """No block escapes for want of a language, or because its language is not known."""
+    assert list(undecided_fences(document.relative_to(ROOT), document.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\nmake test\n```\n",
+        "```bash\nls\n```\n",
+        "~~~sh\nls\n~~~\n",
+        "  ```sh\n  ls\n  ```\n",
+        "```sh\nls\n",
+        "```sh x\nls\n```\n",
+    ],
+    ids=["bare", "unknown", "tildes", "indented", "open", "with a remark"],
+)
+def test_a_block_that_would_not_be_run_unnoticed_is_refused(text):
+    """Its first line is reported with its place."""
+    first, *_ = undecided_fences(Path("README.md"), f"{README}{text}")
+    assert first == f"README.md:{README.count(chr(10)) + 1}: {text.splitlines()[0]}"
 
 
 def test_what_would_not_end_is_looked_up_left_out_or_shortened():

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from repository_checks import rules
-from repository_checks.sources import all_sources, parse, product_sources
+from repository_checks.sources import all_sources, parse, product_sources, sources_of_tests
 
 pytestmark = pytest.mark.lint
 
 CORE = "scheduler/paceline_scheduler/core/planner.py"
+TEST = "tests/scheduler/test_core_planner.py"
+TIMED = "import time\ndef test_it(start):\n    took = time.monotonic() - start\n    assert {condition}"
 LINES_61 = "def plan():\n" + "    x = 1\n" * 60
 KERNEL_121 = "import triton\n@triton.jit\ndef kernel():\n" + "    x = 1\n" * 120
 
@@ -31,6 +33,12 @@ def test_the_product_keeps_the_rule(rule):
     assert [str(violation) for source in product_sources() for violation in rule(source)] == []
 
 
+@pytest.mark.parametrize("rule", rules.IN_THE_TESTS, ids=lambda rule: rule.__name__)
+def test_the_tests_keep_the_rule(rule):
+    """What holds for tests alone."""
+    assert [str(violation) for source in sources_of_tests() for violation in rule(source)] == []
+
+
 @pytest.mark.parametrize(
     ("rule", "path", "text", "message"),
     [
@@ -41,22 +49,54 @@ def test_the_product_keeps_the_rule(rule):
         (rules.file_size, "kernels/paceline_kernels/a.py", "x = 1\n" * 501, "500: the file has 501 lines"),
         (rules.environment, CORE, "import os\nos.environ['A']", "2: os.environ outside of config.py"),
         (rules.environment, CORE, "import os\nos.getenv('A')", "2: os.getenv outside of config.py"),
-        (rules.environment, CORE, "from os import environ", "1: imports the environment"),
+        (rules.environment, CORE, "import os as o\no.environ.get('A')", "2: os.environ"),
+        (rules.environment, CORE, "from os import environ", "1: os.environ outside of config.py"),
         (rules.environment, CORE, "option(envvar='A')", "1: reads an environment variable"),
-        (rules.unsafe_loading, CORE, "import pickle", "1: imports pickle"),
-        (rules.unsafe_loading, CORE, "from pickle import loads", "1: imports pickle"),
-        (rules.unsafe_loading, CORE, "torch.load('x')", "1: torch.load"),
-        (rules.unsafe_loading, CORE, "eval('1')", "1: calls eval()"),
-        (rules.unsafe_loading, CORE, "exec('1')", "1: calls exec()"),
+        (rules.unsafe_loading, CORE, "import pickle", "1: pickle runs code"),
+        (rules.unsafe_loading, CORE, "from pickle import loads", "1: pickle.loads runs code"),
+        (rules.unsafe_loading, CORE, "import torch\ntorch.load('x')", "2: torch.load runs code"),
+        (rules.unsafe_loading, CORE, "import torch as t\nt.jit.load('x')", "2: torch.jit.load runs code"),
+        (rules.unsafe_loading, CORE, "from torch import load", "1: torch.load runs code"),
+        (rules.unsafe_loading, CORE, "eval('1')", "1: builtins.eval runs code"),
+        (rules.unsafe_loading, CORE, "run = exec", "1: builtins.exec runs code"),
+        (rules.unsafe_loading, CORE, "import builtins\nbuiltins.eval('1')", "2: builtins.eval runs code"),
+        (rules.unsafe_loading, CORE, "import importlib\nimportlib.import_module(name)", "2: importlib.import_module"),
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=True)", "1: allow_pickle=True"),
-        (rules.generated_modules, CORE, "from paceline.v1 import plan_pb2", "1: imports paceline.v1"),
-        (rules.generated_modules, CORE, "import paceline.v1.plan_pb2", "1: imports paceline.v1.plan_pb2"),
-        (rules.generated_modules, "scheduler/paceline_scheduler/errors.py", "import paceline.v1", "1: imports"),
+        (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=flag)", "1: allow_pickle=flag"),
+        (rules.generated_modules, CORE, "from paceline.v1 import plan_pb2", "1: uses paceline.v1.plan_pb2"),
+        (rules.generated_modules, CORE, "import paceline.v1.plan_pb2", "1: uses paceline.v1.plan_pb2"),
+        (rules.generated_modules, CORE, "from paceline_scheduler.link.wire import plan_pb2", "1: uses paceline_sched"),
+        (
+            rules.generated_modules,
+            CORE,
+            "from paceline_scheduler.link import wire\nwire.plan_pb2",
+            "2: uses paceline_scheduler.link.wire.plan_pb2",
+        ),
+        (rules.generated_modules, "scheduler/paceline_scheduler/errors.py", "import paceline.v1", "1: uses"),
         (rules.words, CORE, "class BlockManager: ...", "1: BlockManager uses the word 'manager'"),
         (rules.words, CORE, "def f(num_sequences): ...", "1: num_sequences uses the word 'sequence'"),
         (rules.words, CORE, "class A:\n    page_size: int", "2: page_size uses the word 'page'"),
         (rules.words, CORE, "entries: list[int] = []", "1: entries uses the word 'entry'"),
-        (rules.keyword_pass_through, CORE, "def f(**kwargs): ...", "1: f takes **kwargs"),
+        (rules.words, CORE, "pages = []", "1: pages uses the word 'page'"),
+        (rules.words, CORE, "for entry in blocks: ...", "1: entry uses the word 'entry'"),
+        (rules.words, CORE, "[job for job in blocks]", "1: job uses the word 'job'"),
+        (rules.words, CORE, "if page := f(): ...", "1: page uses the word 'page'"),
+        (rules.words, CORE, "def f(self):\n    self.page = 1", "2: page uses the word 'page'"),
+        (rules.words, CORE, "with f() as job: ...", "1: job uses the word 'job'"),
+        (rules.words, CORE, "try: ...\nexcept OSError as job: ...", "2: job uses the word 'job'"),
+        (rules.words, CORE, "match x:\n    case [page]: ...", "2: page uses the word 'page'"),
+        (rules.words, CORE, "import blocks as pages", "1: pages uses the word 'page'"),
+        (rules.keyword_pass_through, CORE, "def f(**kwargs): ...", "1: takes **kwargs"),
+        (rules.keyword_pass_through, CORE, "def f(**kwargs: typing.Any): ...", "1: takes **kwargs"),
+        (rules.keyword_pass_through, CORE, "f = lambda **kwargs: g(**kwargs)", "1: takes **kwargs"),
+        (
+            rules.asserted_times,
+            TEST,
+            TIMED.format(condition="time.monotonic() - start < 5"),
+            "4: test_it asserts a time",
+        ),
+        (rules.asserted_times, TEST, TIMED.format(condition="took < 5"), "4: test_it asserts a time"),
+        (rules.search_sizes, TEST, "settings(max_examples=40)", "1: max_examples=40 is the same in every profile"),
     ],
 )
 def test_the_rule_bites(rule, path, text, message):
@@ -74,11 +114,15 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.file_size, "kernels/paceline_kernels/a.py", "x = 1\n" * 500),
         (rules.environment, "scheduler/paceline_scheduler/config.py", "import os\nos.environ['A']"),
         (rules.unsafe_loading, CORE, "model.eval()\nself.load('x')\nre.compile('x')"),
+        (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=False)"),
         (rules.generated_modules, "scheduler/paceline_scheduler/link/wire.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, "scheduler/paceline_scheduler/api/servicer.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, "clients/paceline_client/errors.py", "from paceline.v1 import plan_pb2"),
-        (rules.words, CORE, "values.extend([1])\nmanagerial: int = 1"),
+        (rules.generated_modules, CORE, "from google.rpc import code_pb2"),
+        (rules.words, CORE, "values.extend([1])\nmanagerial: int = 1\nprint(message.entry)"),
         (rules.keyword_pass_through, CORE, "def f(*args: P.args, **kwargs: P.kwargs): ..."),
+        (rules.asserted_times, TEST, TIMED.format(condition="start")),
+        (rules.search_sizes, TEST, "settings(max_examples=settings.default.max_examples // 2)"),
     ],
 )
 def test_the_rule_lets_the_rest_through(rule, path, text):

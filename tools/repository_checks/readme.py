@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUNNABLE = ("sh", "python")
+# What is read, not run.
+SHOWN = ("text", "proto", "json", "yaml", "toml")
 
 # Commands that the test run itself consists of, or that run for hours: looked up in the Makefile, not run.
 _MAKE_ONLY_LOOKED_UP = re.compile(r"^make (?=(?:\w+=\S+ )*(?:test|lint|soak|bench\S*|clean)\b)", flags=re.MULTILINE)
@@ -19,7 +21,8 @@ _STARTS_THE_SYSTEM = re.compile(r"^paceline up\b", flags=re.MULTILINE)
 # A conversation may go on for as long as the model likes.
 _CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
 _TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", flags=re.MULTILINE)
-_FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
+_LOOKS_LIKE_A_FENCE = re.compile(r"^[ \t>]*(?:```|~~~).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ def runnable_blocks(path: Path, text: str) -> Iterator[Block]:
         if match["language"] in RUNNABLE:
             line = text.count("\n", 0, match.start()) + 1
             yield Block(path, line, match["language"], match["text"])
+
+
+def undecided_fences(path: Path, text: str) -> Iterator[str]:
+    """Place and first line of every fenced block of which it is not said whether it is to be run."""
+    known = (*RUNNABLE, *SHOWN)
+    # Blocks that are in order are blanked, line by line: what looks like a fence then belongs to none of them.
+    rest = _FENCE.sub(lambda match: match[0] if match["language"] not in known else "\n" * match[0].count("\n"), text)
+    for match in _LOOKS_LIKE_A_FENCE.finditer(rest):
+        yield f"{path}:{rest.count(chr(10), 0, match.start()) + 1}: {match[0]}"
 
 
 def as_script(block: Block, addresses: Mapping[str, str]) -> str:

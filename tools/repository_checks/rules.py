@@ -4,8 +4,9 @@ There is no list of exceptions, on purpose: a file that breaks a rule is changed
 """
 
 import ast
+import builtins
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from repository_checks.sources import Source, Violation
@@ -17,9 +18,17 @@ MAX_TRITON_KERNEL_LINES = 120
 MAX_FILE_LINES = 400
 MAX_KERNELS_FILE_LINES = 500
 
-UNSAFE_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
-UNSAFE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
-ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+UNSAFE_MODULES = (
+    *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy"),
+    *("torch.hub", "torch.package"),
+)
+# Importing by a name that is only known at run time would pass every rule about imports.
+UNSAFE_CALLS = frozenset(
+    {"torch.load", "torch.jit.load", "importlib.import_module", "importlib.__import__"}
+    | {f"builtins.{name}" for name in ("eval", "exec", "compile", "__import__")}
+)
+ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
+CLOCKS = tuple(f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns"))
 UNUSED_WORDS = frozenset(
     {"sequence", "page", "job", "entry", "extend", "retract", "bump", "onboard", "manager", "mixin"}
 )
@@ -46,41 +55,34 @@ def environment(source: Source) -> Iterator[Violation]:
     """The environment is read in `config.py` and nowhere else."""
     if source.path.name == "config.py":
         return
+    for line, name in _used_names(source):
+        if name in ENVIRONMENT:
+            yield Violation(source.path, line, f"{name} outside of config.py")
     for node in ast.walk(source.tree):
-        match node:
-            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in ENVIRONMENT_NAMES:
-                yield Violation(source.path, node.lineno, f"os.{name} outside of config.py")
-            case ast.ImportFrom(module="os", names=names) if ENVIRONMENT_NAMES & {alias.name for alias in names}:
-                yield Violation(source.path, node.lineno, "imports the environment outside of config.py")
-            case ast.keyword(arg="envvar"):
-                yield Violation(source.path, node.value.lineno, "reads an environment variable outside of config.py")
+        if isinstance(node, ast.keyword) and node.arg == "envvar":
+            yield Violation(source.path, node.value.lineno, "reads an environment variable outside of config.py")
 
 
 def unsafe_loading(source: Source) -> Iterator[Violation]:
-    """Nothing that runs code out of data: no pickle, torch.load, eval, exec."""
+    """Nothing that runs code out of data: no pickle, torch.load, eval, exec, and no import by a computed name."""
+    for line, name in _used_names(source):
+        if name in UNSAFE_CALLS or _is_within(name, UNSAFE_MODULES):
+            yield Violation(source.path, line, f"{name} runs code out of data")
     for node in ast.walk(source.tree):
         match node:
-            case ast.Import() | ast.ImportFrom():
-                for module in _imported_modules(node):
-                    if module.partition(".")[0] in UNSAFE_MODULES:
-                        yield Violation(source.path, node.lineno, f"imports {module}")
-            case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
-                yield Violation(source.path, node.lineno, "torch.load runs code out of the file")
-            case ast.Call(func=ast.Name(id=name)) if name in UNSAFE_BUILTINS:
-                yield Violation(source.path, node.lineno, f"calls {name}()")
-            case ast.keyword(arg="allow_pickle" | "trust_remote_code", value=ast.Constant(value=True)):
-                yield Violation(source.path, node.value.lineno, f"{node.arg}=True runs code out of data")
+            case ast.keyword(arg="allow_pickle" | "trust_remote_code", value=value) if ast.unparse(value) != "False":
+                sentence = f"{node.arg}={ast.unparse(value)} runs code out of data"
+                yield Violation(source.path, value.lineno, sentence)
 
 
 def generated_modules(source: Source) -> Iterator[Violation]:
     """`paceline.v1` stays at the border: modules named wire or servicer, `__main__`, the client's errors, testing."""
     if _is_at_the_border(source):
         return
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for module in _imported_modules(node):
-                if module == "paceline" or module.startswith("paceline."):
-                    yield Violation(source.path, node.lineno, f"imports {module} outside of a wire or servicer module")
+    for line, name in _used_names(source):
+        is_generated = any(part.endswith(("_pb2", "_pb2_grpc")) for part in name.split("."))
+        if _is_within(name, ("paceline",)) or (is_generated and name.startswith("paceline_")):
+            yield Violation(source.path, line, f"uses {name} outside of a wire or servicer module")
 
 
 def words(source: Source) -> Iterator[Violation]:
@@ -92,14 +94,37 @@ def words(source: Source) -> Iterator[Violation]:
 
 def keyword_pass_through(source: Source) -> Iterator[Violation]:
     """No `**kwargs`: a signature says what it takes. Decorators keep theirs by a ParamSpec."""
-    for node in _functions(source):
-        kwargs = node.args.kwarg
-        if kwargs is not None and not (isinstance(kwargs.annotation, ast.Attribute)):
-            yield Violation(source.path, node.lineno, f"{node.name} takes **{kwargs.arg}")
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.arguments(kwarg=ast.arg(arg=name, annotation=annotation) as kwargs) if not (
+                isinstance(annotation, ast.Attribute) and annotation.attr == "kwargs"
+            ):
+                yield Violation(source.path, kwargs.lineno, f"takes **{name}")
+
+
+def asserted_times(source: Source) -> Iterator[Violation]:
+    """A test asserts no times: no clock in an assertion, nor a name that got its value from one."""
+    bindings = {name: full for name, full in _bindings(source).items() if _is_within(full, ("time",))}
+    for function in _functions(source) if bindings else ():
+        timed = _timed_names(function, bindings)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert) and (_reads_a_clock(node, bindings) or timed & _loaded_names(node)):
+                yield Violation(source.path, node.lineno, f"{function.name} asserts a time")
+
+
+def search_sizes(source: Source) -> Iterator[Violation]:
+    """How far Hypothesis searches is a share of the profile's `max_examples`, so that `make soak` searches further."""
+    if source.path.name == "conftest.py":
+        return
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.keyword(arg="max_examples", value=ast.Constant(value=value)):
+                yield Violation(source.path, node.value.lineno, f"max_examples={value!r} is the same in every profile")
 
 
 EVERYWHERE: tuple[Rule, ...] = (function_size, file_size)
 IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, generated_modules, words, keyword_pass_through)
+IN_THE_TESTS: tuple[Rule, ...] = (asserted_times, search_sizes)
 
 
 def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -113,10 +138,80 @@ def _is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(target) == "triton.jit" for target in targets)
 
 
-def _imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module] if node.module and not node.level else []
+def _imported_names(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and full name of every module, or part of a module, that a file imports."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in names)
+
+
+def _bindings(source: Source) -> dict[str, str]:
+    """The full names behind the names that a file's imports bind."""
+    bindings: dict[str, str] = {}
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    top = alias.name.partition(".")[0]
+                    bindings |= {alias.asname: alias.name} if alias.asname else {top: top}
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                bindings |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
+    return bindings
+
+
+def _used_names(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and full name of all that a file imports, or reaches through what it imports or through the builtins."""
+    yield from _imported_names(source)
+    yield from _reached_names(source.tree, _bindings(source))
+
+
+def _reached_names(root: ast.AST, bindings: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(root):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name not in bindings and hasattr(builtins, name):
+                yield node.lineno, f"builtins.{name}"
+            case ast.Name(ctx=ast.Load()) | ast.Attribute():
+                first, dot, rest = _dotted(node).partition(".")
+                if first in bindings:
+                    yield node.lineno, f"{bindings[first]}{dot}{rest}"
+
+
+def _dotted(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute) if parent := _dotted(value):
+            return f"{parent}.{attribute}"
+        case _:
+            return ""
+
+
+def _is_within(name: str, parents: Sequence[str]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def _reads_a_clock(root: ast.AST, bindings: Mapping[str, str]) -> bool:
+    return any(name in CLOCKS for _, name in _reached_names(root, bindings))
+
+
+def _timed_names(function: ast.AST, bindings: Mapping[str, str]) -> set[str]:
+    """Names whose value was computed from a clock, at once or by way of other such names."""
+    timed: set[str] = set()
+    for node in ast.walk(function):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.NamedExpr(target=ast.Name(id=name), value=value)
+            ) if _reads_a_clock(value, bindings) or timed & _loaded_names(value):
+                timed.add(name)
+    return timed
+
+
+def _loaded_names(root: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(root) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _is_at_the_border(source: Source) -> bool:
@@ -131,14 +226,21 @@ def _is_at_the_border(source: Source) -> bool:
 
 
 def _defined_names(source: Source) -> Iterator[tuple[int, str]]:
+    """Every name that a file gives to something, wherever it does so."""
     for node in ast.walk(source.tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield node.lineno, name
             case ast.arg(arg=name):
                 yield node.lineno, name
-            case ast.AnnAssign(target=ast.Name(id=name)) | ast.AnnAssign(target=ast.Attribute(attr=name)):
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+            case ast.MatchMapping(rest=str(name)):
+                yield node.lineno, name
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                yield from ((node.lineno, alias.asname) for alias in names if alias.asname)
 
 
 def _split_words(name: str) -> Iterator[str]:

@@ -53,10 +53,15 @@ def product_sources() -> Iterator[Source]:
         yield from _sources_under(package)
 
 
+def sources_of_tests() -> Iterator[Source]:
+    """The tests."""
+    yield from _sources_under(ROOT / "tests")
+
+
 def all_sources() -> Iterator[Source]:
     """The product, the tests and the tools."""
     yield from product_sources()
-    yield from _sources_under(ROOT / "tests")
+    yield from sources_of_tests()
     yield from _sources_under(ROOT / "tools")
 
 
