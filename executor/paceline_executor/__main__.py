@@ -39,6 +39,9 @@ _CODES: tuple[tuple[type[errors.ExecutorError], ExitCode], ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run an executor until it is told to stop; never returns."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Until the event loop follows them: nothing has begun that could fail.
+        signal.signal(number, lambda *_: os._exit(ExitCode.OK))
     config = parse_config(arguments)
 
     import uvloop

@@ -159,7 +159,10 @@ class Backend(Protocol):
         ...
 
     def drain_executor(self, address: str) -> int:
-        """Place nothing new on an executor; returns how many requests still run there. Raises KeyError if unknown."""
+        """Place nothing new on an executor; returns how many requests still run there.
+
+        Raises KeyError if it is unknown, or was not attached yet.
+        """
         ...
 
     def limits(self) -> LimitValues:

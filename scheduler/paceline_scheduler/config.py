@@ -18,9 +18,10 @@ Prints JSON lines on stdout (readable ones on a terminal): "listening", then "re
 Drains on SIGTERM or SIGINT: new requests are refused, running ones finish; a second signal gives them up."""
 _EPILOG = """\
 exit codes:
-  0  drained and ended in good order        4  a port is in use, or the address is not this machine's
-  1  unexpected failure, logged             6  --shutdown-timeout passed, or a second signal came, before all requests
-  2  usage                                     were finished
+  0  drained and ended in good order, or    4  a port is in use, or the address is not this machine's
+     asked to stop before it had started    6  --shutdown-timeout passed, or a second signal came, before all requests
+  1  unexpected failure, logged                were finished
+  2  usage
 
 environment:
   GRPC_VERBOSITY  what gRPC itself says on stderr: NONE (default), ERROR, INFO or DEBUG"""

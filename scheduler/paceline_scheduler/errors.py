@@ -14,6 +14,7 @@ SchedulerError
 ├── RequestFailedError           a request that was taken has failed
 │   ├── DeadlineExceededError    its timeout passed
 │   ├── ExecutorFailedError      the executor reported a failure of this request alone
+│   ├── NoLongerServedError      the executors that could hold it are gone for good
 │   ├── SlowConsumerError        its client left too much output unread
 │   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
 ├── ConfigError                  an option of the command line cannot be meant; the process ends
@@ -102,6 +103,10 @@ class ExecutorFailedError(RequestFailedError):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class NoLongerServedError(RequestFailedError):
+    """The executors that could have held the request are gone, and what is left never can."""
 
 
 class SlowConsumerError(RequestFailedError):

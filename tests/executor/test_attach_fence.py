@@ -300,4 +300,4 @@ class FenceMachine(RuleBasedStateMachine):
 
 
 TestFence = FenceMachine.TestCase
-TestFence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFence.settings = settings(max_examples=settings.default.max_examples * 3 // 5, stateful_step_count=40)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_executor.errors import PlanError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.logprobs import OutputLogprobs
 from paceline_executor.rows.plan import NO_TAGS, RecordId, RowFinish, RowState, Tags
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
@@ -65,6 +67,17 @@ def _names(engine):
     return [state.record_id.request_id for state in engine.table.states()]
 
 
+def test_a_refused_plan_leaves_the_order_of_records_as_it_was(engine, clock):
+    """What it would have forgotten is the oldest again, and goes first."""
+    _released(engine, 0, "older", 1)
+    clock.now_ns = SECOND
+    _released(engine, 0, "younger", 3)
+    with pytest.raises(PlanError):
+        engine.execute(plan([(0, 1)], step_id=5, forget=["older"]))
+
+    assert _names(engine) == ["older", "younger"]
+
+
 def test_a_finished_requests_record_goes_a_minute_after_its_finish(engine, clock):
     """A preempted one's stays: the request is not over."""
     _released(engine, 0, "finished", 1)
@@ -112,7 +125,13 @@ def test_records_of_many_requests_stay_within_their_memory(engine):
     assert engine.table.num_records <= 2
 
 
-def state(number, num_prompt, num_output, num_blocks, num_context):
+def logprobs(num_tokens, num_top):
+    """Recognisable log-probabilities of a request's output from token 5 on."""
+    tops = np.arange(num_tokens * num_top).reshape(num_tokens, num_top)
+    return OutputLogprobs(5, np.arange(num_tokens, dtype=np.float32), tops.astype(np.int32), tops.astype(np.float32))
+
+
+def state(number, num_prompt, num_output, num_blocks, num_context, num_logprobs=None):
     """A request with recognisable columns."""
     return RowState(
         record_id=RecordId("tenant", f"request-{number}"),
@@ -128,6 +147,20 @@ def state(number, num_prompt, num_output, num_blocks, num_context):
         sampling_message=b"sampling",
         end_token_ids=(1, 2),
         context=bytes(num_context),
+        logprobs=None if num_logprobs is None else logprobs(*num_logprobs),
+    )
+
+
+def _joined_logprobs(before, after):
+    if before is None or after is None:
+        assert before is after, "a request has them in every piece or in none"
+        return None
+    assert after.offset == before.offset + before.num_tokens
+    return OutputLogprobs(
+        before.offset,
+        np.concatenate((before.logprobs, after.logprobs)),
+        np.concatenate((before.top_token_ids, after.top_token_ids)),
+        np.concatenate((before.top_logprobs, after.top_logprobs)),
     )
 
 
@@ -142,6 +175,7 @@ def _joined(parts):
                     prompt_token_ids=np.concatenate((whole[-1].prompt_token_ids, piece.prompt_token_ids)),
                     output_token_ids=np.concatenate((whole[-1].output_token_ids, piece.output_token_ids)),
                     block_ids=np.concatenate((whole[-1].block_ids, piece.block_ids)),
+                    logprobs=_joined_logprobs(whole[-1].logprobs, piece.logprobs),
                     continues=piece.continues,
                 )
             else:
@@ -150,10 +184,11 @@ def _joined(parts):
 
 
 sizes = st.integers(0, 400_000)
+asked = st.none() | st.tuples(st.integers(0, 20_000), st.integers(0, 20))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.builds(state, st.integers(0, 9), sizes, sizes, sizes, st.integers(0, 500_000)), max_size=5))
+@settings(max_examples=settings.default.max_examples * 2 // 5)
+@given(st.lists(st.builds(state, st.integers(0, 9), sizes, sizes, sizes, st.integers(0, 500_000), asked), max_size=5))
 def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
     """No part is larger than 1 MiB, none is empty but the last, and nothing is lost or doubled."""
     parts = list(parts_of(Snapshot(tuple(states), NO_TAGS), MIB))
@@ -164,7 +199,7 @@ def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
         num_bytes = sum(
             piece.prompt_token_ids.nbytes + piece.output_token_ids.nbytes + piece.block_ids.nbytes + len(piece.context)
             for piece in part.states
-        )
+        ) + sum(piece.logprobs.nbytes for piece in part.states if piece.logprobs is not None)
         assert part.states
         assert num_bytes < MIB
 

@@ -64,7 +64,7 @@ def test_chunks_do_not_change_a_bit(checkpoint, draw, chunk):
     assert generate(checkpoint, prompt, draw, max_chunk=chunk, seed=1) == generate(checkpoint, prompt, draw)
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(
     length=st.integers(1, 80),
     mates=st.lists(st.integers(1, 60), max_size=5),

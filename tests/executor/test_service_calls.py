@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.errors import ModelCorruptError, PortError
+from paceline_executor.link import servicer_views
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
 from paceline_executor.testing.hash_runner import HashRunner
@@ -89,6 +90,23 @@ async def test_state_shows_rows_and_records(executor):
     assert [list(view.prompt_token_ids) for view in full.rows] == [[4, 5], [1, 2, 3]]
     assert (full.num_rows_in_use, full.num_records, full.num_granted_blocks) == (1, 1, 4)
     assert (len(cut.rows), cut.truncated, full.truncated) == (1, True, False)
+
+
+async def test_state_shows_logprobs_if_asked_for(executor, monkeypatch):
+    """Those of a bounded number of tokens, beside the tokens that they are of."""
+    placing = _placing(0, [1, 2, 3])
+    placing.new_requests[0].num_logprobs = 2
+    async with attached(executor.address) as client, _stub(executor.address) as stub:
+        told = [(await client.run([(0, 3)], placing)).logprobs[0].tokens[0]]
+        told += [(await client.run([(0, 1)])).logprobs[0].tokens[0] for _ in range(2)]
+        terse = await stub.GetState(executor_pb2.GetStateRequest())
+        full = await stub.GetState(executor_pb2.GetStateRequest(include_logprobs=True))
+        monkeypatch.setattr(servicer_views, "_MAX_LOGPROBS", 2)
+        cut = await stub.GetState(executor_pb2.GetStateRequest(include_logprobs=True))
+
+    assert (list(terse.rows[0].logprobs), terse.truncated) == ([], False)
+    assert (list(full.rows[0].logprobs), full.truncated) == (told, False)
+    assert (list(cut.rows[0].logprobs), cut.truncated) == (told[:2], True)
 
 
 @pytest.mark.parametrize("max_num_rows", [0, 1025, 2**32 - 1])

@@ -159,7 +159,7 @@ def read_everything(path):
     load_tokenizer(path)
 
 
-@settings(max_examples=500)
+@settings(max_examples=settings.default.max_examples * 5)
 @given(data=st.data())
 def test_damage_anywhere_ends_in_success_or_a_typed_error(sound_file, data):
     """Flipped and cut bytes, mostly in the header: no other exception, no crash, no hang."""

@@ -1,6 +1,7 @@
 """Errors as statuses: a code, a reason, the field, and when to come back; nothing of what is not ours."""
 
 import inspect
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -22,6 +23,7 @@ REFUSALS_AND_FAILURES = [
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
+    (errors.NoLongerServedError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     (errors.SlowConsumerError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
     (errors.GivenUpError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     (errors.DivergenceError("x"), grpc.StatusCode.INTERNAL, "DIVERGENCE"),
@@ -98,3 +100,23 @@ def test_an_unexpected_exception_shows_nothing_of_itself():
     described = status.describe(KeyError("secret"))
     assert described.code is grpc.StatusCode.INTERNAL
     assert "secret" not in str(status.rpc_status(described))
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\U0010ffff", "%", "\ud800"])
+def test_a_text_of_any_length_makes_a_status_that_grpc_can_carry(letter):
+    """Headers of more than 8 KiB are refused on the way, and the client would learn nothing at all."""
+    long = letter * 1_000_000
+    for error in (errors.UnknownExecutorError(long), errors.InvalidRequestError(long, long)):
+        described = status.describe(error)
+        carried = len(quote(described.message)) + sum(
+            len(value) * 4 // 3 for _, value in status.trailing_metadata(described)
+        )
+        assert carried < 8 * 1024
+        assert described.message.endswith("…")
+
+
+def test_a_text_is_cut_between_characters_and_only_if_it_is_long():
+    """What is left shows that it was cut."""
+    assert status.cut("é" * 64, 128) == "é" * 64
+    assert status.cut("é" * 65, 128) == "é" * 64 + "…"
+    assert status.cut("x" + "é" * 64, 128) == "x" + "é" * 63 + "…"

@@ -16,7 +16,7 @@ from paceline_scheduler.api.raw import (
     TextPrompt,
     TokenPrompt,
 )
-from paceline_scheduler.api.validation import derived_seed, validate
+from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, derived_seed, validate
 from paceline_scheduler.backend import GenerationDefaults
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
@@ -132,6 +132,7 @@ def test_a_field_that_is_not_supported_is_refused_unless_it_changes_nothing(path
         ("sampling.num_allowed_token_ids", "sampling.allowed_token_ids"),
         ("sampling.num_bad_words", "sampling.bad_words"),
         ("resumption.num_prior_output_tokens", "prior_output_token_ids"),
+        ("resumption.num_resume_points", "resume_points"),
         ("resumption.waited_s", "waited"),
     ],
 )
@@ -173,6 +174,14 @@ def test_a_prompt_that_is_too_long_names_both_numbers():
     with pytest.raises(InvalidRequestError, match="has 256 tokens; at most 255 fit"):
         check(raw("prompt", TokenPrompt((1,) * 256)))
     check(raw("prompt", TokenPrompt((1,) * 255)))
+
+
+def test_what_is_kept_of_a_request_is_bounded():
+    """It travels in plans and in executors' memory; the message as a whole is at fault."""
+    check(raw("origin", bytes(MAX_ORIGIN_BYTES)))
+    with pytest.raises(InvalidRequestError, match=f"has {MAX_ORIGIN_BYTES + 1} bytes beside its prompt") as caught:
+        check(raw("origin", bytes(MAX_ORIGIN_BYTES + 1)))
+    assert caught.value.field == "message"
 
 
 def test_a_chat_needs_a_template():

@@ -79,7 +79,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBlockPool.settings = settings(stateful_step_count=40)
 
 
 def test_a_key_belongs_to_one_block():

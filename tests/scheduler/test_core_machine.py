@@ -1,14 +1,23 @@
 """The core under any order of events: nothing lost, nothing doubled, every block accounted for."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.plan import RowError
+from paceline_scheduler.core.plan import RowError, StepResult
 from paceline_scheduler.core.request import FinishReason, Request
-from paceline_scheduler.errors import DuplicateRequestError, ExecutorFailedError, InvalidRequestError, QueueFullError
+from paceline_scheduler.errors import (
+    DivergenceError,
+    DuplicateRequestError,
+    ExecutorFailedError,
+    InvalidRequestError,
+    NoLongerServedError,
+    QueueFullError,
+)
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -17,19 +26,27 @@ END_PROBABILITY = 0.05
 ADDRESSES = ("executor-0", "executor-1")
 
 
+def small_executor(incarnation, num_blocks=12):
+    """Return an executor of few rows and blocks."""
+    return make_executor(
+        num_blocks=num_blocks,
+        max_num_rows=4,
+        max_num_batched_tokens=16,
+        end_probability=END_PROBABILITY,
+        incarnation=incarnation,
+    )
+
+
 class CoreMachine(RuleBasedStateMachine):
-    """Two small executors whose pools overflow soon, two tenants with common prompts, and all that can happen."""
+    """Two small, unequal executors whose pools overflow soon, two tenants with common prompts, all that can happen."""
 
     def __init__(self):
         super().__init__()
-        executors = [
-            make_executor(
-                num_blocks=12, max_num_rows=4, max_num_batched_tokens=16, end_probability=END_PROBABILITY, incarnation=i
-            )
-            for i in (1, 100)
-        ]
+        executors = [small_executor(1), small_executor(100, num_blocks=9)]
         self.harness = CoreHarness(*executors, limits=CoreLimits(max_num_queued_reqs=8))
         self.requests: dict[int, Request] = {}
+        self.old_results: list[tuple[str, StepResult]] = []
+        self.num_restarts = 0
         self.cut: dict[int, int] = {}  # ended from outside: the output is some prefix
 
     address = st.sampled_from(ADDRESSES)
@@ -72,8 +89,21 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(address=address)
     def complete(self, address):
-        """A result arrives."""
+        """A result arrives, and is kept: it may arrive again."""
+        if self.harness.results[address]:
+            self.old_results.append((address, self.harness.results[address][0]))
         self.harness.complete(address)
+
+    @precondition(lambda self: self.old_results)
+    @rule(data=st.data())
+    def an_old_result_arrives_again(self, data):
+        """I5: of an earlier stream, or for the second time: it changes nothing."""
+        address, result = data.draw(st.sampled_from(self.old_results))
+        try:
+            self.harness.core.complete(address, result)
+        except DivergenceError:
+            return
+        raise AssertionError("an old result was taken")
 
     @rule(address=address, num_steps=st.integers(1, 8))
     def go_on(self, address, num_steps):
@@ -131,6 +161,7 @@ class CoreMachine(RuleBasedStateMachine):
     def stream_breaks(self, address):
         """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
         self.harness.core.detach(address)
+        self.old_results += [(address, result) for result in self.harness.results[address]]
         assert self.harness.plan(address) is None
         self.harness.attach(address)
 
@@ -139,6 +170,35 @@ class CoreMachine(RuleBasedStateMachine):
         """An executor dies and comes back with nothing."""
         self.harness.executors[address].restart()
         self.harness.attach(address)
+
+    @rule(address=address, num_blocks=st.integers(7, 14))
+    def executor_returns_with_another_pool(self, address, num_blocks):
+        """How much memory is free decides: what no executor can hold any more fails, the rest goes on."""
+        self.num_restarts += 1
+        self.harness.executors[address] = small_executor(1000 * self.num_restarts, num_blocks)
+        self.harness.attach(address)
+
+    @precondition(lambda self: self.harness.client.finishes)
+    @rule(data=st.data())
+    def acknowledge(self, data):
+        """A client has all of an output, or says so of a request whose end it ended itself."""
+        handle = data.draw(st.sampled_from(sorted(self.harness.client.finishes)))
+        self.harness.core.acknowledge((self.requests[handle].key,))
+
+    @precondition(lambda self: self.harness.client.finishes)
+    @rule(data=st.data())
+    def submit_again_under_the_same_id(self, data):
+        """An id is free as soon as its end was told, whether or not the row has been left."""
+        before = self.requests[data.draw(st.sampled_from(sorted(self.harness.client.finishes)))]
+        handle = len(self.requests) + 1
+        again = replace(before, handle=handle)
+        if any(self.requests[other].key == before.key for other in self.running):
+            return  # it was used again already
+        try:
+            self.harness.submit(again)
+        except (QueueFullError, InvalidRequestError):
+            return
+        self.requests[handle] = again
 
     @rule(address=address)
     def executor_is_lost_for_a_while(self, address):
@@ -175,7 +235,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness.core.check()
         client = self.harness.client
         for handle, request in self.requests.items():
-            if handle in self.cut or isinstance(client.failures.get(handle), ExecutorFailedError):
+            failure = client.failures.get(handle)
+            if handle in self.cut or isinstance(failure, (ExecutorFailedError, NoLongerServedError)):
                 continue
             assert handle in client.finishes
             if request.max_tokens is not None:
@@ -188,9 +249,13 @@ class CoreMachine(RuleBasedStateMachine):
             assert counts.blocks.used == 0
             assert counts.num_owned_slots == 0
         assert not np.any([executor.rows for executor in self.harness.executors.values()])
+        records = [r.snapshot() for executor in self.harness.executors.values() for r in executor.records.values()]
+        assert all(record.released is not None for record in records), "a record without an end would stay for ever"
 
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples * 3 // 2,
+    stateful_step_count=40,
+    suppress_health_check=list(HealthCheck),
 )

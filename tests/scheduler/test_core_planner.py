@@ -1,5 +1,7 @@
 """What a step holds: decodes first, prefill in chunks, admission of what fits, preemption of the newest."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline_scheduler.core.executors import StepPoint
@@ -56,6 +58,18 @@ def test_a_request_is_admitted_only_with_a_block_left_for_every_running_one():
     assert harness.client.ended == {1, 2, 3}
 
 
+def test_blocks_that_a_hit_takes_out_of_the_cache_are_not_granted_to_the_next_in_line():
+    """8 blocks of 4, of which 4 are cached: the first request hits them all and needs one more, the second needs 4."""
+    harness = CoreHarness(make_executor(num_blocks=8))
+    cached = list(range(16))
+    harness.submit(make_request(cached, 1, handle=1))
+    harness.finish()
+    harness.submit(make_request([*cached, 99], 1, handle=2), make_request(13, 1, handle=3))
+    assert [placement.request.handle for placement in harness.step().placements] == [2]
+    harness.finish()
+    assert harness.client.ended == {1, 2, 3}
+
+
 def test_the_head_of_the_queue_is_not_passed_over():
     """A small request behind a big one waits with it, else the big one might starve."""
     harness = CoreHarness(make_executor(num_blocks=8))
@@ -107,6 +121,48 @@ def test_no_step_is_planned_above_half_a_second():
     plans = [harness.step(), harness.step()]
     assert sum(plan.num_tokens for plan in plans) == 64
     assert all(0 < plan.predicted_ns <= 500_000_000 for plan in plans)
+
+
+def test_decodes_that_take_longer_than_a_step_may_take_turns():
+    """A device that became too slow for all of them: each step stays below the bound, and nobody is left out."""
+    harness = CoreHarness(make_executor(max_num_rows=64, num_blocks=1024))
+    harness.submit(*(make_request(1, 60, handle=handle) for handle in range(1, 65)))
+    harness.step()
+    slow = (StepPoint(1, 290_000_000), StepPoint(64, 1_000_000_000))
+    harness.core.executor("executor-0").step_time = StepTimeModel(slow)
+    plans = []
+    for _ in range(40):
+        plans.append(harness.plan())
+        harness.run()
+        result = harness.results["executor-0"].popleft()
+        timings = replace(result.timings, forward_ns=plans[-1].predicted_ns)
+        harness.client.deliver(harness.core.complete("executor-0", replace(result, timings=timings)))
+    assert all(0 < plan.predicted_ns <= 500_000_000 for plan in plans)
+    assert all(plan.num_tokens > 8 for plan in plans)
+    turns = [len(tokens) for tokens in harness.client.token_ids.values()]
+    assert len(turns) == 64
+    assert max(turns) - min(turns) <= 1
+
+
+def test_decodes_that_use_up_the_token_bound_leave_something_to_a_prompt():
+    """A bound as small as the number of decodes must not keep a prompt out until they end."""
+    harness = CoreHarness(make_executor())
+    harness.submit(*(make_request(1, 60, handle=handle) for handle in (1, 2, 3)))
+    harness.step()
+    harness.submit(make_request(6, 3, handle=4))
+    harness.step()
+    harness.core.limits = CoreLimits(max_num_batched_tokens=3)
+    for _ in range(20):
+        harness.step()
+    assert harness.client.ended == {4}
+
+
+def test_a_plan_is_bounded_in_bytes():
+    """Prompts and contexts of one plan are one message: what does not fit waits for the next plan."""
+    harness = CoreHarness(make_executor())
+    large = [replace(make_request(4, 1, handle=handle), origin=bytes(3 << 20)) for handle in range(1, 6)]
+    harness.submit(*large)
+    assert [len(harness.step().placements) for _ in range(3)] == [2, 2, 1]
 
 
 def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():

@@ -1,5 +1,7 @@
 """AdminService over real gRPC: what operators see and may change."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
@@ -84,6 +86,27 @@ async def test_an_executor_is_drained_by_its_address(stub, backend):
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
 
 
+async def test_an_executor_that_is_not_attached_now_is_not_called_unknown(stub, backend):
+    """There is nothing to drain yet, and it may attach at any time."""
+    backend.known_executors = (replace(EXECUTOR, state=pb.EXECUTOR_STATE_CONNECTING, incarnation=0),)
+    call = stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
+    code, details = await refusal(call)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
+    assert await call.details() == f"executor '{EXECUTOR.address}' is known but not attached now; try again"
+
+
+@pytest.mark.parametrize("method", ["DrainExecutor", "WatchSteps"])
+@pytest.mark.parametrize("address", ["nowhere", "x" * 1_000_000, "\n" * 1_000_000])
+async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stub, backend, method, address):
+    """However long it is: a status has to fit into headers."""
+    requests = {"DrainExecutor": pb.DrainExecutorRequest, "WatchSteps": pb.WatchStepsRequest}
+    call = getattr(stub, method)(requests[method](address=address))
+    code, details = await refusal(call.read() if method == "WatchSteps" else call)
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
+    assert (await call.details()).endswith(f"there is {EXECUTOR.address}")
+    assert not backend.watchers
+
+
 async def test_limits_change_where_they_are_set_and_stay_elsewhere(stub, backend):
     """The answer holds all of them."""
     response = await stub.SetLimits(pb.SetLimitsRequest(limits=pb.Limits(max_num_queued_reqs=7)))
@@ -131,7 +154,8 @@ async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backen
 
 
 async def test_one_executor_can_be_watched_alone(stub, backend):
-    """By its address."""
+    """By its address, attached or not."""
+    backend.known_executors = (EXECUTOR, replace(EXECUTOR, address="b", state=pb.EXECUTOR_STATE_CONNECTING))
     call = stub.WatchSteps(pb.WatchStepsRequest(address="b"))
     await wait_until(lambda: backend.watchers)
     backend.watchers[0].step_finished(step(1, address="a"))

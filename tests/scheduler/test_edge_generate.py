@@ -161,6 +161,7 @@ async def test_a_bad_request_names_its_field_and_the_next_request_works(stub, ba
         ({"resumable": True}, "resumable"),
         ({"resume_from": 3}, "resume_from"),
         ({"prior_output_token_ids": [1]}, "prior_output_token_ids"),
+        ({"resume_points": [{"index": 1}]}, "resume_points"),
     ],
 )
 async def test_an_unsupported_field_names_itself(stub, fields, feature):

@@ -181,15 +181,52 @@ async def test_heartbeats_come_at_once_and_then_regularly(session):
 
 
 @pytest.mark.parametrize(
-    "message",
-    [pb.SessionRequest(), pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["x"] * 4097))],
-    ids=["empty", "too-many-acknowledgements"],
+    ("cancel", "field"),
+    [
+        (pb.CancelRequest(request_id=""), "request_id"),
+        (pb.CancelRequest(request_id="x" * 129), "request_id"),
+        (pb.CancelRequest(request_id="other", tenant="x" * 129), "tenant"),
+    ],
+    ids=["no-id", "long-id", "long-tenant"],
 )
-async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend, message):
+async def test_a_cancel_of_an_impossible_name_fails_alone(session, backend, cancel, field):
+    """The requests of the session go on."""
+    await session.generate("r")
+    handle = (await backend.next_request()).handle
+    await session.call.write(pb.SessionRequest(cancel=cancel))
+    name, code, info = await session.failure()
+    assert (name, code, info.metadata["field"]) == (cancel.request_id, 3, field)
+    backend.step({handle: encode("a")})
+    assert (await session.read()).deltas[0].delta.text == "a"
+
+
+@pytest.mark.parametrize("kind", ["generate", "cancel"])
+async def test_an_endless_name_is_told_back_cut(session, kind):
+    """Still longer than any name that is taken, so that it is taken for no other."""
+    message = pb.SessionRequest()
+    getattr(message, kind).request_id = "x" * 1_000_000
+    await session.call.write(message)
+    name, code, _ = await session.failure()
+    assert (code, name[128:129], len(name) < 2000) == (3, "x", True)
+
+
+async def test_any_number_of_acknowledgements_is_taken(session, backend):
+    """A client that gathered more than it should loses nothing by that."""
+    await session.generate("r", tenant="t")
+    handle = (await backend.next_request()).handle
+    backend.step({handle: [END]}, {handle: FinishReason.STOP})
+    await session.read()
+    many = pb.Acknowledge(request_ids=[f"unknown-{number}" for number in range(10_000)] + ["r"])
+    await session.call.write(pb.SessionRequest(acknowledge=many))
+    await wait_until(lambda: backend.acknowledged)
+    assert backend.acknowledged == [RequestKey("t", "r")]
+
+
+async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend):
     """INVALID_ARGUMENT."""
     await session.generate("r")
     handle = (await backend.next_request()).handle
-    await session.call.write(message)
+    await session.call.write(pb.SessionRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await session.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -113,6 +113,20 @@ async def test_a_draining_scheduler_refuses_and_finishes():
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
 
 
+async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
+    """Whoever drained it, and also if its stream was broken at that moment."""
+    bench = await attached_bench()
+    bench.driver.detached(ADDRESS, "cut")
+    assert bench.driver.is_ready, "it is expected back"
+    assert bench.driver.drain_executor(ADDRESS) == 0
+    assert bench.readiness == [True, False]
+    assert [model.name for model in bench.driver.models()] == ["simulated"]
+    assert bench.driver.open_models() == ()
+    with pytest.raises(NoExecutorError) as refusal:
+        bench.driver.submit(make_request())
+    assert refusal.value.retry_after_s > 0
+
+
 async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     """Nothing more is planned or delivered; the row waits for whoever attaches next."""
     bench = await attached_bench()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot, Snapshot
 from paceline_scheduler.core.plan import (
     BatchPlan,
     BlockTag,
@@ -23,7 +23,7 @@ from paceline_scheduler.core.plan import (
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import DivergenceError, StreamEndedError
 from paceline_scheduler.link import wire
-from paceline_scheduler.link.messages import Heartbeat, Hello, SnapshotPart
+from paceline_scheduler.link.messages import Heartbeat, Hello, RowPart, SnapshotPart
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.simulator import wire as executor_wire
 from paceline_scheduler.testing.requests import column, make_executor, make_request
@@ -131,7 +131,7 @@ def a_result(**changes):
         finishes=np.array([RowFinish.END_TOKEN, RowFinish.ERROR, 0], dtype=np.uint8),
         grant_hash=2**64 - 5,
         timings=StepTimings(forward_ns=7, idle_ns=9),
-        logprobs={9: (TokenLogprobs(102, -0.5, ((102, -0.5), (7, -1.5))),)},
+        logprobs={9: (TokenLogprobs(-1, -2.5, ()), TokenLogprobs(102, -0.5, ((102, -0.5), (7, -1.5))))},
         errors={5: RowError("NUMERIC_FAULT", "no usable number")},
     )
     return dataclasses.replace(result, **changes)
@@ -149,6 +149,9 @@ def test_a_result_arrives_as_it_was_written():
         {"num_accepted": column(1, 0, 1)},
         {"num_accepted": column(4, 0, -1)},
         {"finishes": np.zeros(2, dtype=np.uint8)},
+        {"logprobs": {9: (TokenLogprobs(102, -0.5, ()),)}},
+        {"logprobs": {5: (TokenLogprobs(100, -0.5, ()),)}},
+        {"logprobs": {77: (TokenLogprobs(100, -0.5, ()),)}},
     ],
 )
 def test_a_result_that_does_not_add_up_is_a_divergence(changes):
@@ -164,11 +167,51 @@ def test_bytes_that_are_no_message_are_a_divergence(data):
         wire.decode_message(data, "executor:1")
 
 
+def some_logprobs(offset, num_tokens, num_top=2):
+    """Return recognisable log-probabilities."""
+    tops = np.arange(num_tokens * num_top).reshape(num_tokens, num_top)
+    return LogprobColumns(
+        offset, np.arange(num_tokens, dtype=np.float32), tops.astype(np.int32), -tops.astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"logprobs": b"12345"}, {"logprobs": bytes(8)}, {"num_top": 3}, {"top_logprobs": bytes(4)}],
+    ids=["no floats", "too many tokens", "more alternatives", "too few alternatives"],
+)
+def test_logprobs_that_do_not_fill_their_columns_are_a_divergence(changes):
+    """They would be told of other tokens."""
+    columns = {"logprobs": bytes(4), "num_top": 2, "top_token_ids": bytes(8), "top_logprobs": bytes(8)} | changes
+    state = plan_pb2.RowState(logprobs=plan_pb2.LogprobColumns(**columns))
+    with pytest.raises(DivergenceError):
+        sent_back(plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(rows=[state])))
+
+
+@pytest.mark.parametrize("after", [some_logprobs(3, 1), some_logprobs(2, 1, num_top=1)], ids=["gap", "other width"])
+def test_logprobs_that_do_not_follow_one_another_are_a_divergence(after):
+    """A piece of a request is missing, or of another one."""
+    row = RowSnapshot(RequestKey("", "r"), 0, 1, column(1), column(2, 3), 0, column(), RowFinish.NONE, None)
+    joiner = SnapshotJoiner()
+    joiner.add(SnapshotPart((RowPart(dataclasses.replace(row, logprobs=some_logprobs(0, 2)), True),), (), False))
+    with pytest.raises(DivergenceError, match="log-probabilities"):
+        joiner.add(SnapshotPart((RowPart(dataclasses.replace(row, logprobs=after), False),), (), True))
+
+
 def test_a_snapshot_is_joined_from_its_parts(monkeypatch):
     """A request longer than a part is continued in the next one."""
     monkeypatch.setattr(executor_wire, "MAX_PIECE", 2)
     long = RowSnapshot(
-        RequestKey("t", "long"), 3, 2, column(1, 2, 3, 4, 5), column(6, 7, 8), 7, column(9, 10), RowFinish.NONE, None
+        RequestKey("t", "long"),
+        3,
+        2,
+        column(1, 2, 3, 4, 5),
+        column(6, 7, 8, 9, 10),
+        9,
+        column(9, 10),
+        RowFinish.NONE,
+        None,
+        some_logprobs(1, 4),
     )
     short = RowSnapshot(
         RequestKey("t", "short"),

@@ -182,6 +182,26 @@ async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_
             await again.stop()
 
 
+async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_log_says_so():
+    """The request that runs there finishes."""
+    async with deployment() as (server, process, channel):
+        request = a_request(3, 400)
+        started = asyncio.Semaphore(0)
+        running = asyncio.create_task(generate(channel, request, started))
+        await started.acquire()
+        ports = await process.event("listening")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
+            drain = admin_pb2.DrainExecutorRequest(address=server.address)
+            assert (await admin_pb2_grpc.AdminServiceStub(operators).DrainExecutor(drain)).num_running_requests == 1
+        assert (await process.event("executor_draining"))["address"] == server.address
+        assert "no executor takes new requests" in (await process.event("not_ready"))["reason"]
+        assert await check_health(ports["health_port"]) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await generate(channel, a_request(4, 1))
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await running == expected(request)
+
+
 async def test_operators_see_the_executor_and_its_steps():
     """AdminService answers on its own port."""
     async with deployment() as (server, process, channel):

@@ -1,6 +1,7 @@
 """The scheduler process starts, or says in one line why it does not."""
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -92,6 +93,29 @@ def test_a_running_scheduler_has_imported_no_tensor_library():
     )
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+_SIGNALLED = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), int(sys.argv[2]))
+
+sys.meta_path.insert(0, Finder())
+from paceline_scheduler.__main__ import main
+main(["--executors", "127.0.0.1:1", "--port", "0", "--admin-port", "0", "--health-port", "0"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["argparse", "asyncio", "uvloop", "grpc", "paceline_scheduler.servicer_ports"])
+def test_a_signal_while_the_process_starts_ends_it_without_a_word(module, number):
+    """Whatever is being imported then: it was asked to stop before it began, and that is no failure."""
+    command = (sys.executable, "-c", _SIGNALLED, module, str(int(number)))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 async def test_an_unreachable_executor_is_tried_again_and_again_without_flooding_the_log():

@@ -81,7 +81,7 @@ class RandomPlanner:
                 del self.requests[row]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(st.data())
 def test_any_valid_plans_generate_the_reference_output(data):
     """Chunks, batch mates, blocks and preemptions leave no trace in the tokens."""

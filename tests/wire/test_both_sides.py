@@ -13,6 +13,7 @@ from paceline_executor.errors import NumericError
 from paceline_executor.link import messages as executor_messages
 from paceline_executor.link.wire import ResponseEncoder, decode_request
 from paceline_executor.rows import plan as rows
+from paceline_executor.rows.logprobs import OutputLogprobs
 from paceline_executor.rows.snapshot import SnapshotPart
 from paceline_executor.runner.interface import TokenLogprobs
 from paceline_scheduler.core import plan as core
@@ -142,7 +143,7 @@ def test_a_result_arrives():
 def test_a_snapshot_arrives():
     """A row and a record, and the tags of the prefix cache."""
     state = rows.RowState(
-        record_id=rows.RecordId("t", "r"),
+        record_id=rows.RecordId("t", "r", index=3),
         row=0,
         attempt=2,
         prompt_token_ids=column(1, 2),
@@ -155,6 +156,9 @@ def test_a_snapshot_arrives():
         sampling_message=b"",
         end_token_ids=(2,),
         context=b"",
+        logprobs=OutputLogprobs(
+            0, np.array([-0.5], np.float32), np.array([[3, 4]], np.int32), np.array([[-0.5, -1.5]], np.float32)
+        ),
     )
     part = SnapshotPart(states=(state,), tags=rows.Tags(column(8), b"a" * 16), is_last=True)
 
@@ -162,7 +166,8 @@ def test_a_snapshot_arrives():
 
     (row_part,) = arrived.rows
     row = row_part.row
-    assert (row.key, row.row, row.attempt) == (RequestKey("t", "r"), 0, 2)
+    assert (row.key, row.index, row.row, row.attempt) == (RequestKey("t", "r"), 3, 0, 2)
+    assert row.logprobs.of(0, row.output_token_ids) == (core.TokenLogprobs(3, -0.5, ((3, -0.5), (4, -1.5))),)
     assert same(row, prompt_token_ids=[1, 2], output_token_ids=[3], block_ids=[8])
     assert (row.num_computed_tokens, row.finish) == (2, core.RowFinish.LENGTH)
     assert row.released == core.FinalRelease(1, FinishReason.LENGTH)

@@ -14,12 +14,19 @@ from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments
 from paceline_executor.link.description import Description
 from paceline_executor.link.messages import PROTOCOL
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.link.wire import encode_defaults, encode_geometry, encode_limits, encode_model
+from paceline_executor.link.wire import (
+    encode_defaults,
+    encode_geometry,
+    encode_limits,
+    encode_model,
+    encode_token_logprobs,
+)
 from paceline_executor.rows.plan import RowState
 from paceline_executor.rows.table import RowTable
 
 _DEFAULT_VIEWS = 64
 _MAX_VIEWS = 1024
+_MAX_LOGPROBS = 4096  # tokens of an answer that show theirs
 _PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
 
 
@@ -79,14 +86,31 @@ def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.
     """Rows, then records if asked for."""
     max_num_rows = request.max_num_rows if request.HasField("max_num_rows") else _DEFAULT_VIEWS
     states = [state for state in rows.states if request.include_records or state.row is not None]
+    views = [_view(state, request) for state in states[:max_num_rows]]
+    left_out = request.include_logprobs and _show_logprobs(views, states)
     return executor_pb2.GetStateResponse(
-        rows=[_view(state, request) for state in states[:max_num_rows]],
+        rows=views,
         num_rows_in_use=rows.num_rows_in_use,
         num_records=rows.num_records,
         num_tagged_blocks=rows.num_tagged_blocks,
         num_granted_blocks=rows.num_granted_blocks,
-        truncated=len(states) > max_num_rows,
+        truncated=len(states) > max_num_rows or left_out,
     )
+
+
+def _show_logprobs(views: list[executor_pb2.RowView], states: list[RowState]) -> bool:
+    """Add log-probabilities to the views of these states, up to the bound; says whether some are left out."""
+    room = _MAX_LOGPROBS
+    left_out = False
+    for view, state in zip(views, states, strict=False):  # fewer views, if their number is bounded
+        if state.logprobs is None:
+            continue
+        shown, rest = state.logprobs.split(room)
+        room -= shown.num_tokens
+        left_out |= rest.num_tokens > 0
+        view.logprobs_offset = shown.offset
+        view.logprobs.extend(encode_token_logprobs(shown, state.output_token_ids[shown.offset :].tolist()))
+    return left_out
 
 
 def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb2.RowView:
@@ -95,6 +119,7 @@ def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb
         row=state.row,
         tenant=state.record_id.tenant,
         request_id=state.record_id.request_id,
+        index=state.record_id.index,
         attempt=state.attempt,
         num_prompt_tokens=state.prompt_token_ids.size,
         num_output_tokens=state.output_token_ids.size,

@@ -5,6 +5,7 @@ may contain is `rows.table`'s business, except that bytes must be a column at al
 """
 
 import hashlib
+from collections.abc import Iterable
 from datetime import timedelta
 
 import numpy as np
@@ -17,6 +18,7 @@ from paceline_executor.link.description import Description
 from paceline_executor.link.fence import Approach, Claim
 from paceline_executor.link.status import status_of
 from paceline_executor.rows import plan as rows
+from paceline_executor.rows.logprobs import OutputLogprobs
 from paceline_executor.rows.snapshot import SnapshotPart
 from paceline_executor.runner.interface import Int32Array
 
@@ -50,7 +52,7 @@ def _decode_plan(plan: plan_pb2.BatchPlan) -> rows.Plan:
         step_id=plan.step_id,
         tags=rows.Tags(_column("tags.block_ids", plan.tags.block_ids), plan.tags.keys),
         releases=tuple(_decode_release(release) for release in plan.releases),
-        forget=tuple(rows.RecordId(record_id.tenant, record_id.request_id) for record_id in plan.forget),
+        forget=tuple(_decode_record_id(record_id) for record_id in plan.forget),
         copies=rows.Copies(
             sources=_column("copies.sources", plan.copies.sources),
             destinations=_column("copies.destinations", plan.copies.destinations),
@@ -81,8 +83,12 @@ def _decode_grants(name: str, grants: plan_pb2.BlockGrants) -> rows.Grants:
     )
 
 
+def _decode_record_id(record_id: plan_pb2.RecordId) -> rows.RecordId:
+    return rows.RecordId(record_id.tenant, record_id.request_id, record_id.index)
+
+
 def _decode_placement(request: plan_pb2.NewRequest) -> rows.Placement:
-    record_id = rows.RecordId(request.id.tenant, request.id.request_id)
+    record_id = _decode_record_id(request.id)
     return rows.Placement(
         row=request.row,
         record_id=record_id,
@@ -91,7 +97,7 @@ def _decode_placement(request: plan_pb2.NewRequest) -> rows.Placement:
         output_token_ids=_column("new_requests.output_token_ids", request.output_token_ids),
         num_cached_tokens=request.num_cached_tokens,
         sampling=_decode_sampling(request.sampling, record_id),
-        unsupported_fields=_unsupported_fields(request.sampling),
+        unsupported_fields=_unsupported_fields(request),
         end_token_ids=tuple(request.end_token_ids),
         max_tokens=request.max_tokens,
         num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
@@ -117,9 +123,14 @@ def seed_of(record_id: rows.RecordId) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
-def _unsupported_fields(sampling: sampling_pb2.SamplingParams) -> tuple[str, ...]:
+def _unsupported_fields(request: plan_pb2.NewRequest) -> tuple[str, ...]:
     # A field that is set to the value that changes nothing is honoured.
+    sampling = request.sampling
     in_use = {
+        "id.index": request.id.index != 0,
+        "min_tokens": request.min_tokens != 0,
+        "num_prompt_logprobs": request.HasField("num_prompt_logprobs"),
+        "structured": request.HasField("structured"),
         "sampling.presence_penalty": sampling.presence_penalty != 0,
         "sampling.frequency_penalty": sampling.frequency_penalty != 0,
         "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
@@ -262,7 +273,9 @@ def _encode_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:
 def _encode_state(state: rows.RowState) -> plan_pb2.RowState:
     released = state.released
     return plan_pb2.RowState(
-        id=plan_pb2.RecordId(tenant=state.record_id.tenant, request_id=state.record_id.request_id),
+        id=plan_pb2.RecordId(
+            tenant=state.record_id.tenant, request_id=state.record_id.request_id, index=state.record_id.index
+        ),
         row=state.row,
         attempt=state.attempt,
         prompt_token_ids=state.prompt_token_ids.tobytes(),
@@ -276,6 +289,17 @@ def _encode_state(state: rows.RowState) -> plan_pb2.RowState:
         end_token_ids=state.end_token_ids,
         context=state.context,
         continues=state.continues,
+        logprobs=None if state.logprobs is None else _encode_columns(state.logprobs),
+    )
+
+
+def _encode_columns(logprobs: OutputLogprobs) -> plan_pb2.LogprobColumns:
+    return plan_pb2.LogprobColumns(
+        offset=logprobs.offset,
+        logprobs=logprobs.logprobs.tobytes(),
+        num_top=logprobs.num_top,
+        top_token_ids=logprobs.top_token_ids.tobytes(),
+        top_logprobs=logprobs.top_logprobs.tobytes(),
     )
 
 
@@ -286,15 +310,22 @@ def _encode_final(final: rows.FinalRelease) -> plan_pb2.FinalRelease:
 
 def _encode_logprobs(logprobs: rows.RowLogprobs) -> plan_pb2.RowLogprobs:
     values = logprobs.values
-    tokens = sampling_pb2.TokenLogprobs(
-        token_id=logprobs.token_id,
-        logprob=values.chosen,
-        top=[
-            sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob)
-            for token_id, logprob in zip(values.top_token_ids, values.top_logprobs, strict=True)
-        ],
-    )
-    return plan_pb2.RowLogprobs(row=logprobs.row, tokens=[tokens])
+    top = zip(values.top_token_ids, values.top_logprobs, strict=True)
+    return plan_pb2.RowLogprobs(row=logprobs.row, tokens=[_token_logprobs(logprobs.token_id, values.chosen, top)])
+
+
+def encode_token_logprobs(logprobs: OutputLogprobs, token_ids: list[int]) -> list[sampling_pb2.TokenLogprobs]:
+    """Columns of log-probabilities in the form that people can read; `token_ids` are at least their tokens."""
+    tops = zip(logprobs.top_token_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
+    return [
+        _token_logprobs(token_id, logprob, zip(*top, strict=True))
+        for token_id, logprob, top in zip(token_ids, logprobs.logprobs.tolist(), tops, strict=False)
+    ]
+
+
+def _token_logprobs(token_id: int, logprob: float, top: Iterable[tuple[int, float]]) -> sampling_pb2.TokenLogprobs:
+    best = [sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in top]
+    return sampling_pb2.TokenLogprobs(token_id=token_id, logprob=logprob, top=best)
 
 
 def _encode_fault(fault: rows.RowFault) -> plan_pb2.RowError:

@@ -28,20 +28,25 @@ class Drawn:
 
 
 def draw(prepared: Prepared, output: StepOutput) -> Drawn:
-    """Sort a step's output by row. Raises ValueError when it does not fit the batch."""
+    """Sort a step's output by row. Raises ValueError when it does not fit the batch.
+
+    A row that asked for log-probabilities has them for each of its tokens, no other row has any.
+    """
     sampled = prepared.batch.sampled
     if output.token_ids.shape != sampled.shape:
         raise ValueError(f"{sampled.size} rows are sampled and the runner answered {output.token_ids.shape}")
     has_token = np.ones(sampled.size, dtype=np.bool_)
     has_token[list(output.faults)] = False
+    asked = np.flatnonzero(has_token & (prepared.batch.sampling.num_logprobs >= 0)).tolist()
+    if not output.logprobs.keys() >= set(asked):
+        raise ValueError("the runner left out log-probabilities that were asked for")
     rows = prepared.rows[sampled]
     return Drawn(
         rows=rows[has_token],
         places=prepared.places[sampled][has_token],
         token_ids=output.token_ids[has_token],
         logprobs=tuple(
-            RowLogprobs(int(rows[index]), int(output.token_ids[index]), values)
-            for index, values in sorted(output.logprobs.items())
+            RowLogprobs(int(rows[index]), int(output.token_ids[index]), output.logprobs[index]) for index in asked
         ),
         faults=tuple(RowFault(int(rows[index]), NumericError(why)) for index, why in sorted(output.faults.items())),
     )

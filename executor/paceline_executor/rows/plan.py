@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.errors import RequestError
+from paceline_executor.rows.logprobs import OutputLogprobs
 from paceline_executor.runner.interface import Int32Array, TokenLogprobs
 
 ByteArray = npt.NDArray[np.uint8]
@@ -35,10 +36,11 @@ class RowFinish(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordId:
-    """What a request is called: its id inside its tenant."""
+    """What a completion of a request is called: the request's id inside its tenant, and which completion it is."""
 
     tenant: str
     request_id: str
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +199,5 @@ class RowState:
     sampling_message: bytes
     end_token_ids: tuple[int, ...]
     context: bytes
+    logprobs: OutputLogprobs | None = None  # up to the end of the output; None when they were not asked for
     continues: bool = False  # more columns of this request follow in the next state

@@ -40,6 +40,11 @@ class Records:
         """All records, oldest first."""
         return tuple(kept.state for kept in self._kept.values())
 
+    def get(self, record_id: RecordId) -> RowState | None:
+        """The record of a request, if it is kept."""
+        kept = self._kept.get(record_id)
+        return None if kept is None else kept.state
+
     def add(self, state: RowState, now_ns: int, undo: Undo) -> None:
         """Keep the record of a request released now."""
         self._insert(state.record_id, _Kept(state, now_ns, _size_of(state)))
@@ -49,7 +54,7 @@ class Records:
         """Drop a record; one that is not there has gone by itself."""
         kept = self._remove(record_id)
         if kept is not None:
-            undo.add(lambda: self._insert(record_id, kept))
+            undo.add(lambda: self._put_back(record_id, kept))
 
     def trim(self, now_ns: int) -> None:
         """Drop what is past its time, and the oldest until the rest fits."""
@@ -69,6 +74,10 @@ class Records:
         self._kept[record_id] = kept
         self._num_bytes += kept.num_bytes
 
+    def _put_back(self, record_id: RecordId, kept: _Kept) -> None:
+        self._insert(record_id, kept)
+        self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1].released_ns))  # oldest first again
+
     def _remove(self, record_id: RecordId) -> _Kept | None:
         kept = self._kept.pop(record_id, None)
         if kept is not None:
@@ -79,4 +88,5 @@ class Records:
 def _size_of(state: RowState) -> int:
     arrays = (state.prompt_token_ids, state.output_token_ids, state.block_ids)
     texts = len(state.context) + len(state.sampling_message) + 4 * len(state.end_token_ids)
-    return _OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts
+    logprobs = 0 if state.logprobs is None else state.logprobs.nbytes
+    return _OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts + logprobs

@@ -32,7 +32,8 @@ class SnapshotPart:
 def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
     """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits.
 
-    The last part is empty. A request longer than a part goes on in the next: prompt, then output, then block table.
+    The last part is empty. A request longer than a part goes on in the next: prompt, output, block table,
+    log-probabilities.
     """
     states: list[RowState] = []
     num_bytes = 0
@@ -60,9 +61,19 @@ def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
         heads.append(column[:num_values])
         tails.append(column[num_values:])
         num_values = max(0, num_values - column.size)
-    if not any(tail.size for tail in tails):
+    logprobs, logprobs_left = None, None
+    if state.logprobs is not None:
+        logprobs, logprobs_left = state.logprobs.split(4 * num_values // state.logprobs.bytes_per_token)
+    if not any(tail.size for tail in tails) and not (logprobs_left and logprobs_left.num_tokens):
         return state, None
-    head = replace(state, prompt_token_ids=heads[0], output_token_ids=heads[1], block_ids=heads[2], continues=True)
+    head = replace(
+        state,
+        prompt_token_ids=heads[0],
+        output_token_ids=heads[1],
+        block_ids=heads[2],
+        logprobs=logprobs,
+        continues=True,
+    )
     rest = RowState(
         record_id=state.record_id,
         row=None,
@@ -77,6 +88,7 @@ def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
         sampling_message=b"",
         end_token_ids=(),
         context=b"",
+        logprobs=logprobs_left,
     )
     return head, rest
 
@@ -94,4 +106,5 @@ def _fixed_bytes(state: RowState) -> int:
 
 
 def _column_bytes(state: RowState) -> int:
-    return state.prompt_token_ids.nbytes + state.output_token_ids.nbytes + state.block_ids.nbytes
+    logprobs = 0 if state.logprobs is None else state.logprobs.nbytes
+    return state.prompt_token_ids.nbytes + state.output_token_ids.nbytes + state.block_ids.nbytes + logprobs

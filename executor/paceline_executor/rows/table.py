@@ -16,6 +16,7 @@ from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
 from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.rows.plan import (
     Placement,
     Plan,
@@ -50,6 +51,7 @@ class RowTable:
         self._columns = RowColumns(limits)
         self._placements: dict[int, Placement] = {}  # by row
         self._rows: dict[RecordId, int] = {}
+        self._logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
@@ -114,7 +116,11 @@ class RowTable:
     def finish_step(self, plan: Plan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
         """Let the rows of an executed step advance and say what came of it."""
         drawn = outcome.draw(prepared, output)
+        for drawn_logprobs in drawn.logprobs:
+            self._logprobs[drawn_logprobs.row].check(drawn_logprobs.values)
         outcome.advance(self._columns, self.limits.max_model_len, prepared, drawn)
+        for drawn_logprobs in drawn.logprobs:
+            self._logprobs[drawn_logprobs.row].append(drawn_logprobs.values)
         return outcome.report(self._columns, plan, applied.faults, drawn, self._grant_hash)
 
     def take_back(self, plan: Plan, applied: Applied) -> None:
@@ -138,11 +144,13 @@ class RowTable:
         row = release.row
         state = self._released_state(release)
         self._block_tables.drop(row, undo)
-        image, placement = self._columns.image(row), self._placements[row]
+        image, placement, logprobs = self._columns.image(row), self._placements[row], self._logprobs.get(row)
 
         def restore() -> None:
             self._columns.restore(row, image)
             self._occupy(placement)
+            if logprobs is not None:
+                self._logprobs[row] = logprobs
 
         undo.add(restore)
         self._vacate(row)
@@ -174,6 +182,7 @@ class RowTable:
             sampling_message=state.sampling_message,
             end_token_ids=state.end_token_ids,
             context=state.context,
+            logprobs=None if state.logprobs is None else state.logprobs.up_to(num_output),
         )
 
     def _place(self, placement: Placement, released: tuple[int, ...], undo: Undo) -> RowFault | None:
@@ -181,6 +190,7 @@ class RowTable:
         self._check_place(placement, released)
         undo.add(lambda: self._vacate(row))
         self._occupy(placement)
+        before = self._records.get(placement.record_id)
         self._records.forget(placement.record_id, undo)
         fault = fault_of(placement, self.limits)
         if fault is not None:
@@ -194,6 +204,9 @@ class RowTable:
             )
             raise PlanError(PlanFault.CACHED_TOKENS, sentence)
         self._columns.place(placement)
+        if placement.num_logprobs is not None:
+            num_top = min(placement.num_logprobs, self.limits.vocab_size)
+            self._logprobs[row] = _log_of(placement, num_top, before)
         return None
 
     def _check_place(self, placement: Placement, released: tuple[int, ...]) -> None:
@@ -213,6 +226,7 @@ class RowTable:
 
     def _vacate(self, row: int) -> None:
         self._columns.clear(row)
+        self._logprobs.pop(row, None)
         del self._rows[self._placements.pop(row).record_id]
 
     def _grant(self, plan: Plan, undo: Undo) -> None:
@@ -265,6 +279,7 @@ class RowTable:
         columns, placement = self._columns, self._placements[row]
         output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]].copy()
         is_failed_placement = columns.num_known[row] == 0
+        logprobs = self._logprobs.get(row)
         return RowState(
             record_id=placement.record_id,
             row=row,
@@ -279,4 +294,16 @@ class RowTable:
             sampling_message=placement.sampling_message,
             end_token_ids=placement.end_token_ids,
             context=placement.context,
+            logprobs=None if logprobs is None else logprobs.columns(),
         )
+
+
+def _log_of(placement: Placement, num_top: int, before: RowState | None) -> LogprobLog:
+    """The log of a row that begins: with those of its output so far, if the record of the attempt before has them."""
+    num_output = placement.output_token_ids.size
+    if before is None or before.logprobs is None or before.logprobs.num_top != num_top:
+        return LogprobLog(num_output, num_top)
+    goes_on = np.array_equal(before.prompt_token_ids, placement.prompt_token_ids) and np.array_equal(
+        before.output_token_ids[:num_output], placement.output_token_ids
+    )
+    return LogprobLog.going_on(before.logprobs.up_to(num_output)) if goes_on else LogprobLog(num_output, num_top)

@@ -29,6 +29,11 @@ def continuation(prompt: Sequence[int], num_tokens: int, vocab_size: int, seed: 
     return tokens[len(prompt) :]
 
 
+def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
+    """What is said of a drawn token: made up, and different for every token."""
+    return TokenLogprobs(-token_id / 8, tuple(range(num_top)), tuple(-token_id - rank / 8 for rank in range(num_top)))
+
+
 class HashRunner:
     """A Runner whose tokens prove that the right slots were written and read.
 
@@ -99,7 +104,7 @@ class HashRunner:
 
     def _logprobs(self, batch: StepBatch, drawn: list[int]) -> dict[int, TokenLogprobs]:
         return {
-            index: TokenLogprobs(-1.0, (token_id,) * int(num), (-1.0,) * int(num))
+            index: logprobs_of(token_id, int(num))
             for index, (token_id, num) in enumerate(zip(drawn, batch.sampling.num_logprobs, strict=True))
             if num >= 0
         }

@@ -42,6 +42,7 @@ def request(
     num_cached_tokens: int = 0,
     attempt: int = 1,
     sampling: sampling_pb2.SamplingParams | None = None,
+    num_logprobs: int | None = None,
 ) -> plan_pb2.NewRequest:
     """A request to place; greedy unless sampling is given."""
     return plan_pb2.NewRequest(
@@ -54,6 +55,7 @@ def request(
         sampling=sampling or sampling_pb2.SamplingParams(temperature=0, seed=0),
         end_token_ids=end_token_ids,
         max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
     )
 
 

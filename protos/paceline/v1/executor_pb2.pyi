@@ -134,22 +134,26 @@ class GetStateRequest(_message.Message):
     INCLUDE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_RECORDS_FIELD_NUMBER: _builtins.int
     MAX_NUM_ROWS_FIELD_NUMBER: _builtins.int
+    INCLUDE_LOGPROBS_FIELD_NUMBER: _builtins.int
     include_token_ids: _builtins.bool
     """include_token_ids also returns prompts and outputs."""
     include_records: _builtins.bool
     """include_records also returns requests that are no longer on a row."""
     max_num_rows: _builtins.int
     """max_num_rows bounds the answer. Default 64, at most 1,024."""
+    include_logprobs: _builtins.bool
+    """include_logprobs also returns the log-probabilities of output tokens: of the first 4,096 tokens that have any."""
     def __init__(
         self,
         *,
         include_token_ids: _builtins.bool = ...,
         include_records: _builtins.bool = ...,
         max_num_rows: _builtins.int | None = ...,
+        include_logprobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_num_rows", b"_max_num_rows", "max_num_rows", b"max_num_rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_num_rows", b"_max_num_rows", "include_records", b"include_records", "include_token_ids", b"include_token_ids", "max_num_rows", b"max_num_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_num_rows", b"_max_num_rows", "include_logprobs", b"include_logprobs", "include_records", b"include_records", "include_token_ids", b"include_token_ids", "max_num_rows", b"max_num_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_num_rows: _TypeAlias = _typing.Literal["max_num_rows"]  # noqa: Y015
     _WhichOneofArgType__max_num_rows: _TypeAlias = _typing.Literal["_max_num_rows", b"_max_num_rows"]  # noqa: Y015
@@ -178,7 +182,7 @@ class GetStateResponse(_message.Message):
     num_granted_blocks: _builtins.int
     """num_granted_blocks is how many blocks are in block tables."""
     truncated: _builtins.bool
-    """truncated says that max_num_rows cut the list."""
+    """truncated says that max_num_rows cut the list, or that log-probabilities were left out."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowView]:
         """rows are the rows in use, then records if asked for."""
@@ -219,6 +223,9 @@ class RowView(_message.Message):
     RELEASED_REASON_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_OFFSET_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; unset for a record."""
     tenant: _builtins.str
@@ -237,6 +244,10 @@ class RowView(_message.Message):
     """finish says whether the row ended on the device."""
     released_reason: _sampling_pb2.FinishReason.ValueType
     """released_reason is the finish reason of a request that was released with its end."""
+    index: _builtins.int
+    """index is the completion."""
+    logprobs_offset: _builtins.int
+    """logprobs_offset is the index in the output of the first token in logprobs, as in RowState."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """block_ids is the block table."""
@@ -248,6 +259,10 @@ class RowView(_message.Message):
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """output_token_ids is the output, if asked for."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """logprobs are those of the output tokens from logprobs_offset on, if asked for here and by the request."""
 
     def __init__(
         self,
@@ -264,10 +279,13 @@ class RowView(_message.Message):
         released_reason: _sampling_pb2.FinishReason.ValueType = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        index: _builtins.int = ...,
+        logprobs_offset: _builtins.int = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "attempt", b"attempt", "block_ids", b"block_ids", "finish", b"finish", "num_computed_tokens", b"num_computed_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "released_reason", b"released_reason", "request_id", b"request_id", "row", b"row", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "attempt", b"attempt", "block_ids", b"block_ids", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "logprobs_offset", b"logprobs_offset", "num_computed_tokens", b"num_computed_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "released_reason", b"released_reason", "request_id", b"request_id", "row", b"row", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__row: _TypeAlias = _typing.Literal["row"]  # noqa: Y015
     _WhichOneofArgType__row: _TypeAlias = _typing.Literal["_row", b"_row"]  # noqa: Y015

@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     PRIOR_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    RESUME_POINTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model names the model; unset takes the only one there is. At most 256 bytes."""
     request_id: _builtins.str
@@ -146,6 +147,12 @@ class GenerateRequest(_message.Message):
     def prior_output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prior_output_token_ids are the output tokens the client already holds; generation continues after them."""
 
+    @_builtins.property
+    def resume_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumePoint]:
+        """resume_points say for completions 1 to n - 1 what the fields resume_from to last_attempt and
+        prior_output_token_ids say for completion 0. At most 15. Not supported yet: refused unless empty.
+        """
+
     def __init__(
         self,
         *,
@@ -170,10 +177,11 @@ class GenerateRequest(_message.Message):
         prior_output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cache_salt: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
+        resume_points: _abc.Iterable[Global___ResumePoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "chat", b"chat", "last_attempt", b"last_attempt", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_attempt: _TypeAlias = _typing.Literal["last_attempt"]  # noqa: Y015
     _WhichOneofArgType__last_attempt: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt"]  # noqa: Y015
@@ -197,6 +205,48 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumePoint(_message.Message):
+    """ResumePoint is what a client that comes back holds of one completion of a request with n > 1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    RESUME_FROM_FIELD_NUMBER: _builtins.int
+    RESUME_HASH_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    PRIOR_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """index is the completion: 1 to n - 1."""
+    resume_from: _builtins.int
+    """resume_from is the offset of the first output token the client still wants."""
+    resume_hash: _builtins.int
+    """resume_hash is the rolling hash of the output tokens before resume_from."""
+    last_attempt: _builtins.int
+    """last_attempt is the highest attempt the client has seen in a delta of the completion. Unset: it has seen none."""
+    @_builtins.property
+    def prior_output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """prior_output_token_ids are the output tokens the client already holds; generation continues after them."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        resume_from: _builtins.int = ...,
+        resume_hash: _builtins.int = ...,
+        last_attempt: _builtins.int | None = ...,
+        prior_output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "last_attempt", b"last_attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "index", b"index", "last_attempt", b"last_attempt", "prior_output_token_ids", b"prior_output_token_ids", "resume_from", b"resume_from", "resume_hash", b"resume_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_attempt: _TypeAlias = _typing.Literal["last_attempt"]  # noqa: Y015
+    _WhichOneofArgType__last_attempt: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_attempt) -> _WhichOneofReturnType__last_attempt | None: ...
+
+Global___ResumePoint: _TypeAlias = ResumePoint  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
@@ -314,6 +364,7 @@ class Delta(_message.Message):
     ROLLING_HASH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """index is the completion: 0 to n - 1."""
     offset: _builtins.int
@@ -340,6 +391,12 @@ class Delta(_message.Message):
     def finish(self) -> Global___Finish:
         """finish is set on the last delta of the completion."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """prompt_logprobs are the log-probabilities of the prompt's tokens from the second one on, if asked for; in the first
+        delta of completion 0 only.
+        """
+
     def __init__(
         self,
         *,
@@ -351,10 +408,11 @@ class Delta(_message.Message):
         rolling_hash: _builtins.int = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
         finish: Global___Finish | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "rolling_hash", b"rolling_hash", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "rolling_hash", b"rolling_hash", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,7 +59,8 @@ class AttachRequest(_message.Message):
     """The messages of the plan stream between a scheduler and an executor (ExecutorService.Attach).
 
     Columns: a field of type bytes that is called a column holds little-endian int32 values, one after another. Columns
-    that belong together have the same number of values; anything else is a malformed plan.
+    that belong together have the same number of values; anything else is a malformed plan. A column of floats holds IEEE
+    754 single-precision values instead, little-endian as well.
 
     Order inside a plan is order on the device: tags, releases, copies, grants, then the forward pass.
 
@@ -491,6 +492,9 @@ class NewRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; it must be free."""
     attempt: _builtins.int
@@ -507,6 +511,15 @@ class NewRequest(_message.Message):
     """num_logprobs asks for log-probabilities of this many alternatives; unset for none."""
     context: _builtins.bytes
     """context is stored and returned unread: what a successor of the scheduler needs to know."""
+    min_tokens: _builtins.int
+    """min_tokens is the number of output tokens, earlier attempts included, before which no end token ends the row; the
+    executor acts on it. Unset or 0: none. Not supported yet: another value fails the request with UNSUPPORTED_FIELD.
+    """
+    num_prompt_logprobs: _builtins.int
+    """num_prompt_logprobs asks for log-probabilities of the prompt's tokens and of this many alternatives; unset for
+    none. The executor returns them in StepResult.prompt_logprobs, of computed tokens only, so num_cached_tokens must
+    be 0. Not supported yet: set, it fails the request with UNSUPPORTED_FIELD.
+    """
     @_builtins.property
     def id(self) -> Global___RecordId:
         """id names the request."""
@@ -518,6 +531,13 @@ class NewRequest(_message.Message):
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end the row: the model's end tokens (unless ignored) and the request's stop token ids."""
+
+    @_builtins.property
+    def structured(self) -> _sampling_pb2.StructuredOutput:
+        """structured constrains the form of the output; unset does not. The executor masks what it draws from, and replays
+        output_token_ids to know where in the form it is. Not supported yet: set, it fails the request with
+        UNSUPPORTED_FIELD.
+        """
 
     def __init__(
         self,
@@ -533,38 +553,56 @@ class NewRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         num_logprobs: _builtins.int | None = ...,
         context: _builtins.bytes = ...,
+        min_tokens: _builtins.int | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        structured: _sampling_pb2.StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "id", b"id", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "id", b"id", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "attempt", b"attempt", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "max_tokens", b"max_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "attempt", b"attempt", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___NewRequest: _TypeAlias = NewRequest  # noqa: Y015
 
 @_typing.final
 class RecordId(_message.Message):
-    """RecordId names a request."""
+    """RecordId names one completion of a request, which has a row and a record of its own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant is the request's tenant."""
     request_id: _builtins.str
     """request_id is the request's id inside the tenant."""
+    index: _builtins.int
+    """index is the completion: 0 to n - 1. Each one is placed by itself, with its own seed and sampling.n unset. Not
+    supported yet: a placement with an index other than 0 fails with UNSUPPORTED_FIELD.
+    """
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,6 +621,7 @@ class RequestContext(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     NUM_EXECUTOR_DEATHS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    LAST_DEATH_OFFSET_FIELD_NUMBER: _builtins.int
     body_digest: _builtins.bytes
     """body_digest is the BLAKE2b-128 digest of the request as sent, to tell a resent request from another one of the same
     id.
@@ -593,6 +632,10 @@ class RequestContext(_message.Message):
     """num_executor_deaths counts the executors that died while running it."""
     num_prompt_cached_tokens: _builtins.int
     """num_prompt_cached_tokens is what the prefix cache gave at the first placement."""
+    last_death_offset: _builtins.int
+    """last_death_offset is how many output tokens it had when an executor last died while running it: a death counts
+    against it only beyond the one before. Unset: none died. Not set yet.
+    """
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request is the request as sent, its prompt removed."""
@@ -615,12 +658,15 @@ class RequestContext(_message.Message):
         num_preemptions: _builtins.int = ...,
         num_executor_deaths: _builtins.int = ...,
         num_prompt_cached_tokens: _builtins.int = ...,
+        last_death_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_left", b"deadline_left", "request", b"request", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_digest", b"body_digest", "deadline_left", b"deadline_left", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_death_offset: _TypeAlias = _typing.Literal["last_death_offset"]  # noqa: Y015
+    _WhichOneofArgType__last_death_offset: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_death_offset) -> _WhichOneofReturnType__last_death_offset | None: ...
 
 Global___RequestContext: _TypeAlias = RequestContext  # noqa: Y015
 
@@ -777,6 +823,8 @@ class StepResult(_message.Message):
     ERRORS_FIELD_NUMBER: _builtins.int
     GRANT_HASH_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation is the executor's."""
     epoch: _builtins.int
@@ -798,6 +846,10 @@ class StepResult(_message.Message):
     shared): start with 0xcbf29ce484222325; for each, word = row * 2^48 + index * 2^32 + block mod 2^64 and
     h = ((h xor word) * 0x100000001b3) mod 2^64, then h = h xor (h >> 32).
     """
+    num_draft_tokens: _builtins.bytes
+    """num_draft_tokens is a column: how many drafts of each row were verified, for acceptance rates; empty when nobody
+    drafts.
+    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowLogprobs]:
         """logprobs are the log-probabilities of rows that asked for them."""
@@ -809,6 +861,10 @@ class StepResult(_message.Message):
     @_builtins.property
     def timings(self) -> Global___StepTimings:
         """timings say where the time went."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPromptLogprobs]:
+        """prompt_logprobs are the log-probabilities of the prompt tokens computed in this step, of rows that asked for them."""
 
     def __init__(
         self,
@@ -824,10 +880,12 @@ class StepResult(_message.Message):
         errors: _abc.Iterable[Global___RowError] | None = ...,
         grant_hash: _builtins.int = ...,
         timings: Global___StepTimings | None = ...,
+        num_draft_tokens: _builtins.bytes = ...,
+        prompt_logprobs: _abc.Iterable[Global___RowPromptLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "errors", b"errors", "finishes", b"finishes", "grant_hash", b"grant_hash", "incarnation", b"incarnation", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "rows", b"rows", "step_id", b"step_id", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "errors", b"errors", "finishes", b"finishes", "grant_hash", b"grant_hash", "incarnation", b"incarnation", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "prompt_logprobs", b"prompt_logprobs", "rows", b"rows", "step_id", b"step_id", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,6 +918,78 @@ class RowLogprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowLogprobs: _TypeAlias = RowLogprobs  # noqa: Y015
+
+@_typing.final
+class RowPromptLogprobs(_message.Message):
+    """RowPromptLogprobs are the log-probabilities of a chunk of one row's prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    """row is the index."""
+    position: _builtins.int
+    """position is that of the first of these tokens in the prompt; at least 1, as nothing predicts the first token."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """tokens has one element per prompt token."""
+
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        position: _builtins.int = ...,
+        tokens: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPromptLogprobs: _TypeAlias = RowPromptLogprobs  # noqa: Y015
+
+@_typing.final
+class LogprobColumns(_message.Message):
+    """LogprobColumns are the log-probabilities of tokens that follow one another: columns, because a snapshot holds those
+    of every token of every row.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_TOP_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """offset is the index of the first of these tokens, in the output or in the prompt."""
+    logprobs: _builtins.bytes
+    """logprobs is a column of floats: of each token its log-probability, as in TokenLogprobs."""
+    num_top: _builtins.int
+    """num_top is how many most likely tokens stand beside each."""
+    top_token_ids: _builtins.bytes
+    """top_token_ids is a column: num_top tokens for each token, best first."""
+    top_logprobs: _builtins.bytes
+    """top_logprobs is a column of floats: their log-probabilities."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        logprobs: _builtins.bytes = ...,
+        num_top: _builtins.int = ...,
+        top_token_ids: _builtins.bytes = ...,
+        top_logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_top", b"num_top", "offset", b"offset", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 
 @_typing.final
 class RowError(_message.Message):
@@ -983,6 +1113,8 @@ class RowState(_message.Message):
     END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     CONTINUES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; unset when the request is no longer on the device."""
     attempt: _builtins.int
@@ -1019,6 +1151,19 @@ class RowState(_message.Message):
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids are as placed."""
 
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobColumns:
+        """logprobs are those of every output token from logprobs.offset to the end of the output, for a request that asked
+        for them; unset for one that did not. The offset is 0 unless the request was placed with output whose
+        log-probabilities this executor does not have, because another one generated it: then it is the length of that
+        output. They are cut to the output's length when the record is. In a continued state they go on where the state
+        before ended, and offset says where that is.
+        """
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___LogprobColumns:
+        """prompt_logprobs are those of the prompt's tokens computed so far, for a request that asked for them. Not set yet."""
+
     def __init__(
         self,
         *,
@@ -1036,10 +1181,12 @@ class RowState(_message.Message):
         end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         context: _builtins.bytes = ...,
         continues: _builtins.bool = ...,
+        logprobs: Global___LogprobColumns | None = ...,
+        prompt_logprobs: Global___LogprobColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "id", b"id", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "attempt", b"attempt", "block_ids", b"block_ids", "context", b"context", "continues", b"continues", "end_token_ids", b"end_token_ids", "finish", b"finish", "id", b"id", "max_tokens", b"max_tokens", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "attempt", b"attempt", "block_ids", b"block_ids", "context", b"context", "continues", b"continues", "end_token_ids", b"end_token_ids", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__row: _TypeAlias = _typing.Literal["row"]  # noqa: Y015
     _WhichOneofArgType__row: _TypeAlias = _typing.Literal["_row", b"_row"]  # noqa: Y015

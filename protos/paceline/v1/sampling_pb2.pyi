@@ -114,7 +114,9 @@ class SamplingParams(_message.Message):
     to 10, default 1.
     """
     n: _builtins.int
-    """n is the number of completions of one prompt. Range 1 to 16, default 1."""
+    """n is the number of completions of one prompt. Range 1 to 16, default 1. Completion i > 0 draws with a seed derived
+    from seed and i.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """logit_bias is added to the logits of the token ids named. Biases -100 to 100, at most 1,024 of them."""

@@ -228,4 +228,4 @@ def _text_of(answer: dict[str, str]) -> str:
 
 
 def _failed(why: str) -> InvalidRequestError:
-    return InvalidRequestError("chat", f"the model's chat template fails: {why}; send text or token_ids instead")
+    return InvalidRequestError("chat", f"the model's chat template fails: {why}; send text instead")

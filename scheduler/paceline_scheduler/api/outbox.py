@@ -204,5 +204,5 @@ class Outbox:
 
 
 def _failure_bytes(request_id: str) -> int:
-    # An id that is refused for its length is returned in full, or its sender would not know it.
+    # An id that is refused for its length is returned too, or its sender would not know it.
     return _FAILURE_BYTES + 4 * len(request_id)

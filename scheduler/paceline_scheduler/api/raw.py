@@ -96,14 +96,15 @@ class RawResumption:
     last_attempt: int | None = None
     waited_s: float | None = None
     num_prior_output_tokens: int = 0
+    num_resume_points: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
     """paceline.v1.GenerateRequest.
 
-    `structured` names the constraint that is set. `origin` is the message without its prompt, serialised; `body_digest`
-    the BLAKE2b-128 digest of the message as it was sent.
+    `structured` names the constraint that is set. `origin` is the message without its prompt and without fields that
+    nobody knows, serialised; `body_digest` the BLAKE2b-128 digest of the message as it was sent.
     """
 
     model: str = ""

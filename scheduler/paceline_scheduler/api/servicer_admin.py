@@ -10,18 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+import structlog
 from typing_extensions import override
 
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
-from paceline_scheduler.api import wire
+from paceline_scheduler.api import status, wire
 from paceline_scheduler.backend import Backend, StepRecord
-from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownExecutorError, UnsupportedError
 
 _MAX_WAITING_STEPS = 256
+_MAX_ADDRESS_BYTES = 128  # of an unknown one, told back
+_NOT_ATTACHED_RETRY_S = 1.0
 _MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_log = structlog.get_logger(__name__)
 
 
 class AdminServicer(AdminServiceServicer):
@@ -45,11 +49,14 @@ class AdminServicer(AdminServiceServicer):
     @override
     async def DrainExecutor(self, request: pb.DrainExecutorRequest, context: _Context) -> pb.DrainExecutorResponse:
         """Place nothing new on an executor."""
+        address = request.address
+        self._check_address(address)
         try:
-            num_running = self._backend.drain_executor(request.address)
+            num_running = self._backend.drain_executor(address)
         except KeyError:
-            known = ", ".join(executor.address for executor in self._backend.executors()) or "none"
-            raise UnknownExecutorError(f"no executor {request.address!r}; there is {known}") from None
+            sentence = f"executor {address!r} is known but not attached now; try again"
+            raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S) from None
+        _log.info("executor_draining", address=address, reason="an operator asked for it")
         return pb.DrainExecutorResponse(num_running_requests=num_running)
 
     @override
@@ -70,6 +77,8 @@ class AdminServicer(AdminServiceServicer):
         self, request: pb.WatchStepsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchStepsResponse]:
         """Stream finished steps until the client has seen enough."""
+        if request.address:
+            self._check_address(request.address)
         watch = _StepWatch(request.address)
         self._backend.watch_steps(watch)
         try:
@@ -86,6 +95,13 @@ class AdminServicer(AdminServiceServicer):
         """Refuse: not supported yet."""
         call = "AdminService.SetPlanRecording"
         raise UnsupportedError(call, f"{call} is not supported by this version")
+
+    def _check_address(self, address: str) -> None:
+        """Raise UnknownExecutorError, which names those there are, for an address of which nobody has said anything."""
+        known = [executor.address for executor in self._backend.executors()]
+        if address not in known:
+            shown = status.cut(address, _MAX_ADDRESS_BYTES)
+            raise UnknownExecutorError(f"no executor {shown!r}; there is {', '.join(known) or 'none'}")
 
 
 class _StepWatch:

@@ -82,7 +82,10 @@ class InferenceServicer(InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
         """Return the tokens that Generate would use."""
         model = self._model(request.model)
-        prompt = check_prompt(wire.read_tokenize(request), model, self._edge.limits)
+        prompt = wire.read_tokenize(request)
+        if prompt is None:
+            raise InvalidRequestError("prompt", "is missing: set one of text and chat")
+        check_prompt(prompt, model, self._edge.limits)
         token_ids = await self._edge.texts.token_ids(prompt, model)
         texts = await self._edge.texts.token_texts(token_ids, model) if request.return_token_texts else ()
         return pb.TokenizeResponse(token_ids=token_ids.tolist(), token_texts=texts, max_model_len=model.max_model_len)

@@ -3,8 +3,8 @@
 What the client does, and what follows:
 - it ends its side of the stream: no more requests; the stream ends when the running ones have.
 - it cancels the call, or its connection breaks: its running requests are cancelled.
-- it sends a wrong request: a failure inside the stream, which goes on.
-- it sends a message that is none, or an impossible name: INVALID_ARGUMENT, and the stream ends as in the second case.
+- it sends a wrong request, or cancels an impossible name: a failure inside the stream, which goes on.
+- it sends a message that is none: INVALID_ARGUMENT, and the stream ends as in the second case.
 - it is silent: nothing follows from that yet. Only the transport, whose keepalive asks every 10 s, decides it is gone.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_scheduler.api import wire
+from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import RawRequest
@@ -24,7 +24,7 @@ from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnknownRequestError
 
-_MAX_ACKNOWLEDGED = 4096
+_ACKNOWLEDGED_AT_ONCE = 4096
 # Acknowledgements name requests without their tenant. Finishes that stay unacknowledged for longer than this many later
 # requests cost their record some seconds of memory, no more.
 _MAX_REMEMBERED = 16_384
@@ -92,7 +92,7 @@ class _Session:
                 case "cancel":
                     self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
                 case "acknowledge":
-                    self._acknowledge(message.acknowledge)
+                    await self._acknowledge(message.acknowledge)
                 case "heartbeat":
                     pass
                 case _:
@@ -106,7 +106,7 @@ class _Session:
         try:
             stream = self._edge.open(key, self._outbox)
         except RequestRefusedError as error:
-            self._outbox.fail(key.request_id, error)
+            self._fail(key, error)
             return
         self._unacknowledged[key.request_id] = key
         while len(self._unacknowledged) > _MAX_REMEMBERED:
@@ -117,21 +117,28 @@ class _Session:
         try:
             await self._edge.start(stream, raw)
         except SchedulerError as error:
-            self._outbox.fail(stream.key.request_id, error)
+            self._fail(stream.key, error)
         except Exception as error:  # told to the client without its text
             _log.exception("request_failed", request_id=stream.key.request_id, tenant=stream.key.tenant)
-            self._outbox.fail(stream.key.request_id, error)
+            self._fail(stream.key, error)
 
     def _cancel(self, key: RequestKey) -> None:
         try:
             self._edge.cancel(key)
+        except InvalidRequestError as error:
+            self._fail(key, error)
         except UnknownRequestError:
             # It has just ended by itself, and the client will read so.
             _log.debug("cancelled_unknown_request", request_id=key.request_id, tenant=key.tenant)
 
-    def _acknowledge(self, message: pb.Acknowledge) -> None:
-        num_ids = len(message.request_ids)
-        if num_ids > _MAX_ACKNOWLEDGED:
-            raise InvalidRequestError("acknowledge.request_ids", f"has {num_ids} ids, at most {_MAX_ACKNOWLEDGED}")
-        known = [self._unacknowledged.pop(request_id, None) for request_id in message.request_ids]
-        self._edge.backend.acknowledge(tuple(key for key in known if key is not None))
+    async def _acknowledge(self, message: pb.Acknowledge) -> None:
+        request_ids = message.request_ids
+        for start in range(0, len(request_ids), _ACKNOWLEDGED_AT_ONCE):
+            part = request_ids[start : start + _ACKNOWLEDGED_AT_ONCE]
+            known = [self._unacknowledged.pop(request_id, None) for request_id in part]
+            self._edge.backend.acknowledge(tuple(key for key in known if key is not None))
+            await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
+
+    def _fail(self, key: RequestKey, error: Exception) -> None:
+        # Cut or not, a name that is refused for its length stays longer than any that a running request can have.
+        self._outbox.fail(status.cut(key.request_id), error)

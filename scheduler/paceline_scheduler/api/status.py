@@ -22,6 +22,7 @@ from paceline_scheduler.errors import (
     GivenUpError,
     InvalidRequestError,
     NoExecutorError,
+    NoLongerServedError,
     QueueFullError,
     RequestFailedError,
     RequestRefusedError,
@@ -35,6 +36,8 @@ from paceline_scheduler.errors import (
 )
 
 DOMAIN = "paceline"
+MAX_TEXT_BYTES = 1024  # of any text in a status: message and details together must fit into 8 KiB of headers
+_MAX_NAME_BYTES = 256
 INTERNAL_MESSAGE = "internal error; the scheduler's log says more"
 
 _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
@@ -50,6 +53,7 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     RequestRefusedError: (grpc.StatusCode.FAILED_PRECONDITION, "REFUSED"),
     DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     SlowConsumerError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
+    NoLongerServedError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     GivenUpError: (grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     ExecutorFailedError: (grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
     RequestFailedError: (grpc.StatusCode.INTERNAL, "FAILED"),
@@ -70,20 +74,27 @@ class ErrorStatus:
     retry_after_s: float | None = None
 
 
+def cut(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return a text as it may be told to a peer: as UTF-8, and with an ellipsis in place of what is too long."""
+    data = text.encode(errors="replace")
+    return data.decode() if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore") + "…"
+
+
 def describe(error: BaseException) -> ErrorStatus:
     """Return what a client is told. Of an error that is not the scheduler's own it is told nothing."""
     if not isinstance(error, SchedulerError):
         return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
     code, reason = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
-    message = str(error)
+    message = cut(str(error))
     match error:
         case InvalidRequestError():
-            fields = ((error.field, error.message),)
-            return ErrorStatus(code, reason, message, metadata={"field": error.field}, field_errors=fields)
+            path = cut(error.field, _MAX_NAME_BYTES)
+            field_errors = ((path, cut(error.message)),)
+            return ErrorStatus(code, reason, message, metadata={"field": path}, field_errors=field_errors)
         case UnsupportedError():
-            return ErrorStatus(code, reason, message, metadata={"feature": error.feature})
+            return ErrorStatus(code, reason, message, metadata={"feature": cut(error.feature, _MAX_NAME_BYTES)})
         case ExecutorFailedError():
-            return ErrorStatus(code, reason, message, metadata={"executor_reason": error.reason})
+            return ErrorStatus(code, reason, message, metadata={"executor_reason": cut(error.reason, _MAX_NAME_BYTES)})
         case RetryableRefusalError() | GivenUpError():
             return ErrorStatus(code, reason, message, retry_after_s=error.retry_after_s)
     return ErrorStatus(code, reason, message)

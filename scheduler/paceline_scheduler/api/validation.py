@@ -26,6 +26,9 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
+# What is kept of a request beside its prompt, in every plan that places it and in the executor: more than all fields
+# together that pass their own checks (18 KiB), and far less than what an executor keeps (512 KiB).
+MAX_ORIGIN_BYTES = 32 * 1024
 _NO_MODEL_RETRY_S = 1.0
 
 
@@ -113,6 +116,7 @@ _RULES: tuple[_Range | _Unsupported, ...] = (
     _Unsupported("last_attempt", lambda r: r.resumption.last_attempt, (0,)),
     _Unsupported("waited", lambda r: r.resumption.waited_s, (0,)),
     _Unsupported("prior_output_token_ids", lambda r: r.resumption.num_prior_output_tokens, (0,)),
+    _Unsupported("resume_points", lambda r: r.resumption.num_resume_points, (0,)),
 )
 
 
@@ -129,6 +133,9 @@ def validate(
     _check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
     for rule in _RULES:
         rule.check(request)
+    if len(request.origin) > MAX_ORIGIN_BYTES:
+        sentence = f"has {len(request.origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
+        raise InvalidRequestError("message", sentence)
     model = choose_model(request.model, models)
     timeouts = [seconds for seconds in (request.timeout_s, max_seconds) if seconds is not None]
     return ValidRequest(
@@ -228,7 +235,7 @@ def derived_seed(key: RequestKey) -> int:
 
 def _check_chat(chat: ChatPrompt, model: ServedModel, limits: EdgeLimits) -> None:
     if model.tokenizer.chat_template is None:
-        raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text or token_ids")
+        raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text instead")
     _check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
     for index, message in enumerate(chat.messages):
         if not message.role:

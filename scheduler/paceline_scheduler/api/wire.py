@@ -42,7 +42,7 @@ def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
         timeout_s=_seconds(message.timeout) if message.HasField("timeout") else None,
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
-        origin=_without_prompt(message).SerializeToString(deterministic=True),
+        origin=_origin(message),
         body_digest=digest.digest(),
     )
 
@@ -110,16 +110,18 @@ def _read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
         last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
         waited_s=_seconds(message.waited) if message.HasField("waited") else None,
         num_prior_output_tokens=len(message.prior_output_token_ids),
+        num_resume_points=len(message.resume_points),
     )
 
 
-def _without_prompt(message: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
+def _origin(message: inference_pb2.GenerateRequest) -> bytes:
     copy = inference_pb2.GenerateRequest()
     copy.CopyFrom(message)
     copy.ClearField("text")
     copy.ClearField("chat")
     copy.ClearField("token_ids")
-    return copy
+    copy.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
+    return copy.SerializeToString(deterministic=True)
 
 
 def _seconds(duration: Duration) -> float:

@@ -5,11 +5,12 @@ The one place that knows all requests and all executors. It decides with the pla
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from paceline_scheduler.core.admission import check_fits, check_queue, no_longer_served
 from paceline_scheduler.core.blocks import BlockCounts
 from paceline_scheduler.core.executor_state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
@@ -17,24 +18,13 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs, TokenOutputs
 from paceline_scheduler.core.plan import BatchPlan, FinalRelease, StepResult
-from paceline_scheduler.core.planner import ExecutorView, decide
+from paceline_scheduler.core.planner import ExecutorView, Waiting, decide
 from paceline_scheduler.core.reconcile import rebuild
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
 from paceline_scheduler.core.results import apply_result, take_off
 from paceline_scheduler.core.rows import ENDING, RUNNING
 from paceline_scheduler.core.waiting import WaitingQueue
-from paceline_scheduler.errors import (
-    DeadlineExceededError,
-    DuplicateRequestError,
-    InvalidRequestError,
-    NoExecutorError,
-    QueueFullError,
-    UnknownModelError,
-    UnknownRequestError,
-)
-
-_NO_EXECUTOR_RETRY_S = 1.0
-_MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
+from paceline_scheduler.errors import DeadlineExceededError, DuplicateRequestError, UnknownRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +54,15 @@ class Core:
 
     def submit(self, request: Request, now: float) -> None:
         """Queue a request; raises a RequestRefusedError, changing nothing, if it is not taken."""
-        if request.key in self._by_key:
+        before = self._by_key.get(request.key)
+        if before is not None and before.request.handle in self._by_handle:
             raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
-        max_tokens = self._fitting_max_tokens(request)
-        self._check_queue(len(request.prompt_token_ids))
+        check_fits(request, self._executors.values())
+        check_queue(request, self._waiting, self.limits, self._executors.values())
+        if before is not None:
+            self._make_way(before)
         self._num_arrivals += 1
-        live = LiveRequest(request, self._num_arrivals, submitted_s=now, max_tokens=max_tokens)
+        live = LiveRequest(request, self._num_arrivals, submitted_s=now)
         self._by_handle[request.handle] = self._by_key[request.key] = live
         if request.deadline_s is not None:
             self._watch_deadline(request.deadline_s, live)
@@ -113,10 +106,13 @@ class Core:
         return self._deadlines[0][0] if self._deadlines else None
 
     def acknowledge(self, keys: Iterable[RequestKey]) -> None:
-        """Let the executors forget the records of requests whose clients have all of them."""
-        gone = [key for key in keys if key not in self._by_key]
-        for executor in self._executors.values():
-            executor.pending_forgets.extend(gone)
+        """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
+        for key in keys:
+            live = self._by_key.get(key)
+            if live is None:
+                self._forget_records(key)
+            elif live.request.handle not in self._by_handle:
+                live.is_acknowledged = True  # its record is made when it leaves its row
 
     # Executors
 
@@ -124,6 +120,11 @@ class Core:
         """Take over an executor as its snapshot shows it; requests it lost wait again."""
         wanted = self._detach_all(description.address)
         executor, recovered = rebuild(description, snapshot, wanted)
+        if description.address in self._executors:
+            executor.pending_forgets.extend(self._executors[description.address].pending_forgets)
+        executor.pending_forgets.extend(
+            seen.key for seen in snapshot.rows if seen.is_open_record and seen.key not in self._by_key
+        )
         self._executors[description.address] = executor
         for live in wanted.values():
             if live.row is None:
@@ -131,7 +132,7 @@ class Core:
         for live, outputs in recovered:
             if outputs.finishes:
                 self._by_handle.pop(live.request.handle, None)
-        return Outputs(tokens=tuple(outputs for _, outputs in recovered))
+        return Outputs(tuple(outputs for _, outputs in recovered), self._fail_unservable())
 
     def detach(self, address: str) -> None:
         """The stream to an executor ended: plan nothing for it until it attaches again or is lost."""
@@ -148,11 +149,13 @@ class Core:
         description = self._executors[address].description
         lost = ExecutorState(description)
         lost.attached = False
+        lost.pending_forgets.extend(self._executors[address].pending_forgets)
         self._executors[address] = lost
 
-    def forget_executor(self, address: str) -> None:
-        """An executor that was lost is no longer expected back."""
+    def forget_executor(self, address: str) -> Outputs:
+        """An executor that was lost is no longer expected back: fail what only it could hold."""
         self._executors.pop(address, None)
+        return Outputs(failures=self._fail_unservable())
 
     def drain(self, address: str) -> int:
         """Place nothing new on an executor; returns how many requests still run there. KeyError if unknown."""
@@ -171,12 +174,11 @@ class Core:
         if len(executor.in_flight) >= max_in_flight:
             return None
         tags, releases = executor.settle()
-        waiting = self._fair_share(executor)
         view = ExecutorView(
-            executor.description, executor.rows, executor.pool, executor.step_time, executor.stranger_keys
+            executor.description, executor.rows, executor.pool, executor.step_time, executor.leaving_keys
         )
-        decision = decide(view, waiting, self.limits)
-        if decision.is_empty and not tags and not releases:
+        decision = decide(view, self._waiting_for(executor), self.limits)
+        if decision.is_empty and not (tags or releases or executor.pending_forgets):
             return None
         for admission in decision.admissions:
             self._waiting.remove(admission.live)
@@ -222,7 +224,7 @@ class Core:
         )
 
     def check(self) -> None:
-        """Assert the conservation of blocks and the agreement of tables; for tests and idle moments."""
+        """Assert the conservation of blocks and the agreement of tables; for tests."""
         for executor in self._executors.values():
             executor.pool.check(executor.rows.tables)
         running = {(live.address, live.row) for live in self._by_key.values() if live.row is not None}
@@ -230,13 +232,11 @@ class Core:
 
     # Inside
 
-    def _fair_share(self, executor: ExecutorState) -> Sequence[LiveRequest]:
+    def _waiting_for(self, executor: ExecutorState) -> Waiting:
         """Return what the executor may admit now: its share of the queue among those that are no busier than it is."""
-        if executor.draining or not executor.rows.num_free:
-            return ()
-        line = self._waiting.line(executor.description.model)
+        line = () if executor.draining else self._waiting.line(executor.description.model)
         if not line or len(self._executors) == 1:
-            return line
+            return Waiting(line, len(line))
         sharing = sum(
             other.attached
             and not other.draining
@@ -244,7 +244,7 @@ class Core:
             and other.rows.num_running <= executor.rows.num_running
             for other in self._executors.values()
         )
-        return line[: -(-len(line) // sharing)]
+        return Waiting(line, -(-len(line) // sharing))
 
     def _watch_deadline(self, deadline_s: float, live: LiveRequest) -> None:
         if len(self._deadlines) > 2 * len(self._by_handle) + 64:
@@ -253,42 +253,15 @@ class Core:
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline_s, live.arrival_number, live))
 
-    def _fitting_max_tokens(self, request: Request) -> int:
-        """Return how many tokens the request may generate; refuses it if no executor could ever hold it."""
-        serving = [e.description for e in self._executors.values() if e.description.model == request.model]
-        if not serving:
-            if not self._executors:
-                raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
-            raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names those there are")
-        num_prompt = len(request.prompt_token_ids)
-        # The last output token is never computed, so it needs a place in the context but no slot in the pool.
-        room = max(min(d.max_model_len, d.num_blocks * d.block_size + 1) for d in serving) - num_prompt
-        if room < 1:
-            raise InvalidRequestError(
-                "prompt", f"{num_prompt} tokens leave no room for output: at most {num_prompt + room - 1} fit"
-            )
-        if request.max_tokens is not None and request.max_tokens > room:
-            raise InvalidRequestError(
-                "stopping.max_tokens", f"{request.max_tokens} after a prompt of {num_prompt} tokens exceeds {room}"
-            )
-        return request.max_tokens or room
-
-    def _check_queue(self, num_tokens: int) -> None:
-        limits, (num_waiting, num_waiting_tokens) = self.limits, self.num_waiting()
-        if num_waiting >= limits.max_num_queued_reqs:
-            raise QueueFullError(f"{num_waiting} requests are waiting, the limit", self._retry_after_s())
-        if num_waiting_tokens + num_tokens > limits.max_num_queued_tokens:
-            raise QueueFullError(
-                f"{num_waiting_tokens} prompt tokens are waiting, near the limit", self._retry_after_s()
-            )
-
-    def _retry_after_s(self) -> float:
-        """Return how long the waiting prompts will take to be computed, roughly: when there is room again."""
-        attached = [e for e in self._executors.values() if e.attached]
-        chunk = 256
-        rate = sum(chunk / e.step_time.predict_ns(chunk, 0) * 1e9 for e in attached)
-        seconds = self._waiting.num_tokens / rate if rate else _MAX_RETRY_S
-        return min(max(seconds, _MIN_RETRY_S), _MAX_RETRY_S)
+    def _fail_unservable(self) -> tuple[Failure, ...]:
+        """End what waits and can never run: without this it would wait, and hold up others, for ever."""
+        failures = []
+        for live in self._waiting.all():
+            error = no_longer_served(live, self._executors.values())
+            if error is not None:
+                failures.append(Failure(live.request.handle, error))
+                self._end(live, FinalRelease(self._num_output(live), FinishReason.ERROR))
+        return tuple(failures)
 
     def _num_output(self, live: LiveRequest) -> int:
         if live.row is None or live.address is None:
@@ -303,13 +276,26 @@ class Core:
         self._waiting.remove(live)
         live.status, live.final = Status.FINISHED, final
         self._forget(live)
-        if live.attempt:
-            # Its record stayed on an executor without an end when it was preempted.
-            self.acknowledge((live.request.key,))
 
     def _forget(self, live: LiveRequest) -> None:
+        """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""
         if self._by_key.get(live.request.key) is live:
             del self._by_key[live.request.key]
+        kept_at = None if live.is_acknowledged else live.record_address
+        # Attempts before the last left records without an end, which no executor drops by itself.
+        if live.attempt > (0 if kept_at is None else 1):
+            self._forget_records(live.request.key, kept_at)
+
+    def _make_way(self, before: LiveRequest) -> None:
+        """Its id is used again: nothing of it is left where the new request may be placed."""
+        if before.address is not None:
+            self._executors[before.address].leaving_keys.add(before.request.key)
+        self._forget_records(before.request.key, before.address)
+
+    def _forget_records(self, key: RequestKey, kept_at: str | None = None) -> None:
+        for address, executor in self._executors.items():
+            if address != kept_at:
+                executor.pending_forgets.append(key)
 
     def _wait_again(self, live: LiveRequest) -> None:
         if live.status is Status.FINISHED:

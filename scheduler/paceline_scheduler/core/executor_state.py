@@ -48,7 +48,7 @@ class ExecutorState:
         self.in_flight: deque[StepInFlight] = deque()
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
-        self.stranger_keys: set[RequestKey] = set()  # on rows that nobody here waits for, until those have left
+        self.leaving_keys: set[RequestKey] = set()  # on rows that nobody waits for: not to be placed until they left
         self.attached = True
         self.draining = False
         self._next_step_id = 1
@@ -63,9 +63,11 @@ class ExecutorState:
     def end_row(self, row: int, final: FinalRelease) -> None:
         """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
         self.rows.ended[row] = True
-        self._live(row).final = final
+        live = self._live(row)
+        live.final = final
         if self.rows.state[row] == RUNNING:
             self.rows.state[row] = ENDING
+            live.record_address = self.description.address
 
     def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
@@ -173,6 +175,7 @@ class ExecutorState:
         num_cached = len(admission.hits) * self.block_size
         live.status = Status.RUNNING
         live.attempt += 1
+        live.max_tokens = live.max_tokens_on(self.description)
         live.address, live.row = self.description.address, row
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached

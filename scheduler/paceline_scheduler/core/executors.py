@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish
-from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish, TokenLogprobs
+from paceline_scheduler.core.request import Float32Array, Int32Array, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,39 @@ class ExecutorDescription:
     tag_key: bytes
     step_points: tuple[StepPoint, ...] = ()
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of one request at most. The last output token is never computed and needs no slot."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Log-probabilities of output tokens that follow one another; the first is token `offset` of the output."""
+
+    offset: int
+    logprobs: Float32Array  # [num_tokens]
+    top_token_ids: Int32Array  # [num_tokens, num_top], best first
+    top_logprobs: Float32Array  # [num_tokens, num_top]
+
+    @property
+    def end(self) -> int:
+        """The output index after the last token."""
+        return self.offset + len(self.logprobs)
+
+    def of(self, offset: int, token_ids: Int32Array) -> tuple[TokenLogprobs, ...]:
+        """Return those of these tokens, the first of which is token `offset` of the output; all must be here."""
+        start = offset - self.offset
+        assert 0 <= start <= start + len(token_ids) <= len(self.logprobs), "log-probabilities of every token"
+        index = slice(start, start + len(token_ids))
+        tops = zip(self.top_token_ids[index].tolist(), self.top_logprobs[index].tolist(), strict=True)
+        drawn = zip(token_ids.tolist(), self.logprobs[index].tolist(), tops, strict=True)
+        return tuple(TokenLogprobs(token, logprob, tuple(zip(*top, strict=True))) for token, logprob, top in drawn)
+
 
 @dataclass(frozen=True, slots=True)
 class RowSnapshot:
-    """One request as the executor knows it; `row` is None when only its record is kept."""
+    """One completion of a request as the executor knows it; `row` is None when only its record is kept."""
 
     key: RequestKey
     row: int | None
@@ -45,6 +74,20 @@ class RowSnapshot:
     block_ids: Int32Array
     finish: RowFinish
     released: FinalRelease | None
+    logprobs: LogprobColumns | None = None  # up to the end of the output, where they were asked for
+    index: int = 0  # which completion
+
+    def has_logprobs_from(self, offset: int) -> bool:
+        """Tell whether there are log-probabilities of every output token from `offset` on."""
+        num_output = len(self.output_token_ids)
+        return offset >= num_output or (
+            self.logprobs is not None and self.logprobs.offset <= offset and self.logprobs.end == num_output
+        )
+
+    @property
+    def is_open_record(self) -> bool:
+        """Whether it left its row without an end: it waited to be placed again, here or elsewhere."""
+        return self.row is None and self.released is None
 
 
 @dataclass(frozen=True, slots=True)

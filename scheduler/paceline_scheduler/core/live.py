@@ -5,6 +5,7 @@ from enum import Enum
 
 import numpy as np
 
+from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice
 from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.prefix import PrefixChain
@@ -27,7 +28,7 @@ class LiveRequest:
     request: Request
     arrival_number: int
     submitted_s: float
-    max_tokens: int
+    max_tokens: int = 0  # of the placement
     status: Status = Status.WAITING
     attempt: int = 0
     num_preemptions: int = 0
@@ -39,6 +40,8 @@ class LiveRequest:
     address: str | None = None  # of the executor whose row it holds
     row: int | None = None
     final: FinalRelease | None = None  # how it ended
+    record_address: str | None = None  # of the executor that was told how it ended
+    is_acknowledged: bool = False  # nobody needs the record of its end
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -54,6 +57,21 @@ class LiveRequest:
     def num_known_tokens(self) -> int:
         """Prompt and output so far, while off a row: what a placement has to compute."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_placed_bytes(self) -> int:
+        """What placing it adds to a plan, roughly."""
+        return 4 * self.num_known_tokens + len(self.request.origin)
+
+    def fits(self, description: ExecutorDescription) -> bool:
+        """Tell whether an executor with nothing else to do could run it to its end."""
+        wanted = self.request.max_tokens
+        needed = self.num_known_tokens + 1 if wanted is None else self.num_prompt_tokens + wanted
+        return description.model == self.request.model and needed <= description.max_request_tokens
+
+    def max_tokens_on(self, description: ExecutorDescription) -> int:
+        """Return how many output tokens it may have there: what was asked for, else all that fit."""
+        return self.request.max_tokens or description.max_request_tokens - self.num_prompt_tokens
 
     def known_token_ids(self) -> Int32Array:
         """Return prompt and output so far, while off a row."""

@@ -19,6 +19,7 @@ from paceline_scheduler.core.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
 
 MAX_PREEMPTIONS = 3
+MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one message
 _MIN_CHUNK = 16
 
 
@@ -31,6 +32,14 @@ class ExecutorView:
     pool: BlockPool
     step_time: StepTimeModel
     leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The requests that wait for the executor's model, oldest first, and how many of them it may admit."""
+
+    line: Sequence[LiveRequest]
+    share: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +80,22 @@ class StepBudget:
         self.num_pairs = 0
         self._step_time = step_time
         self._limits = limits
-        self._max_num_tokens = max_num_tokens
+        self.max_num_tokens = max_num_tokens
         self._target_ns = limits.max_step_s * 1e9
         self._has_chunk = False
 
-    def add_decodes(self, positions: Int32Array) -> int:
-        """Take on one token at each position, as many as fit; returns how many. At least one always does."""
-        fitting = min(len(positions), self._max_num_tokens)
+    def add_decodes(self, positions: Int32Array, max_num_decodes: int) -> int:
+        """Take on one token at each position, as many as fit, in place of those of the call before; returns how many.
+
+        At least one always fits.
+        """
+        fitting = min(len(positions), max_num_decodes)
         if not fitting:
             return 0
         num_pairs = int(positions[:fitting].sum()) + fitting
-        predicted = self._step_time.predict_ns(fitting, num_pairs)
-        if predicted > self._target_ns:
-            fitting = max(1, int(fitting * self._target_ns / predicted))
-            num_pairs = int(positions[:fitting].sum()) + fitting
+        max_ns = self._limits.max_step_s * 1e9
+        if self._step_time.predict_ns(fitting, num_pairs) > max_ns:
+            fitting, num_pairs = self._step_time.max_decodes_within(max_ns, positions[:fitting])
         self.num_tokens, self.num_pairs = fitting, num_pairs
         self._target_ns = min(self._limits.target_step_s, self._limits.max_step_s) * 1e9
         return fitting
@@ -92,10 +103,10 @@ class StepBudget:
     def add_chunk(self, start: int, wanted: int) -> int:
         """Take on up to `wanted` tokens from position `start`; returns how many.
 
-        The first chunk of a step gets a few tokens beyond the target, else prompts would starve behind decodes; nothing
-        but a lone token gets a step past `max_step_s`.
+        The first chunk of a step gets a few tokens beyond the target, else prompts would starve behind decodes; only a
+        lone token gets a step past `max_step_s`.
         """
-        room = min(wanted, self._max_num_tokens - self.num_tokens)
+        room = min(wanted, self.max_num_tokens - self.num_tokens)
         if room <= 0:
             return 0
         spent = (self.num_tokens, self.num_pairs)
@@ -114,8 +125,8 @@ class StepBudget:
         return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs))
 
 
-def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimits) -> Decision:
-    """Return the next step. `waiting` are the requests this executor may admit, oldest first."""
+def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
+    """Return the next step."""
     rows = view.rows
     max_num_tokens = min(
         limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
@@ -123,13 +134,12 @@ def decide(view: ExecutorView, waiting: Sequence[LiveRequest], limits: CoreLimit
     )
     budget = StepBudget(view.step_time, limits, max_num_tokens)
     preemptions, decode_rows, num_available = _fit_blocks(view, rows.decoding())
-    decode_rows = _first_served(rows, decode_rows, max_num_tokens)
-    decode_rows = decode_rows[: budget.add_decodes(rows.num_scheduled[decode_rows])]
+    decode_rows = _fit_budget(rows, decode_rows, budget)
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
     chunks = _continue_prefills(rows, set(preemptions), budget)
     # Who was just preempted for want of blocks would be the first to be admitted again.
-    admissions = () if preemptions or not waiting else _admit(view, waiting, budget, num_available, chunks)
+    admissions = () if preemptions or not waiting.line else _admit(view, waiting, budget, num_available, chunks)
     return Decision(
         preemptions=preemptions,
         decode_rows=decode_rows,
@@ -180,11 +190,17 @@ def _victims(rows: RowColumns) -> list[int]:
     return sorted(by_age, key=is_protected)
 
 
-def _first_served(rows: RowColumns, decode_rows: RowIndex, max_num_tokens: int) -> RowIndex:
-    """Let those that waited longest for a step go first when not all fit, so that all take turns."""
-    if len(decode_rows) <= max_num_tokens:
-        return decode_rows
-    return decode_rows[np.argsort(rows.last_turn[decode_rows], kind="stable")]
+def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget) -> RowIndex:
+    """Take on as many decodes as fit; when not all do, those that waited longest for a step, so that all take turns."""
+    max_num_decodes = budget.max_num_tokens
+    if len(decode_rows) > max_num_decodes - _MIN_CHUNK and len(rows.prefilling()):
+        # A bound on tokens so tight that decodes alone reach it must not keep prompts out for ever.
+        max_num_decodes -= min(_MIN_CHUNK, max_num_decodes // 2)
+    fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
+    if fitting < len(decode_rows):
+        decode_rows = decode_rows[np.argsort(rows.last_turn[decode_rows], kind="stable")]
+        fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
+    return decode_rows[:fitting]
 
 
 def _continue_prefills(rows: RowColumns, preempted: set[int], budget: StepBudget) -> list[tuple[int, int]]:
@@ -203,21 +219,27 @@ def _continue_prefills(rows: RowColumns, preempted: set[int], budget: StepBudget
 
 def _admit(
     view: ExecutorView,
-    waiting: Sequence[LiveRequest],
+    waiting: Waiting,
     budget: StepBudget,
     num_available: int,
     chunks: list[tuple[int, int]],
 ) -> tuple[Admission, ...]:
     """Admit from the head of the queue while rows, blocks and budget last; appends the first chunks to `chunks`.
 
-    A request is admitted only if its known tokens and one block for every running request fit now. The head is never
-    passed over: a big request would starve behind small ones.
+    A request is admitted only if its known tokens and one block for every running request fit now. The head is not
+    passed over, since a big request would starve behind small ones, unless it could never run on this executor.
     """
     admissions: list[Admission] = []
     num_running = view.rows.num_running
     hit_before: set[int] = set()
-    for live, row in zip(waiting, view.rows.free_rows(min(len(waiting), view.rows.num_free)), strict=False):
-        if live.request.key in view.leaving_keys:
+    num_placed_bytes = 0
+    free_rows = view.rows.free_rows(min(waiting.share, view.rows.num_free))
+    for live in waiting.line if free_rows else ():
+        if not live.fits(view.description):
+            continue  # it waits for another executor: nothing here would ever make room for it
+        num_placed_bytes += live.num_placed_bytes
+        is_full = len(admissions) == len(free_rows) or (num_placed_bytes > MAX_PLACED_BYTES and len(admissions) > 0)
+        if is_full or live.request.key in view.leaving_keys:
             break
         hits = find_hits(view, live)
         num_new = -(-live.num_known_tokens // view.description.block_size) - len(hits)
@@ -228,6 +250,7 @@ def _admit(
         count = budget.add_chunk(start, live.num_known_tokens - start)
         if not count:
             break
+        row = free_rows[len(admissions)]
         chunks.append((row, count))
         admissions.append(Admission(live, row, hits, num_new))
         hit_before |= revived

@@ -33,7 +33,7 @@ def rebuild(
     for seen in snapshot.rows:
         if seen.row is None:
             continue
-        live = wanted.get(seen.key)
+        live = wanted.get(seen.key) if seen.index == 0 else None  # requests have one completion here
         if live is None or not _continues(live, seen):
             _take_foreign(executor, seen, seen.row, None if live is None else live.final)
             continue
@@ -45,7 +45,7 @@ def rebuild(
 
 
 def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
-    """Tell whether the row is this placement of the request and its output begins with what was delivered."""
+    """Tell whether the row is this placement of the request, and its output what was delivered and what can be."""
     known = live.output_token_ids
     return (
         live.attempt == seen.attempt
@@ -54,6 +54,7 @@ def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
         and len(seen.output_token_ids) >= len(known)
         and bool(np.array_equal(seen.output_token_ids[: len(known)], known))
         and bool(np.array_equal(seen.prompt_token_ids, live.request.prompt_token_ids))
+        and (live.request.num_logprobs is None or seen.has_logprobs_from(len(known)))
     )
 
 
@@ -82,6 +83,9 @@ def _outputs(
     if reason is not FinishReason.NONE:
         stop_token_id = int(seen.output_token_ids[-1]) if seen.finish is RowFinish.END_TOKEN else None
         finishes[handle] = finish_notice(live, reason, stop_token_id, len(seen.output_token_ids))
+    logprobs = {}
+    if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
+        logprobs[handle] = seen.logprobs.of(offset, fresh)
     return TokenOutputs(
         handles=(handle,),
         offsets=np.array([offset], dtype=np.int32),
@@ -91,6 +95,7 @@ def _outputs(
         rolling_hashes=np.array([live.output_hash], dtype=np.uint64),
         finished=np.array([reason], dtype=np.uint8),
         finishes=finishes,
+        logprobs=logprobs,
     )
 
 
@@ -114,7 +119,7 @@ def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: F
         final=final or FinalRelease(len(seen.output_token_ids), FinishReason.CANCELLED),
     )
     _occupy(executor, stranger, seen, row, ENDING)
-    executor.stranger_keys.add(seen.key)
+    executor.leaving_keys.add(seen.key)
 
 
 def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int, state: int) -> None:

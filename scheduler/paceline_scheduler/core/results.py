@@ -198,8 +198,7 @@ def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
     take_off(executor, row, live)
-    if live.is_stranger:
-        executor.stranger_keys.discard(live.request.key)
+    executor.leaving_keys.discard(live.request.key)
     executor.rows.vacate(row)
     return live
 

@@ -9,7 +9,10 @@ one step along the input that removes a fixed share of the error, which stays st
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from paceline_scheduler.core.executors import StepPoint
+from paceline_scheduler.core.request import Int32Array
 
 _GAIN = 0.1
 _DEFAULT_BASE_NS = 5e6
@@ -47,6 +50,15 @@ class StepTimeModel:
         self._weights = [max(0.0, weight + step * x) for weight, x in zip(self._weights, inputs, strict=True)]
         # A model that predicts nothing could never recover: its errors are bounded by its predictions.
         self._weights[0] = max(self._weights[0], 1e3)
+
+    def max_decodes_within(self, limit_ns: float, positions: Int32Array) -> tuple[int, int]:
+        """Return how many of the first decodes, at least one, keep a step within `limit_ns`, and their pairs."""
+        num_tokens = np.arange(1, len(positions) + 1)
+        num_pairs = np.cumsum(positions, dtype=np.int64) + num_tokens
+        base, per_token, per_pair = self._weights
+        times = base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+        count = max(1, int(np.searchsorted(times, limit_ns, side="right")))
+        return count, int(num_pairs[count - 1])
 
     def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
         """Return the longest chunk from `start`, at most `wanted`, that keeps the step within `limit_ns`.

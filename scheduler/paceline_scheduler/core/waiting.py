@@ -36,6 +36,10 @@ class WaitingQueue:
         self.num_requests -= 1
         self.num_tokens -= live.num_known_tokens
 
+    def all(self) -> tuple[LiveRequest, ...]:
+        """Return everything that waits."""
+        return tuple(live for line in self._lines.values() for live in line)
+
     def line(self, model: str) -> Sequence[LiveRequest]:
         """Return the requests that wait for a model, oldest first; not to be changed."""
         return self._lines.get(model, ())

@@ -112,10 +112,15 @@ class Driver:
     def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
         """Let the executors forget records."""
         self._core.acknowledge(keys)
+        self._pump_soon()
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models of executors that are attached, or were a moment ago and are not lost."""
         return served_models(self._executors.values())
+
+    def open_models(self) -> tuple[ServedModel, ...]:
+        """Return the models of which new requests would be run."""
+        return served_models(executor for executor in self._executors.values() if not executor.is_draining)
 
     def executors(self) -> tuple[ExecutorStatus, ...]:
         """Return all executors that are looked for."""
@@ -129,7 +134,7 @@ class Driver:
         return self._core.num_waiting()
 
     def drain_executor(self, address: str) -> int:
-        """Place nothing new on an executor; KeyError if unknown."""
+        """Place nothing new on an executor; KeyError if unknown, or not attached yet."""
         if self._executors[address].description is None:
             raise KeyError(address)
         self.draining(address)
@@ -175,7 +180,7 @@ class Driver:
         """An executor is not looked for any more."""
         self.lost(address)
         del self._executors[address]
-        self._core.forget_executor(address)
+        self._deliver(self._core.forget_executor(address))
 
     def syncing(self, address: str) -> None:
         """The executor accepted this scheduler."""
@@ -221,8 +226,9 @@ class Driver:
         """Place nothing new on an executor."""
         executor = self._executors[address]
         executor.is_draining = True
-        if executor.state is ExecutorState.READY:
+        if executor.description is not None:
             self._core.drain(address)
+        if executor.state is ExecutorState.READY:
             executor.state = ExecutorState.DRAINING
         self._tell_readiness()
 

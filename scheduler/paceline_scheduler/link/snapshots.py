@@ -1,10 +1,11 @@
 """Joins the parts of a snapshot. Knows how a request is continued from one part to the next; decides nothing."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot, Snapshot
 from paceline_scheduler.core.plan import BlockTag
 from paceline_scheduler.errors import DivergenceError
 from paceline_scheduler.link.messages import SnapshotPart
@@ -44,11 +45,27 @@ def _join(pieces: list[RowSnapshot]) -> RowSnapshot:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if any(piece.key != first.key for piece in pieces):
+    if any((piece.key, piece.index) != (first.key, first.index) for piece in pieces):
         raise DivergenceError(f"the snapshot continues {first.key} with another request")
     return replace(
         first,
         prompt_token_ids=np.concatenate([piece.prompt_token_ids for piece in pieces]),
         output_token_ids=np.concatenate([piece.output_token_ids for piece in pieces]),
         block_ids=np.concatenate([piece.block_ids for piece in pieces]),
+        logprobs=_join_logprobs([piece.logprobs for piece in pieces if piece.logprobs is not None]),
+    )
+
+
+def _join_logprobs(pieces: list[LogprobColumns]) -> LogprobColumns | None:
+    if not pieces:
+        return None
+    first = pieces[0]
+    for before, after in pairwise(pieces):
+        if after.offset != before.end or after.top_token_ids.shape[1] != first.top_token_ids.shape[1]:
+            raise DivergenceError("the log-probabilities of a request in the snapshot do not follow one another")
+    return LogprobColumns(
+        offset=first.offset,
+        logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+        top_token_ids=np.concatenate([piece.top_token_ids for piece in pieces]),
+        top_logprobs=np.concatenate([piece.top_logprobs for piece in pieces]),
     )

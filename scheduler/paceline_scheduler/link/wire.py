@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, StepPoint
+from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, RowSnapshot, StepPoint
 from paceline_scheduler.core.plan import (
     BatchPlan,
     BlockTag,
@@ -27,7 +27,7 @@ from paceline_scheduler.core.plan import (
     StepTimings,
     TokenLogprobs,
 )
-from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey, SamplingParams
+from paceline_scheduler.core.request import FinishReason, Float32Array, Int32Array, RequestKey, SamplingParams
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError, TermSupersededError
 from paceline_scheduler.link.messages import (
     MAX_PROTOCOL,
@@ -223,6 +223,11 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
         raise DivergenceError(f"step {message.step_id}: columns of the result differ in length")
     if int(num_accepted.sum()) != len(token_ids) or bool((num_accepted < 0).any()):
         raise DivergenceError(f"step {message.step_id}: the result's tokens do not add up")
+    logprobs = {row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs}
+    if logprobs:
+        num_of_row = dict(zip(rows.tolist(), num_accepted.tolist(), strict=True))
+        if any(len(tokens) != num_of_row.get(row, 0) for row, tokens in logprobs.items()):
+            raise DivergenceError(f"step {message.step_id}: the log-probabilities are not those of the tokens")
     timings = message.timings
     return StepResult(
         incarnation=message.incarnation,
@@ -236,7 +241,7 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
         timings=StepTimings(
             timings.waited_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns, timings.idle_ns
         ),
-        logprobs={row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs},
+        logprobs=logprobs,
         errors={row.row: _row_error(row.error) for row in message.errors},
     )
 
@@ -308,7 +313,24 @@ def _row(row: plan_pb2.RowState) -> RowSnapshot:
         block_ids=column(row.block_ids),
         finish=RowFinish(row.finish),
         released=released,
+        logprobs=_logprob_columns(row.logprobs) if row.HasField("logprobs") else None,
+        index=row.id.index,
     )
+
+
+def _logprob_columns(message: plan_pb2.LogprobColumns) -> LogprobColumns:
+    logprobs, num_top = _floats(message.logprobs), message.num_top
+    top_token_ids, top_logprobs = column(message.top_token_ids), _floats(message.top_logprobs)
+    if not len(top_token_ids) == len(top_logprobs) == len(logprobs) * num_top:
+        raise DivergenceError(f"{len(logprobs)} tokens with {num_top} alternatives each do not fill their columns")
+    shape = (len(logprobs), num_top)
+    return LogprobColumns(message.offset, logprobs, top_token_ids.reshape(shape), top_logprobs.reshape(shape))
+
+
+def _floats(data: bytes) -> Float32Array:
+    if len(data) % 4:
+        raise DivergenceError(f"a column of {len(data)} bytes does not hold floats")
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
 def _tags(tags: plan_pb2.BlockTags) -> tuple[BlockTag, ...]:

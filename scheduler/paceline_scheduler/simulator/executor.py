@@ -157,6 +157,8 @@ class SimulatedExecutor:
     def _place(self, placement: Placement) -> None:
         where = f"row {placement.row}, {placement.request.key}"
         require(placement.row not in self.rows, "placement on a row in use", where)
+        is_elsewhere = any(row.key == placement.request.key for row in self.rows.values())
+        require(not is_elsewhere, "a request is on one row", where)
         record = self.records.pop(placement.request.key, None)
         if record is not None and record.released is None:
             require(placement.attempt > record.attempt, "an attempt is higher than the one before", where)
@@ -198,7 +200,8 @@ class SimulatedExecutor:
                 num_logprobs = row.placement.request.num_logprobs
                 if num_logprobs is not None:
                     offset = row.num_output_tokens - 1
-                    logprobs[index] = (self.config.tokens.logprobs(token, offset, num_logprobs),)
+                    row.logprobs.append(self.config.tokens.logprobs(token, offset, num_logprobs))
+                    logprobs[index] = (row.logprobs[-1],)
         return StepResult(
             incarnation=self.incarnation,
             epoch=self.epoch,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowSnapshot
-from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish
+from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot
+from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish, TokenLogprobs
 from paceline_scheduler.core.request import Int32Array, RequestKey
 from paceline_scheduler.simulator.blocks import BlockTable
 
@@ -20,6 +20,7 @@ class SimulatedRecord:
     output_token_ids: Int32Array
     finish: RowFinish
     released: FinalRelease | None
+    logprobs: LogprobColumns | None
 
     def snapshot(self) -> RowSnapshot:
         """Return the record as an attaching scheduler sees it."""
@@ -33,6 +34,7 @@ class SimulatedRecord:
             block_ids=np.zeros(0, dtype=np.int32),
             finish=self.finish,
             released=self.released,
+            logprobs=self.logprobs,
         )
 
 
@@ -45,6 +47,7 @@ class SimulatedRow:
         self.table = BlockTable(placement.row, self.key.tenant)
         self.finish = RowFinish.NONE
         self.num_computed_tokens = placement.num_cached_tokens
+        self.logprobs: list[TokenLogprobs] = []  # of tokens of this attempt, if they were asked for
         prompt, output = placement.request.prompt_token_ids, placement.output_token_ids
         self._max_model_len = max_model_len
         self._num_prompt_tokens = len(prompt)
@@ -89,6 +92,7 @@ class SimulatedRow:
             output_token_ids=self._tokens[first : first + num_output_tokens].copy(),
             finish=self.finish,
             released=released,
+            logprobs=self._logprobs_up_to(num_output_tokens),
         )
 
     def snapshot(self) -> RowSnapshot:
@@ -104,4 +108,18 @@ class SimulatedRow:
             block_ids=np.array(self.table.block_ids, dtype=np.int32),
             finish=self.finish,
             released=None,
+            logprobs=self._logprobs_up_to(self.num_output_tokens),
+        )
+
+    def _logprobs_up_to(self, num_output_tokens: int) -> LogprobColumns | None:
+        num_top, offset = self.placement.request.num_logprobs, len(self.placement.output_token_ids)
+        if num_top is None:
+            return None
+        kept = self.logprobs[: max(0, num_output_tokens - offset)]
+        top = [best for token in kept for best in token.top]
+        return LogprobColumns(
+            offset=min(offset, num_output_tokens),
+            logprobs=np.array([token.logprob for token in kept], dtype=np.float32),
+            top_token_ids=np.array([token_id for token_id, _ in top], dtype=np.int32).reshape(len(kept), num_top),
+            top_logprobs=np.array([logprob for _, logprob in top], dtype=np.float32).reshape(len(kept), num_top),
         )

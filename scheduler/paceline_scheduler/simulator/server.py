@@ -1,6 +1,7 @@
 """A simulated executor as a process of its own: `python -m paceline_scheduler.simulator.server --port 50061`.
 
-For load tests without a model and for trying out a deployment; it speaks ExecutorService like a real one.
+For load tests without a model and for trying out a deployment; it speaks ExecutorService like a real one, but refuses
+Profile, and puts no bound of its own on fields of a plan.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from paceline_scheduler.simulator.service import SimulatedService
 from paceline_scheduler.simulator.servicer_executor import SimulatedExecutorServicer
 from paceline_scheduler.simulator.tokens import TokenRule
 
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan may be as large as for a real executor
+
 
 @dataclass(slots=True)
 class SimulatedServer:
@@ -38,7 +41,11 @@ class SimulatedServer:
         executor = SimulatedExecutor(config, incarnation=secrets.randbits(63))
         service = SimulatedService(executor, time.monotonic, time_scale)
         servicer = SimulatedExecutorServicer(service, make_bytes_tokenizer())
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        size = (
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        )
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *size))
         servicer.add_to(server)
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()

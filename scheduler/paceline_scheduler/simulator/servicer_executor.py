@@ -1,13 +1,13 @@
 """ExecutorService in front of a simulated executor."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import NoReturn
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_scheduler.core.plan import StepResult
@@ -27,17 +27,17 @@ from paceline_scheduler.simulator.service import (
 _HEARTBEAT_S = 0.2
 _MAX_PART_BYTES = 4096  # small, so that joining is exercised
 _CODES = {
-    StreamEnd.SUPERSEDED: (grpc.StatusCode.FAILED_PRECONDITION, code_pb2.FAILED_PRECONDITION, "TERM_SUPERSEDED"),
-    StreamEnd.REPLACED: (grpc.StatusCode.ABORTED, code_pb2.ABORTED, "EPOCH_ENDED"),
-    StreamEnd.VIOLATION: (grpc.StatusCode.INVALID_ARGUMENT, code_pb2.INVALID_ARGUMENT, "PLAN_VIOLATION"),
-    StreamEnd.BROKEN: (grpc.StatusCode.UNAVAILABLE, code_pb2.UNAVAILABLE, "BROKEN"),
+    StreamEnd.SUPERSEDED: (grpc.StatusCode.FAILED_PRECONDITION, "TERM_SUPERSEDED"),
+    StreamEnd.REPLACED: (grpc.StatusCode.ABORTED, "EPOCH_ENDED"),
+    StreamEnd.VIOLATION: (grpc.StatusCode.INVALID_ARGUMENT, "PLAN_VIOLATION"),
+    StreamEnd.BROKEN: (grpc.StatusCode.UNAVAILABLE, "BROKEN"),
 }
 
 _Context = grpc.aio.ServicerContext[plan_pb2.AttachRequest, plan_pb2.AttachResponse]
 
 
 class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Attach, GetInfo and GetTokenizer; the calls that only people use are UNIMPLEMENTED here."""
+    """All calls of an executor; Profile, which only people use, is UNIMPLEMENTED here."""
 
     def __init__(self, service: SimulatedService, tokenizer: BytesTokenizer) -> None:
         self._service = service
@@ -101,11 +101,15 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     async def GetState(  # noqa: N802 - the name is the protocol's
         self,
-        request: executor_pb2.GetStateRequest,  # noqa: ARG002 - refused whatever it asks
+        request: executor_pb2.GetStateRequest,
         context: grpc.aio.ServicerContext[executor_pb2.GetStateRequest, executor_pb2.GetStateResponse],
     ) -> executor_pb2.GetStateResponse:
-        """GetState is refused."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "GetState is not simulated")
+        """GetState shows rows and records."""
+        if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= wire.MAX_VIEWS:
+            sentence = f"max_num_rows is 1 to {wire.MAX_VIEWS}"
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", sentence)
+        executor = self._service.executor
+        return wire.write_state(executor.snapshot(), executor.blocks.num_owned, request)
 
     async def Profile(  # noqa: N802 - the name is the protocol's
         self,
@@ -113,7 +117,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: grpc.aio.ServicerContext[executor_pb2.ProfileRequest, executor_pb2.ProfileResponse],
     ) -> executor_pb2.ProfileResponse:
         """Profile is refused."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Profile is not simulated")
+        await _refuse(context, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "Profile is not simulated")
 
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
@@ -135,13 +139,21 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
 
 async def _abort(context: _Context, ended: Ended) -> NoReturn:
-    """End the call with a status that says why."""
-    code, number, reason = _CODES[ended.end]
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="paceline")
-    info.metadata["holder_scheduler_id"] = ended.holder_scheduler_id
-    info.metadata["holder_term"] = str(ended.holder_term)
+    """End the plan stream with a status that says why."""
+    code, reason = _CODES[ended.end]
+    holder = {"holder_scheduler_id": ended.holder_scheduler_id, "holder_term": str(ended.holder_term)}
+    await _refuse(context, code, reason, f"{ended.end.value}: {ended.detail}", holder)
+
+
+async def _refuse(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    reason: str,
+    sentence: str,
+    metadata: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """End a call with a status whose details say why, for programs."""
     detail = any_pb2.Any()
-    detail.Pack(info)
-    sentence = f"{ended.end.value}: {ended.detail}"
-    status = status_pb2.Status(code=number, message=sentence, details=[detail])
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="paceline", metadata=metadata))
+    status = status_pb2.Status(code=code.value[0], message=sentence, details=[detail])
     await context.abort(code, sentence, (("grpc-status-details-bin", status.SerializeToString()),))

@@ -36,7 +36,7 @@ class TokenRule:
 
     def logprobs(self, token_id: int, offset: int, num_logprobs: int) -> TokenLogprobs:
         """Return made-up log-probabilities that depend only on the token and its offset."""
-        best = -float(_mix(token_id * 31 + offset) % 1000) / 1000.0
+        best = -float(_mix(token_id * 31 + offset) % 1024) / 1024.0  # the same in single precision
         top = tuple(((token_id + rank) % self.vocab_size, best - rank) for rank in range(num_logprobs))
         return TokenLogprobs(token_id, best, top)
 

@@ -7,7 +7,7 @@ import numpy as np
 from google.rpc import error_details_pb2
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, RowSnapshot, Snapshot
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
     BatchPlan,
@@ -24,6 +24,8 @@ from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 
 MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
+MAX_VIEWS = 1024  # rows in an answer of GetState
+_DEFAULT_VIEWS = 64
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 
 
@@ -170,7 +172,7 @@ def write_snapshot(snapshot: Snapshot) -> list[plan_pb2.AttachResponse]:
 
 
 def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
-    columns = (row.prompt_token_ids, row.output_token_ids, row.block_ids)
+    columns = (row.prompt_token_ids, row.output_token_ids, row.block_ids)  # log-probabilities are fewer than output
     num_pieces = max(1, *(-(-len(column) // MAX_PIECE) for column in columns))
     pieces = []
     for index in range(num_pieces):
@@ -186,11 +188,24 @@ def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
             finish=plan_pb2.RowFinish.ValueType(row.finish),
             continues=index + 1 < num_pieces,
         )
+        if row.logprobs is not None:
+            piece.logprobs.CopyFrom(_write_logprobs(row.logprobs, index * MAX_PIECE, (index + 1) * MAX_PIECE))
         if row.released is not None:
             piece.released.num_output_tokens = row.released.num_output_tokens
             piece.released.reason = sampling_pb2.FinishReason.ValueType(row.released.reason)
         pieces.append(piece)
     return pieces
+
+
+def _write_logprobs(columns: LogprobColumns, start: int, end: int) -> plan_pb2.LogprobColumns:
+    start, end = min(start, len(columns.logprobs)), min(end, len(columns.logprobs))
+    return plan_pb2.LogprobColumns(
+        offset=columns.offset + start,
+        logprobs=columns.logprobs[start:end].astype("<f4").tobytes(),
+        num_top=columns.top_token_ids.shape[1],
+        top_token_ids=write_column(columns.top_token_ids[start:end]),
+        top_logprobs=columns.top_logprobs[start:end].astype("<f4").tobytes(),
+    )
 
 
 def write_result(result: StepResult) -> plan_pb2.AttachResponse:
@@ -248,6 +263,40 @@ def write_info(
         min_protocol=1,
         max_protocol=1,
         device="simulated",
+    )
+
+
+def write_state(
+    snapshot: Snapshot, num_granted_blocks: int, request: executor_pb2.GetStateRequest
+) -> executor_pb2.GetStateResponse:
+    """Show rows, then records if asked for."""
+    max_num_rows = request.max_num_rows if request.HasField("max_num_rows") else _DEFAULT_VIEWS
+    num_rows_in_use = sum(row.row is not None for row in snapshot.rows)
+    shown = [row for row in snapshot.rows if row.row is not None or request.include_records]
+    return executor_pb2.GetStateResponse(
+        rows=[_write_view(row, request.include_token_ids) for row in shown[:max_num_rows]],
+        num_rows_in_use=num_rows_in_use,
+        num_records=len(snapshot.rows) - num_rows_in_use,
+        num_tagged_blocks=len(snapshot.tags),
+        num_granted_blocks=num_granted_blocks,
+        truncated=len(shown) > max_num_rows,
+    )
+
+
+def _write_view(row: RowSnapshot, include_token_ids: bool) -> executor_pb2.RowView:
+    return executor_pb2.RowView(
+        row=row.row,
+        tenant=row.key.tenant,
+        request_id=row.key.request_id,
+        attempt=row.attempt,
+        num_prompt_tokens=len(row.prompt_token_ids),
+        num_output_tokens=len(row.output_token_ids),
+        num_computed_tokens=row.num_computed_tokens,
+        block_ids=row.block_ids.tolist(),
+        finish=plan_pb2.RowFinish.ValueType(row.finish),
+        released_reason=sampling_pb2.FinishReason.ValueType(row.released.reason if row.released else 0),
+        prompt_token_ids=row.prompt_token_ids.tolist() if include_token_ids else None,
+        output_token_ids=row.output_token_ids.tolist() if include_token_ids else None,
     )
 
 

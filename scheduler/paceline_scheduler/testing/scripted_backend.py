@@ -124,8 +124,8 @@ class ScriptedBackend:
         return 3, 70
 
     def drain_executor(self, address: str) -> int:
-        """Remember a drain; raises KeyError for an unknown address."""
-        executor = {known.address: known for known in self.known_executors}[address]
+        """Remember a drain; raises KeyError for an executor that was never attached."""
+        executor = {known.address: known for known in self.known_executors if known.incarnation}[address]
         self.drained.append(address)
         return executor.num_running_requests
 

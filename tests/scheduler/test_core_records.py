@@ -1,0 +1,127 @@
+"""Records on executors: what stays there of a request that is over, and when it is forgotten."""
+
+import pytest
+
+from paceline_scheduler.core.request import FinishReason
+from paceline_scheduler.errors import DuplicateRequestError
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+
+
+def run_until_ended(harness, handle):
+    """Go on until the client has heard the end."""
+    while handle not in harness.client.ended:
+        harness.step()
+
+
+def preempt_one(harness):
+    """Two requests that outgrow the pool; returns the one whose release was planned and not confirmed yet."""
+    requests = {row: make_request(8, 12) for row in range(2)}
+    harness.submit(*requests.values())
+    while True:
+        plan = harness.plan("executor-0")
+        preempted = [release.row for release in plan.releases if release.final is None]
+        if preempted:
+            return requests[preempted[0]]
+        harness.run("executor-0")
+        harness.complete("executor-0")
+
+
+def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
+    """An idle scheduler sends the news too."""
+    executor = make_executor()
+    harness = CoreHarness(executor)
+    request = make_request(4, 2)
+    harness.submit(request)
+    harness.finish()
+    assert request.key in executor.records
+    harness.core.acknowledge((request.key,))
+    harness.finish()
+    assert request.key not in executor.records
+
+
+def test_a_client_may_acknowledge_an_end_before_the_row_is_free():
+    """It has the finish as soon as the device said so."""
+    executor = make_executor()
+    harness = CoreHarness(executor)
+    request = make_request(4, 2)
+    harness.submit(request)
+    run_until_ended(harness, request.handle)
+    harness.core.acknowledge((request.key,))
+    assert executor.rows, "the row is still there"
+    harness.finish()
+    assert request.key not in executor.records
+
+
+def test_acknowledging_what_still_runs_changes_nothing():
+    """Its record does not exist yet."""
+    executor = make_executor()
+    harness = CoreHarness(executor)
+    request = make_request(4, 8)
+    harness.submit(request)
+    harness.step()
+    harness.core.acknowledge((request.key,))
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    assert request.key in executor.records
+
+
+def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
+    """Its row went out without an end, and a record without one is never dropped by time."""
+    executor = make_executor(num_blocks=6)
+    harness = CoreHarness(executor)
+    request = preempt_one(harness)
+    harness.client.deliver(harness.core.cancel(request.key))
+    harness.finish()
+    assert request.key not in executor.records
+
+
+def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
+    """Preempted on one executor, finished on another."""
+    first, second = make_executor(num_blocks=6), make_executor(num_blocks=6, incarnation=50)
+    harness = CoreHarness(first, second)
+    harness.core.drain("executor-1")
+    request = preempt_one(harness)
+    harness.run("executor-0")
+    harness.complete("executor-0")
+    harness.attach("executor-1")  # that is: it takes requests again
+    harness.core.drain("executor-0")
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    assert request.key not in first.records
+    assert second.records[request.key].snapshot().released.reason == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["quiet", "broken stream"])
+def test_a_request_id_can_be_used_again_as_soon_as_its_end_was_told(is_broken):
+    """The new request waits until the old one has left its row, and runs then."""
+    harness = CoreHarness(make_executor())
+    old, new = make_request(4, 2, request_id="x"), make_request(5, 3, request_id="x")
+    harness.submit(old)
+    with pytest.raises(DuplicateRequestError):
+        harness.submit(make_request(request_id="x"))
+    run_until_ended(harness, old.handle)
+    harness.submit(new)
+    if is_broken:
+        harness.attach("executor-0")
+    harness.finish()
+    assert tuple(harness.client.token_ids[new.handle]) == expected_output(new)
+    assert tuple(harness.client.token_ids[old.handle]) == expected_output(old)
+
+
+def test_what_an_executor_still_holds_for_nobody_is_forgotten():
+    """Left by a scheduler that is gone, or asked to be forgotten just before the stream broke."""
+    executor = make_executor(num_blocks=6)
+    harness = CoreHarness(executor)
+    request = preempt_one(harness)
+    harness.run("executor-0")
+    ended = make_request(2, 1)
+    successor = CoreHarness(executor)
+    assert not executor.records[request.key].snapshot().released
+    successor.submit(ended)
+    successor.finish()
+    assert executor.records.keys() == {ended.key, *(key for key in executor.records if executor.records[key].released)}
+    successor.core.acknowledge((ended.key,))
+    successor.attach("executor-0")
+    successor.finish()
+    assert ended.key not in executor.records

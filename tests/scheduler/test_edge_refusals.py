@@ -1,0 +1,108 @@
+"""What the edge refuses over real gRPC, how it says so, and what of a request goes further than the edge."""
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError
+from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+MODEL = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>"))
+A_MILLION_UNKNOWN_FIELDS = b"\xf8\x07\x01" * 1_000_000
+
+
+@pytest.fixture
+async def server():
+    """A server with one model."""
+    async with serve_edge(ScriptedBackend(MODEL)) as server:
+        yield server
+
+
+@pytest.fixture
+async def channel(server):
+    """A client's connection to it."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel):
+    """That client."""
+    return InferenceServiceStub(channel)
+
+
+async def refusal(awaitable):
+    """The code, the sentence and the details, by kind, of a call that fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    packed = Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+    kinds = (ErrorInfo, BadRequest, RetryInfo)
+    details = {kind: kind.FromString(d.value) for d in packed.details for kind in kinds if d.Is(kind.DESCRIPTOR)}
+    return caught.value.code(), caught.value.details(), details
+
+
+async def test_fields_that_nobody_knows_go_no_further_than_the_edge(server, channel):
+    """What the backend keeps of a request is in every plan that places it."""
+    message = pb.GenerateRequest(text="hi", request_id="r", sampling=sampling_pb2.SamplingParams(top_k=3))
+    inner = sampling_pb2.StoppingParams(max_tokens=2).SerializeToString() + b"\xf8\x07\x01" * 10
+    data = message.SerializeToString() + b"\x3a" + bytes([len(inner)]) + inner + A_MILLION_UNKNOWN_FIELDS
+    call = channel.unary_stream("/paceline.v1.InferenceService/Generate")(data)
+    request = await server.backend.next_request()
+    message.ClearField("text")
+    message.stopping.max_tokens = 2
+    assert request.origin == message.SerializeToString(deterministic=True)
+    call.cancel()
+
+
+async def test_the_largest_request_of_known_fields_is_taken(server, stub):
+    """The bound on what is kept of a request is no bound on its fields: they have their own."""
+    message = pb.GenerateRequest(
+        text="hi",
+        model=MODEL.name,
+        request_id="é" * 64,
+        tenant="é" * 64,
+        cache_salt="é" * 64,
+        bypass_prefix_cache=True,
+        stopping=sampling_pb2.StoppingParams(
+            stop=["\U0010ffff" * 256] * 16, stop_token_ids=[399] * 64, max_tokens=100, ignore_eos=True
+        ),
+        sampling=sampling_pb2.SamplingParams(temperature=1, top_k=400, top_p=0.5, min_p=0.1, seed=2**64 - 1),
+        output=sampling_pb2.OutputOptions(logprobs=20, skip_special_tokens=False),
+    )
+    call = stub.Generate(message)
+    request = await server.backend.next_request()
+    assert len(request.origin) < MAX_ORIGIN_BYTES
+    call.cancel()
+
+
+async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, stub):
+    """It is still listed, as what runs there finishes; the client is told to come back."""
+    server.backend.refusal = NoExecutorError("every executor of the model drains; try again", 1.0)
+    code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
+    assert details[RetryInfo].retry_delay.seconds == 1
+    assert server.edge._by_key == {}
+
+
+async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_again(server, stub):
+    """The backend knows the queue; its refusal names the field."""
+    server.backend.refusal = InvalidRequestError("prompt", "has 50 tokens, the queue takes at most 40")
+    code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details[BadRequest].field_violations[0].field == "prompt"
+    assert RetryInfo not in details
+
+
+async def test_tokenize_names_only_prompts_it_takes(stub):
+    """It takes no token ids."""
+    code, sentence, _ = await refusal(stub.Tokenize(pb.TokenizeRequest()))
+    assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: is missing: set one of text and chat")
+    code, sentence, _ = await refusal(stub.Generate(pb.GenerateRequest()).read())
+    assert sentence == "prompt: is missing: set one of text, chat and token_ids"
