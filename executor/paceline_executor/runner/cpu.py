@@ -9,6 +9,7 @@ numba or runs in the step thread.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +71,12 @@ class CpuRunner:
         self._on_progress = on_progress
         self._clock_ns = clock_ns
         self._geometry = _geometry(checkpoint.config, num_blocks, block_size)
-        self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens())
-        self._kv_cache = _allocate_kv(self._geometry)
+        # Taking memory for the first time takes seconds per GiB on some machines: meanwhile the weights are read.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            arrays = [pool.submit(_allocate_kv, self._geometry) for _ in range(2)]
+            self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens())
+            keys, values = (array.result() for array in arrays)
+        self._kv_cache = KvCache(keys, values)
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -155,8 +160,11 @@ def _geometry(config: ModelConfig, num_blocks: int, block_size: int) -> KvGeomet
     )
 
 
-def _allocate_kv(geometry: KvGeometry) -> KvCache:
-    """Take the memory now rather than at the first use, filled with NaN: whoever reads an unwritten slot fails."""
+def _allocate_kv(geometry: KvGeometry) -> torch.Tensor:
+    """Keys or values of all layers. The memory is taken now rather than at the first use.
+
+    Filled with NaN: whoever reads an unwritten slot fails.
+    """
     shape = (
         geometry.num_layers,
         geometry.num_blocks,
@@ -165,11 +173,10 @@ def _allocate_kv(geometry: KvGeometry) -> KvCache:
         geometry.head_dim,
     )
     try:
-        arrays = [np.full(shape, np.nan, dtype=np.float32) for _ in range(2)]
+        return torch.from_numpy(np.full(shape, np.nan, dtype=np.float32))
     except MemoryError as error:
         size_mib = geometry.num_blocks * geometry.bytes_per_block >> 20
         raise StartError(f"the KV cache of {geometry.num_blocks} blocks needs {size_mib} MiB: use fewer") from error
-    return KvCache(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
 
 
 def _chunk(num_tokens: int, block_size: int) -> StepBatch:
