@@ -70,3 +70,5 @@ def executor(arguments):
 
 if __name__ == "__main__":
     {"scheduler": scheduler, "executor": executor}[sys.argv[1]](sys.argv[2:])
+    sys.stdout.flush()
+    os._exit(0)  # as the real ones do: without waiting for threads of libraries

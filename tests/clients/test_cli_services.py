@@ -51,7 +51,7 @@ services._ATTACH_SECONDS = {attach_seconds}
 programs.find_script = lambda name: {str(fake_scripts)!r} + "/" + name
 from paceline_client.cli.__main__ import main
 sys.argv = ["paceline", "up", *{list(options)!r},
-            "--port", "{ports.scheduler.api}", "--executor-port", "{ports.executors[0].api}"]
+            "--port", "{ports.scheduler.api}", "--executor-port", "{ports.executors[0].api}", "--shutdown-timeout", "5"]
 main()
 """
     return subprocess.Popen(
