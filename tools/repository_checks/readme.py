@@ -38,11 +38,6 @@ class Block:
         return f"{self.path}:{self.line}"
 
     @property
-    def starts_the_system(self) -> bool:
-        """Whether the block tells the reader to start what the other blocks talk to."""
-        return self.language == "sh" and _STARTS_THE_SYSTEM.search(self.text) is not None
-
-    @property
     def talks_to_the_system(self) -> bool:
         """Whether the block needs a running system."""
         return _TALKS_TO_THE_SYSTEM.search(self.text) is not None

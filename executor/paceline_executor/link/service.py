@@ -70,7 +70,6 @@ class ExecutorService:
         self._servers: list[grpc.aio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
         self._is_open = False
-        self._last_driven_ns = 0
         self._log = structlog.get_logger()
 
     async def listen(self) -> tuple[int, int | None]:

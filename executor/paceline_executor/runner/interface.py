@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 

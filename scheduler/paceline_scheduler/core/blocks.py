@@ -79,10 +79,6 @@ class BlockPool:
         """Tell whether nobody owns the block but it can be hit."""
         return block in self._cached
 
-    def ref_count(self, block: int) -> int:
-        """Return the number of owners."""
-        return self._ref_counts[block]
-
     def num_freed_by(self, blocks: Iterable[int]) -> int:
         """Return how many blocks would become available if these lost one owner each."""
         return sum(1 for block in blocks if self._ref_counts[block] == 1)
