@@ -18,7 +18,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.weights import FetchProgress, ModelConfig, load_checkpoint, load_tokenizer, resolve_model
+from paceline_executor.weights import FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
 
 _ELEMENT_BYTES = 4  # weights and KV cache are float32 on the CPU
@@ -59,8 +59,7 @@ def load(config: Config) -> Loaded:
     progress = ProgressLog()
     path = resolve_model(config.model, cache_dir=config.cache_dir, on_progress=progress.fetch)
     progress.log("model_load", "reading", 0.0)
-    checkpoint = load_checkpoint(path)
-    tokenizer = load_tokenizer(path)
+    checkpoint, tokenizer = load_model(path)
     limits = limits_for(config, checkpoint.config, available_bytes())
 
     from paceline_executor.runner.cpu import CpuRunner, WarmUpProgress  # with torch, which takes seconds to import

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
-from paceline_executor.weights import GenerationDefaults, load_checkpoint, load_tokenizer
+from paceline_executor.weights import GenerationDefaults, load_checkpoint, load_model, load_tokenizer
 
 SPECIAL = ["<s>", "<|eot_id|>", "<pad>"]
 
@@ -58,8 +58,8 @@ def test_a_folder_may_hold_its_weights_in_a_gguf_file(tmp_path):
     checkpoint = RandomCheckpoint()
     path = gguf_parts(checkpoint).write(tmp_path / "tiny.gguf")
     assert load_checkpoint(tmp_path).config == checkpoint.config
-    assert load_tokenizer(tmp_path) == load_tokenizer(path)
-    assert load_tokenizer(write_folder(tmp_path)) != load_tokenizer(path)
+    assert load_tokenizer(tmp_path) == load_model(tmp_path)[1] == load_tokenizer(path)
+    assert load_tokenizer(write_folder(tmp_path)) == load_model(tmp_path)[1] != load_tokenizer(path)
 
 
 def test_a_lone_tokenizer_json_is_enough(tmp_path):

@@ -1,13 +1,13 @@
 """Models on disk: finding or fetching them, checking them, and reading their weights and tokenizers.
 
-`resolve_model` turns a name or path into a file, `load_checkpoint` and `load_tokenizer` open it. Everything raised is a
-`paceline_executor.errors.ModelError`.
+`resolve_model` turns a name or path into a file, `load_model` opens it, `load_checkpoint` and `load_tokenizer` one half
+of it. Everything raised is a `paceline_executor.errors.ModelError`.
 """
 
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeScaling
 from paceline_executor.weights.fetch import FetchPhase, FetchProgress, default_cache_dir, resolve_model
 from paceline_executor.weights.known_models import DEFAULT_MODEL, KnownModel, list_known_models
-from paceline_executor.weights.loading import load_checkpoint, load_tokenizer
+from paceline_executor.weights.loading import load_checkpoint, load_model, load_tokenizer
 from paceline_executor.weights.tokenizer import GenerationDefaults, TokenizerBundle
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "default_cache_dir",
     "list_known_models",
     "load_checkpoint",
+    "load_model",
     "load_tokenizer",
     "resolve_model",
 ]

@@ -15,7 +15,7 @@ from gguf import dequantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
-from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo, read_gguf_header
+from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 
 _FLOATING_POINT = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
@@ -61,12 +61,11 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 
-def open_gguf_checkpoint(path: Path) -> "GgufCheckpoint":
-    """Check the file at `path` from end to end, short of its weights' values, and return it ready to be read.
+def checkpoint_from_gguf(header: GgufHeader) -> "GgufCheckpoint":
+    """Check what the header says of the weights, and return them ready to be read.
 
-    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
+    Raises ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
     """
-    header = read_gguf_header(path)
     _check_kind(header)
     config = _read_config(header)
     stored_names = {name: _stored_name(name) for name in config.tensor_shapes()}

@@ -6,12 +6,22 @@ Knows which kinds of path hold a model. What is in them is known to the readers 
 from pathlib import Path
 
 from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_executor.weights.gguf_file import open_gguf_checkpoint
-from paceline_executor.weights.gguf_header import read_gguf_header
+from paceline_executor.weights.gguf_file import checkpoint_from_gguf
+from paceline_executor.weights.gguf_header import GgufHeader, read_gguf_header
 from paceline_executor.weights.refusals import unreadable, unsupported
 from paceline_executor.weights.tokenizer import TokenizerBundle
 from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
 from paceline_executor.weights.tokenizer_gguf import tokenizer_from_gguf
+
+
+def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
+    """Weights and tokenizer of the model at `path`, as the two functions below say; the GGUF file is parsed once.
+
+    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
+    """
+    header = _gguf_header(path)
+    checkpoint = checkpoint_from_gguf(header)
+    return checkpoint, tokenizer_from_folder(path) if _has_own_tokenizer(path) else tokenizer_from_gguf(header)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -19,7 +29,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
-    return open_gguf_checkpoint(_gguf_file(path))
+    return checkpoint_from_gguf(_gguf_header(path))
 
 
 def load_tokenizer(path: Path) -> TokenizerBundle:
@@ -27,9 +37,15 @@ def load_tokenizer(path: Path) -> TokenizerBundle:
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
-    if (path / "tokenizer.json").is_file():
-        return tokenizer_from_folder(path)
-    return tokenizer_from_gguf(read_gguf_header(_gguf_file(path)))
+    return tokenizer_from_folder(path) if _has_own_tokenizer(path) else tokenizer_from_gguf(_gguf_header(path))
+
+
+def _has_own_tokenizer(path: Path) -> bool:
+    return (path / "tokenizer.json").is_file()
+
+
+def _gguf_header(path: Path) -> GgufHeader:
+    return read_gguf_header(_gguf_file(path))
 
 
 def _gguf_file(path: Path) -> Path:
