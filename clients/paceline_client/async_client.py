@@ -14,7 +14,7 @@ import grpc.aio
 from paceline_client import wire
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
-from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
+from paceline_client.errors import PacelineError, RequestCancelledError, RequestTimeoutError, UnavailableError
 from paceline_client.exchange import Exchange
 from paceline_client.requests import (
     MessageLike,
@@ -49,7 +49,7 @@ class AsyncStream:
         self._deltas = exchange.deltas()
         # The generator serves one caller at a time.
         self._turn = asyncio.Lock()
-        self._waiting: asyncio.Timeout | None = None
+        self._beginning: asyncio.Timeout | None = None
         self._is_closed = False
 
     @property
@@ -79,12 +79,12 @@ class AsyncStream:
     async def aclose(self) -> None:
         """Stop. A request that still runs is cancelled; the iteration of a task that waits for a delta ends."""
         self._is_closed = True
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.reschedule(asyncio.get_running_loop().time())
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            beginning.reschedule(asyncio.get_running_loop().time())
+        self._exchange.leave()
         async with self._turn:
             await self._deltas.aclose()
-            self._exchange.leave()
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -94,15 +94,17 @@ class AsyncStream:
             if self._is_closed:
                 raise StopAsyncIteration
             try:
-                # Without a limit of its own: `aclose` sets one, which has passed.
-                async with asyncio.timeout(None) as self._waiting:
+                if self._exchange.has_begun:
                     return await anext(self._deltas)
-            except TimeoutError:
+                # Without a limit of its own: `aclose` sets one, which has passed.
+                async with asyncio.timeout(None) as self._beginning:
+                    return await anext(self._deltas)
+            except (TimeoutError, RequestCancelledError):
                 if not self._is_closed:
                     raise
                 raise StopAsyncIteration from None
             finally:
-                self._waiting = None
+                self._beginning = None
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,7 +49,13 @@ class Exchange:
         self._connection = connection
         self._request = request
         self._retry = retry
+        self._inbox: Inbox | None = None
         self._end: Result | PacelineError | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether output has arrived: from then on `leave` wakes the one that waits for more of it."""
+        return self._inbox is not None
 
     @property
     def end(self) -> Result | PacelineError | None:
@@ -62,6 +68,7 @@ class Exchange:
         try:
             session, inbox, received = await self._begin(clock)
             try:
+                self._inbox = inbox
                 while isinstance(received, Delta):
                     yield received
                     received = await self._next(inbox, clock)
@@ -80,6 +87,8 @@ class Exchange:
             self._end = RequestCancelledError(
                 f"request {self._request.request_id} was left before its end, which cancelled it", reason="LEFT"
             )
+            if self._inbox is not None:
+                self._inbox.fail(self._end)
 
     async def _begin(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
         """Send the request, again if need be, until its first delta arrives."""
@@ -103,11 +112,12 @@ class Exchange:
             raise
 
     async def _next(self, inbox: Inbox, clock: _Clock) -> Delta | Result:
-        if not inbox.is_empty:
-            # Nothing to wait for: a limit would cost more time than the reading.
+        remaining = clock.remaining_seconds()
+        if remaining is None or not inbox.is_empty:
+            # No limit, or nothing to wait for: asyncio.timeout would cost more time than the reading.
             return await inbox.get()
         try:
-            async with asyncio.timeout(clock.remaining_seconds()):
+            async with asyncio.timeout(remaining):
                 return await inbox.get()
         except TimeoutError:
             raise RequestTimeoutError(

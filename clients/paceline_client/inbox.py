@@ -26,8 +26,8 @@ class Transcript:
     def accept(self, received: ReceivedDelta) -> None:
         """Append a delta; `StreamCorruptedError` when tokens are missing, doubled or changed."""
         delta = received.delta
-        if received.index != 0:
-            self._refuse(f"it is of completion {received.index}, and only one was asked for")
+        if received.completion != 0:
+            self._refuse(f"it is of completion {received.completion}, and only one was asked for")
         if delta.offset != len(self._token_ids):
             self._refuse(f"it starts at offset {delta.offset}, and {len(self._token_ids)} tokens have arrived")
         value = rolling_hash(delta.token_ids, self._hash)
@@ -70,7 +70,7 @@ class Inbox:
         self._unread: deque[Delta] = deque()
         self._num_unread_tokens = 0
         self._end: Result | PacelineError | None = None
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits; a bare future, since one is made per token
 
     @property
     def request_id(self) -> str:
@@ -99,15 +99,15 @@ class Inbox:
                 self._end = self._transcript.result(received.finish, received.finish.reason)
         except StreamError as error:
             self.fail(error)
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: PacelineError) -> None:
         """End with an error, unless it has ended."""
         self._end = self._end or error
-        self._arrived.set()
+        self._wake()
 
     async def get(self) -> Delta | Result:
-        """The next delta, or the result at the end; raises the error that ended the request."""
+        """The next delta, or the result at the end; raises the error that ended the request. One reader at a time."""
         while True:
             if self._unread:
                 delta = self._unread.popleft()
@@ -118,20 +118,25 @@ class Inbox:
                     return result
                 case PacelineError() as error:
                     raise error
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _store(self, delta: Delta) -> None:
         # One delta is taken whatever its size: it is as large as the server made it, not as the reader is slow.
-        if self._unread and self._num_unread_tokens + _weight(delta) > self._max_buffered_tokens:
+        weight = _weight(delta)
+        if self._unread and self._num_unread_tokens + weight > self._max_buffered_tokens:
             raise SlowConsumerError(
                 f"request {self._request_id}: {self._num_unread_tokens} tokens were left unread, "
                 f"the buffer holds {self._max_buffered_tokens}: read faster or raise Limits.max_buffered_tokens"
             )
         self._unread.append(delta)
-        self._num_unread_tokens += _weight(delta)
+        self._num_unread_tokens += weight
 
 
 def _weight(delta: Delta) -> int:
     # A delta of text alone takes room too.
-    return max(len(delta.token_ids), 1)
+    return len(delta.token_ids) or 1

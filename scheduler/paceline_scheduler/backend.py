@@ -48,6 +48,25 @@ class ServedModel:
     tokenizer: TokenizerSource
 
 
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the finished steps of an executor; times in nanoseconds. It changes with every step.
+
+    `starved_ns` is the part of `idle_ns` in which there was something to run, and its plan was late.
+    """
+
+    num_steps: int = 0
+    num_rows: int = 0
+    num_output_tokens: int = 0
+    waited_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+    starved_ns: int = 0
+    planning_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
     """One executor for operators; `state` is the number of paceline.v1.ExecutorState."""
@@ -67,6 +86,7 @@ class ExecutorStatus:
     num_owned_slots: int
     num_plans_in_flight: int
     last_error: str
+    steps: StepTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,19 @@ import asyncio
 
 import pytest
 
-from paceline_scheduler.api.outbox import DrainNotice, Outbox
+from paceline_scheduler.api.outbox import DrainNotice, Outbox, PendingDelta
 
 MEBIBYTE = 1024 * 1024
 
 
 def put(outbox, handle, offset, token_ids, text):
-    """Add output of a request; tells whether there is room for more."""
-    return outbox.grew(outbox.delta(handle, f"r{handle}", offset).add(token_ids, text, attempt=1, rolling_hash=offset))
+    """Put in output of a request; tells whether it may wait."""
+    return outbox.put(handle, PendingDelta(f"r{handle}", offset, 1, offset, token_ids, text))
 
 
 def shape(parcel):
     """What a parcel holds, without the details."""
-    deltas = [(delta.request_id, delta.offset, delta.token_ids, "".join(delta.texts)) for delta in parcel.deltas]
+    deltas = [(delta.request_id, delta.offset, delta.token_ids, delta.text) for delta in parcel.deltas]
     return deltas, [failure.request_id for failure in parcel.failures]
 
 

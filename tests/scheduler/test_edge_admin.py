@@ -9,13 +9,17 @@ from google.rpc.status_pb2 import Status
 
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
-from paceline_scheduler.backend import ExecutorStatus, LimitValues, StepRecord
+from paceline.v1.plan_pb2 import StepTimings
+from paceline_scheduler.backend import ExecutorStatus, LimitValues, StepRecord, StepTotals
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
+STEPS = StepTotals(
+    9, 70, 60, waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=7, starved_ns=5, planning_ns=6
+)
 EXECUTOR = ExecutorStatus(
-    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, ""
+    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, "", STEPS
 )
 
 
@@ -60,7 +64,7 @@ async def refusal(awaitable):
 
 
 async def test_executors_are_listed_with_all_their_counts(stub):
-    """And the queue."""
+    """And with the sums of their steps; and the queue."""
     response = await stub.ListExecutors(pb.ListExecutorsRequest())
     expected = pb.ExecutorView(
         address="10.0.0.1:50061",
@@ -73,6 +77,14 @@ async def test_executors_are_listed_with_all_their_counts(stub):
         num_filled_slots=380,
         num_owned_slots=400,
         num_plans_in_flight=2,
+        steps=pb.StepTotals(
+            num_steps=9,
+            num_rows=70,
+            num_output_tokens=60,
+            timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=7),
+            starved_ns=5,
+            planning_ns=6,
+        ),
     )
     assert list(response.executors) == [expected]
     assert (response.scheduler_id, response.num_waiting_requests, response.num_waiting_tokens) == ("scheduler-1", 3, 70)

@@ -93,11 +93,6 @@ async def client(edge):
     return Client(edge)
 
 
-def text_of(delta):
-    """The text of a delta."""
-    return "".join(delta.texts)
-
-
 async def test_a_request_reaches_the_backend_complete(client, edge):
     """Tokenised, with its key, limits and what a successor needs."""
     request = await client.start(
@@ -127,7 +122,7 @@ async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backen
     last = client.delta()
     assert (first.offset, first.token_ids, first.rolling_hash) == (0, tokens[:2], rolling_hash(tokens[:2]))
     assert (last.offset, last.token_ids, last.rolling_hash) == (2, [*tokens[2:], END], rolling_hash([*tokens, END]))
-    assert text_of(first) + text_of(last) == "Paris ☃"
+    assert first.text + last.text == "Paris ☃"
     finish = last.finish
     assert (finish.reason, finish.stop_token_id, finish.stop_text) == (FinishReason.STOP, END, None)
     assert (finish.num_prompt_tokens, finish.num_cached_tokens) == (len(encode("hi")), 2)
@@ -140,7 +135,7 @@ async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
     token_ids = encode("ab!")
     handle = (await client.start(stopping=RawStopping(stop_token_ids=token_ids[-1:]))).handle
     backend.step({handle: token_ids}, {handle: FinishReason.STOP})
-    assert text_of(client.delta()) == "ab"
+    assert client.delta().text == "ab"
 
 
 async def test_special_tokens_are_shown_on_request(client, backend):
@@ -149,7 +144,7 @@ async def test_special_tokens_are_shown_on_request(client, backend):
     for request_id, skip, text in (("r1", None, "a"), ("r2", False, "a<|im_start|>")):
         handle = (await client.start(request_id, output=RawOutput(skip_special_tokens=skip))).handle
         backend.step({handle: tokens}, {handle: FinishReason.LENGTH})
-        assert text_of(client.delta()) == text
+        assert client.delta().text == text
 
 
 async def test_the_rest_of_a_character_comes_with_the_finish(client, backend):
@@ -157,9 +152,9 @@ async def test_the_rest_of_a_character_comes_with_the_finish(client, backend):
     handle = (await client.start()).handle
     tokens = encode("𝔘")[:-1]
     backend.step({handle: tokens})
-    assert text_of(client.delta()) == ""
+    assert client.delta().text == ""
     backend.step({handle: []}, {handle: FinishReason.LENGTH})
-    assert text_of(client.delta()) == "\ufffd"
+    assert client.delta().text == "\ufffd"
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 100])
@@ -171,7 +166,7 @@ async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client
     for start in range(0, len(tokens), group_size):
         backend.step({handle: tokens[start : start + group_size]})
     delta = client.delta()
-    assert text_of(delta) == "one "
+    assert delta.text == "one "
     assert (delta.token_ids, delta.rolling_hash) == (tokens[:num_tokens], rolling_hash(tokens[:num_tokens]))
     assert (delta.finish.reason, delta.finish.stop_text) == (FinishReason.STOP, "STOP")
     assert delta.finish.num_output_tokens == num_tokens
@@ -192,7 +187,7 @@ async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(cli
     handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
     backend.step({handle: tokens}, {handle: FinishReason.STOP})
     delta = client.delta()
-    assert (text_of(delta), delta.finish.stop_text, delta.finish.stop_token_id) == ("a ", "STOP", None)
+    assert (delta.text, delta.finish.stop_text, delta.finish.stop_token_id) == ("a ", "STOP", None)
     assert backend.ended == []
 
 
@@ -200,9 +195,9 @@ async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend)
     """It became no stop text."""
     handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
     backend.step({handle: encode("one STO")})
-    assert text_of(client.delta()) == "one "
+    assert client.delta().text == "one "
     backend.step({handle: []}, {handle: FinishReason.LENGTH})
-    assert text_of(client.delta()) == "STO"
+    assert client.delta().text == "STO"
 
 
 async def test_logprobs_go_with_their_tokens_as_far_as_these_count(client, backend):
@@ -222,7 +217,7 @@ async def test_a_failure_follows_the_output_before_it(client, backend):
     backend.step({handle: encode("a")})
     backend.fail(handle, DeadlineExceededError("too late"))
     parcel = client.collect()
-    assert text_of(parcel.deltas[0]) == "a"
+    assert parcel.deltas[0].text == "a"
     assert isinstance(parcel.failures[0].error, DeadlineExceededError)
     assert backend.ended == []
 
@@ -242,7 +237,7 @@ async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(cli
     fine = (await client.start("fine")).handle
     backend.step({broken: [1_000_000], fine: encode("a")})
     parcel = client.collect()
-    assert [(delta.request_id, text_of(delta)) for delta in parcel.deltas] == [("fine", "a")]
+    assert [(delta.request_id, delta.text) for delta in parcel.deltas] == [("fine", "a")]
     assert [failure.request_id for failure in parcel.failures] == ["broken"]
 
 
@@ -258,7 +253,7 @@ async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
     assert isinstance(parcel.failures[0].error, SlowConsumerError)
     assert [(handle, reason) for handle, _, reason in backend.ended] == [(first, FinishReason.ERROR)]
     backend.step({second: encode("!")})
-    assert text_of(other.delta()) == "!"
+    assert other.delta().text == "!"
 
 
 async def test_a_client_that_reads_everything_is_never_slow(client, backend):
@@ -266,7 +261,7 @@ async def test_a_client_that_reads_everything_is_never_slow(client, backend):
     handle = (await client.start()).handle
     for _ in range(3):
         backend.step({handle: encode("x" * 2000)})
-        assert text_of(client.delta()) == "x" * 2000
+        assert client.delta().text == "x" * 2000
     assert backend.ended == []
 
 
@@ -294,7 +289,7 @@ async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge
     backend.step({handle: encode("a")})
     edge.cancel(RequestKey("", "r1"))
     delta = client.delta()
-    assert (text_of(delta), delta.finish.reason) == ("a", FinishReason.CANCELLED)
+    assert (delta.text, delta.finish.reason) == ("a", FinishReason.CANCELLED)
     with pytest.raises(UnknownRequestError):
         edge.cancel(RequestKey("", "r1"))
 

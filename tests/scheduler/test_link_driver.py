@@ -48,9 +48,11 @@ class DriverBench:
         self.driver.attached(card, tokenizer, description, snapshot, self)
 
     async def step(self):
-        """Let the loop turn once, then run the oldest plan and bring its result."""
+        """Let the loop turn once, then run the oldest plan, after 10 ns of waiting for it, and bring its result."""
         await asyncio.sleep(0)
-        self.driver.finished_step(ADDRESS, self.executor.execute(self.plans.pop(0)))
+        result = self.executor.execute(self.plans.pop(0))
+        timings = dataclasses.replace(result.timings, idle_ns=10)
+        self.driver.finished_step(ADDRESS, dataclasses.replace(result, timings=timings))
 
     async def finish(self):
         """Run until nothing is planned any more."""
@@ -208,6 +210,19 @@ async def test_watchers_see_every_step_and_only_while_they_watch():
     bench.driver.submit(make_request(5, 2))
     await bench.finish()
     assert len(records) == seen
+
+
+async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_there_is_work():
+    """Both requests arrive at an executor that has nothing else to do: before their first steps it did not starve."""
+    bench = await attached_bench()
+    for _ in range(2):
+        bench.driver.submit(make_request(5, 3))
+        await bench.finish()
+    totals = bench.driver.executors()[0].steps
+    num_steps = bench.executor.num_steps
+    assert (totals.num_steps, totals.num_rows, totals.num_output_tokens) == (num_steps, 6, 6)
+    assert totals.forward_ns == 2 * bench.executor.config.step_ns(5) + 4 * bench.executor.config.step_ns(1)
+    assert (totals.idle_ns, totals.starved_ns) == (10 * num_steps, 10 * (num_steps - 2))
 
 
 async def test_limits_are_all_set_and_change_one_by_one():

@@ -127,6 +127,7 @@ class ExecutorView(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     NUM_FILLED_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_OWNED_SLOTS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is where it is dialled."""
     state: Global___ExecutorState.ValueType
@@ -151,6 +152,10 @@ class ExecutorView(_message.Message):
     def blocks(self) -> Global___BlockCounts:
         """blocks counts its KV blocks."""
 
+    @_builtins.property
+    def steps(self) -> Global___StepTotals:
+        """steps adds up the steps that were finished since this scheduler looks for the executor."""
+
     def __init__(
         self,
         *,
@@ -165,14 +170,61 @@ class ExecutorView(_message.Message):
         last_error: _builtins.str = ...,
         num_filled_slots: _builtins.int = ...,
         num_owned_slots: _builtins.int = ...,
+        steps: Global___StepTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "incarnation", b"incarnation", "last_error", b"last_error", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "incarnation", b"incarnation", "last_error", b"last_error", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutorView: _TypeAlias = ExecutorView  # noqa: Y015
+
+@_typing.final
+class StepTotals(_message.Message):
+    """StepTotals only grow: the difference of two answers is what happened in between."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    STARVED_NS_FIELD_NUMBER: _builtins.int
+    PLANNING_NS_FIELD_NUMBER: _builtins.int
+    num_steps: _builtins.int
+    """num_steps is how many steps were finished."""
+    num_rows: _builtins.int
+    """num_rows adds up how many rows ran in each."""
+    num_output_tokens: _builtins.int
+    """num_output_tokens is how many tokens were generated."""
+    starved_ns: _builtins.int
+    """starved_ns is the part of timings.idle_ns in which there was something to run and its plan was late; the rest had
+    nothing to wait for.
+    """
+    planning_ns: _builtins.int
+    """planning_ns is the time the scheduler took to plan them."""
+    @_builtins.property
+    def timings(self) -> _plan_pb2.StepTimings:
+        """timings adds up where their time went."""
+
+    def __init__(
+        self,
+        *,
+        num_steps: _builtins.int = ...,
+        num_rows: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        timings: _plan_pb2.StepTimings | None = ...,
+        starved_ns: _builtins.int = ...,
+        planning_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_output_tokens", b"num_output_tokens", "num_rows", b"num_rows", "num_steps", b"num_steps", "planning_ns", b"planning_ns", "starved_ns", b"starved_ns", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTotals: _TypeAlias = StepTotals  # noqa: Y015
 
 @_typing.final
 class BlockCounts(_message.Message):

@@ -14,7 +14,7 @@ import structlog
 from paceline_scheduler.api.completion import CompletionText, StopMatch
 from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.outbox import DrainNotice, Finish, Outbox
+from paceline_scheduler.api.outbox import DrainNotice, Finish, Outbox, PendingDelta
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
@@ -133,9 +133,8 @@ class Edge:
         if stream is None or stream.state is not StreamState.PREPARING:
             self.backend.cancel(key)
             return
-        delta = stream.outbox.delta(stream.handle, key.request_id, 0)
-        delta.rolling_hash = stream.rolling_hash
-        delta.finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, 0)
+        finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, 0)
+        stream.outbox.put(stream.handle, PendingDelta(key.request_id, 0, 0, stream.rolling_hash, [], "", finish=finish))
         self._forget(stream)
         stream.outbox.wake()
 
@@ -189,14 +188,11 @@ class Edge:
         if match is not None and match.num_tokens < len(token_ids):
             token_ids = token_ids[: match.num_tokens]
             hash_ = _fold(stream.rolling_hash, token_ids)
-        delta = outbox.delta(handle, stream.key.request_id, offset)
-        is_first = not delta.token_ids
-        num_bytes = delta.add(token_ids, text, attempt, hash_)
+        delta = PendingDelta(stream.key.request_id, offset, attempt, hash_, token_ids, text)
         if handle in batch.logprobs:
-            num_bytes += delta.add_logprobs(batch.logprobs[handle][: len(token_ids)])
+            delta.logprobs = batch.logprobs[handle][: len(token_ids)]
         stream.num_output_tokens += len(token_ids)
         stream.rolling_hash = hash_
-        has_room = outbox.grew(num_bytes)
         if match is not None or notice is not None:
             if notice is None:
                 num_cached_tokens = self._end_early(stream, FinishReason.STOP)
@@ -204,8 +200,8 @@ class Edge:
                 num_cached_tokens = notice.num_cached_tokens
                 self._forget(stream)
             delta.finish = _finish(stream, notice, match, num_cached_tokens)
-        elif not has_room and not is_first:
-            # What one step brings is taken whatever its size: only a client that left something unread is slow.
+            outbox.put(handle, delta)
+        elif not outbox.put(handle, delta):
             outbox.drop(handle)
             self._give_up(stream, SlowConsumerError("too much output was left unread; read faster, or ask for less"))
 

@@ -6,7 +6,7 @@ everything happens on the event loop.
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason
@@ -38,30 +38,20 @@ class PendingDelta:
     offset: int
     attempt: int
     rolling_hash: int
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int]  # its own: later output is appended
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, or of none
     finish: Finish | None = None
-    num_bytes: int = _DELTA_BYTES
+    num_bytes: int = 0  # counted by the outbox
 
-    def add(self, token_ids: list[int], text: str, attempt: int, rolling_hash: int) -> int:
-        """Append output; returns by how many bytes it grew."""
-        num_bytes = _TOKEN_BYTES * len(token_ids)
-        self.token_ids += token_ids
-        if text:
-            self.texts.append(text)
-            num_bytes += len(text) if text.isascii() else 4 * len(text)
-        self.attempt = attempt
-        self.rolling_hash = rolling_hash
-        self.num_bytes += num_bytes
-        return num_bytes
-
-    def add_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> int:
-        """Append the log-probabilities of the tokens just added; returns by how many bytes it grew."""
-        self.logprobs += logprobs
-        num_bytes = sum(_LOGPROB_BYTES * (1 + len(item.top)) for item in logprobs)
-        self.num_bytes += num_bytes
-        return num_bytes
+    def append(self, later: "PendingDelta") -> None:
+        """Append what came after it."""
+        self.attempt, self.rolling_hash = later.attempt, later.rolling_hash
+        self.token_ids += later.token_ids
+        self.text += later.text
+        self.logprobs += later.logprobs
+        self.finish = later.finish
+        self.num_bytes += later.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +104,24 @@ class Outbox:
 
     # For the edge
 
-    def delta(self, handle: int, request_id: str, offset: int) -> PendingDelta:
-        """Return what waits of a request, or a new delta from `offset` on; `grew` must be told what was added."""
-        delta = self._deltas.get(handle)
-        if delta is None:
-            delta = self._deltas[handle] = PendingDelta(request_id, offset, 0, 0)
-            self._num_bytes += _DELTA_BYTES
-        return delta
+    def put(self, handle: int, delta: PendingDelta) -> bool:
+        """Put in output of a request, behind what waits of it; `wake` must follow.
 
-    def grew(self, num_bytes: int) -> bool:
-        """Count bytes put into a delta; returns whether there is room for more."""
+        Returns False when that is more than may wait. What one step brings is taken whatever its size: only a client
+        that left something of this request unread is slow.
+        """
+        text = delta.text
+        num_bytes = _TOKEN_BYTES * len(delta.token_ids) + (len(text) if text.isascii() else 4 * len(text))
+        if delta.logprobs:
+            num_bytes += sum([_LOGPROB_BYTES * (1 + len(item.top)) for item in delta.logprobs])
+        waiting = self._deltas.get(handle)
+        if waiting is None:
+            delta.num_bytes = num_bytes + _DELTA_BYTES
+            self._deltas[handle] = delta
+            self._num_bytes += delta.num_bytes
+            return True
+        delta.num_bytes = num_bytes
+        waiting.append(delta)
         self._num_bytes += num_bytes
         return self._num_bytes <= self._max_bytes + self._max_bytes_per_request * self.num_open
 

@@ -19,7 +19,14 @@ from paceline_scheduler.api.raw import (
     TextPrompt,
     TokenPrompt,
 )
-from paceline_scheduler.backend import ExecutorStatus, GenerationDefaults, LimitValues, ServedModel, StepRecord
+from paceline_scheduler.backend import (
+    ExecutorStatus,
+    GenerationDefaults,
+    LimitValues,
+    ServedModel,
+    StepRecord,
+    StepTotals,
+)
 from paceline_scheduler.core.plan import TokenLogprobs
 
 # Requests
@@ -158,7 +165,7 @@ def session_response(parcel: Parcel) -> inference_pb2.SessionResponse:
 def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
     message.offset = delta.offset
     message.token_ids.extend(delta.token_ids)
-    message.text = "".join(delta.texts)
+    message.text = delta.text
     message.attempt = delta.attempt
     message.rolling_hash = delta.rolling_hash
     if delta.logprobs:
@@ -235,6 +242,28 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         last_error=executor.last_error,
         num_filled_slots=executor.num_filled_slots,
         num_owned_slots=executor.num_owned_slots,
+        steps=_step_totals(executor.steps),
+    )
+
+
+def _step_totals(totals: StepTotals) -> admin_pb2.StepTotals:
+    return admin_pb2.StepTotals(
+        num_steps=totals.num_steps,
+        num_rows=totals.num_rows,
+        num_output_tokens=totals.num_output_tokens,
+        timings=_timings(totals),
+        starved_ns=totals.starved_ns,
+        planning_ns=totals.planning_ns,
+    )
+
+
+def _timings(times: StepTotals | StepRecord) -> plan_pb2.StepTimings:
+    return plan_pb2.StepTimings(
+        waited_ns=times.waited_ns,
+        prepare_ns=times.prepare_ns,
+        forward_ns=times.forward_ns,
+        sample_ns=times.sample_ns,
+        idle_ns=times.idle_ns,
     )
 
 
@@ -248,13 +277,7 @@ def step_response(record: StepRecord, num_dropped: int) -> admin_pb2.WatchStepsR
         num_tokens=record.num_tokens,
         num_output_tokens=record.num_output_tokens,
         predicted_ns=record.predicted_ns,
-        timings=plan_pb2.StepTimings(
-            waited_ns=record.waited_ns,
-            prepare_ns=record.prepare_ns,
-            forward_ns=record.forward_ns,
-            sample_ns=record.sample_ns,
-            idle_ns=record.idle_ns,
-        ),
+        timings=_timings(record),
         num_waiting_requests=record.num_waiting_requests,
         blocks=_block_counts(record),
         num_dropped=num_dropped,

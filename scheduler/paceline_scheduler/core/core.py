@@ -328,7 +328,6 @@ class Core:
             token_ids=np.zeros(0, dtype=np.int32),
             attempts=np.array([live.attempt], dtype=np.int32),
             rolling_hashes=np.array([self._output_hash(live)], dtype=np.uint64),
-            finished=np.array([reason], dtype=np.uint8),
             finishes={live.request.handle: notice},
         )
 

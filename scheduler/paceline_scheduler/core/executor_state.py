@@ -46,11 +46,14 @@ class ExecutorState:
         self.pool = BlockPool(description.num_blocks)
         self.step_time = StepTimeModel(description.step_points)
         self.in_flight: deque[StepInFlight] = deque()
+        self.ending_rows: list[int] = []  # in state ENDING: they go out with the next plan
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
         self.leaving_keys: set[RequestKey] = set()  # on rows that nobody waits for: not to be placed until they left
         self.attached = True
         self.draining = False
+        self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
+        self._ones.setflags(write=False)  # parts of it travel with plans
         self._next_step_id = 1
         self._num_turns = 1
         self._grant_hash = OUTPUT_HASH_START
@@ -67,13 +70,13 @@ class ExecutorState:
         live.final = final
         if self.rows.state[row] == RUNNING:
             self.rows.state[row] = ENDING
+            self.ending_rows.append(row)
             live.record_address = self.description.address
 
     def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
-        ending = (self.rows.state == ENDING).nonzero()[0].tolist()
-        to_tag = self.rows_to_tag
-        self.rows_to_tag = []
+        ending, to_tag = sorted(self.ending_rows), self.rows_to_tag
+        self.ending_rows, self.rows_to_tag = [], []
         tags = [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
@@ -88,7 +91,8 @@ class ExecutorState:
         placements, shared, placed = self._place(decision.admissions, now)
         grown = self._grow(decision.growing_rows)
         grants = _join(placed, grown) if len(placed.rows) else grown
-        index, counts = decision.decode_rows, np.ones(len(decision.decode_rows), dtype=np.int32)
+        index = decision.decode_rows
+        counts = self._ones[: len(index)]
         if len(decision.chunk_rows):
             index = np.concatenate((index, decision.chunk_rows))
             counts = np.concatenate((counts, decision.chunk_tokens))
@@ -229,6 +233,8 @@ def _join(first: Grants, second: Grants) -> Grants:
 
 def fold_grants(value: int, grants: Grants) -> int:
     """Return the grant hash after these entries; the rule is that of paceline.v1.StepResult.grant_hash."""
+    if not len(grants.rows):
+        return value
     words = (grants.rows.astype(np.uint64) << _ROW_SHIFT) + (grants.indices.astype(np.uint64) << _INDEX_SHIFT)
     for word in (words + grants.block_ids.astype(np.uint64)).tolist():
         value = ((value ^ word) * 0x100000001B3) & _MASK

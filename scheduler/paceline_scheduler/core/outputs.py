@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline_scheduler.core.plan import TokenLogprobs
-from paceline_scheduler.core.request import Int32Array, UInt8Array, UInt64Array
+from paceline_scheduler.core.request import Int32Array, UInt64Array
 from paceline_scheduler.errors import RequestFailedError
 
 OUTPUT_HASH_START = 0xCBF29CE484222325
@@ -42,7 +42,6 @@ class TokenOutputs:
     token_ids: Int32Array  # [sum(num_tokens)]
     attempts: Int32Array  # [num_requests]
     rolling_hashes: UInt64Array  # [num_requests] after the last new token
-    finished: UInt8Array  # [num_requests] FinishReason, 0 while running
     finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
 

@@ -14,6 +14,7 @@ from paceline_scheduler.core.blocks import BlockPool
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.plan import NO_COLUMN
 from paceline_scheduler.core.request import Int32Array, RequestKey
 from paceline_scheduler.core.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
@@ -21,6 +22,7 @@ from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
 MAX_PREEMPTIONS = 3
 MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one message
 _MIN_CHUNK = 16
+_NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +135,20 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
         view.description.max_num_batched_tokens,
     )
     budget = StepBudget(view.step_time, limits, max_num_tokens)
-    preemptions, decode_rows, num_available = _fit_blocks(view, rows.decoding())
-    decode_rows = _fit_budget(rows, decode_rows, budget)
+    decoding, prefilling = rows.decoding_and_prefilling()
+    preemptions, decode_rows, num_available = _fit_blocks(view, decoding)
+    decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
-    chunks = _continue_prefills(rows, set(preemptions), budget)
+    chunks = _continue_prefills(rows, prefilling, preemptions, budget)
     # Who was just preempted for want of blocks would be the first to be admitted again.
     admissions = () if preemptions or not waiting.line else _admit(view, waiting, budget, num_available, chunks)
     return Decision(
         preemptions=preemptions,
         decode_rows=decode_rows,
         growing_rows=growing_rows,
-        chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp),
-        chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32),
+        chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
+        chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
         admissions=admissions,
         num_tokens=budget.num_tokens,
         num_pairs=budget.num_pairs,
@@ -159,9 +162,10 @@ def _fit_blocks(view: ExecutorView, decode_rows: RowIndex) -> tuple[tuple[int, .
     Returns the preempted rows, the rows that decode and the number of blocks available before they grow.
     """
     rows, num_available = view.rows, view.pool.num_available
+    if len(decode_rows) <= num_available:
+        return (), decode_rows, num_available
     needy = rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]
-    num_needed = int(np.count_nonzero(needy))
-    if num_needed <= num_available:
+    if int(np.count_nonzero(needy)) <= num_available:
         return (), decode_rows, num_available
     preempted: list[int] = []
     needing = set(decode_rows[needy].tolist())
@@ -190,10 +194,10 @@ def _victims(rows: RowColumns) -> list[int]:
     return sorted(by_age, key=is_protected)
 
 
-def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget) -> RowIndex:
+def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num_prefilling: int) -> RowIndex:
     """Take on as many decodes as fit; when not all do, those that waited longest for a step, so that all take turns."""
     max_num_decodes = budget.max_num_tokens
-    if len(decode_rows) > max_num_decodes - _MIN_CHUNK and len(rows.prefilling()):
+    if num_prefilling and len(decode_rows) > max_num_decodes - _MIN_CHUNK:
         # A bound on tokens so tight that decodes alone reach it must not keep prompts out for ever.
         max_num_decodes -= min(_MIN_CHUNK, max_num_decodes // 2)
     fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
@@ -203,10 +207,12 @@ def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget) -> 
     return decode_rows[:fitting]
 
 
-def _continue_prefills(rows: RowColumns, preempted: set[int], budget: StepBudget) -> list[tuple[int, int]]:
+def _continue_prefills(
+    rows: RowColumns, prefilling: RowIndex, preempted: tuple[int, ...], budget: StepBudget
+) -> list[tuple[int, int]]:
     """Return (row, num_tokens) of running requests that still have known tokens to compute."""
     chunks = []
-    for row in rows.prefilling().tolist():
+    for row in prefilling.tolist():
         if row in preempted:
             continue
         start = int(rows.num_scheduled[row])

@@ -93,7 +93,6 @@ def _outputs(
         token_ids=fresh,
         attempts=np.array([live.attempt], dtype=np.int32),
         rolling_hashes=np.array([live.output_hash], dtype=np.uint64),
-        finished=np.array([reason], dtype=np.uint8),
         finishes=finishes,
         logprobs=logprobs,
     )
@@ -119,6 +118,7 @@ def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: F
         final=final or FinalRelease(len(seen.output_token_ids), FinishReason.CANCELLED),
     )
     _occupy(executor, stranger, seen, row, ENDING)
+    executor.ending_rows.append(row)
     executor.leaving_keys.add(seen.key)
 
 

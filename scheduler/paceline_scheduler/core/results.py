@@ -171,9 +171,6 @@ def _outputs(
     if not len(rows):
         return None
     handles = tuple(columns.handle[rows].tolist())
-    finished = np.zeros(len(rows), dtype=np.uint8)
-    if notices:
-        finished[:] = [notices[handle].reason if handle in notices else 0 for handle in handles]
     return TokenOutputs(
         handles=handles,
         offsets=offsets,
@@ -181,7 +178,6 @@ def _outputs(
         token_ids=landed.token_ids,
         attempts=columns.attempt[rows],
         rolling_hashes=columns.output_hash[rows],
-        finished=finished,
         finishes=notices,
         logprobs=_logprobs(result, rows, handles) if result.logprobs else {},
     )

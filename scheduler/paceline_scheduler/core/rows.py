@@ -76,16 +76,14 @@ class RowColumns:
         """Return the rows that the next `count` placements will take, in order."""
         return self._free_rows[: -count - 1 : -1]
 
-    def decoding(self) -> RowIndex:
-        """Return the rows that can compute their next token now, ascending."""
-        ready = (self.state == RUNNING) & (self.num_scheduled >= self.target)
-        ready &= self.num_scheduled < self.limit
-        return _indices(ready)
-
-    def prefilling(self) -> RowIndex:
-        """Return the rows with known tokens left to schedule, by arrival."""
-        rows = _indices((self.state == RUNNING) & (self.num_scheduled < self.target))
-        return rows[np.argsort(self.arrival_number[rows], kind="stable")] if len(rows) > 1 else rows
+    def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
+        """Return the rows that can compute their next token now, ascending, and those with known tokens left to
+        schedule, by arrival."""
+        running, is_behind = self.state == RUNNING, self.num_scheduled < self.target
+        prefilling = _indices(running & is_behind)
+        if len(prefilling) > 1:
+            prefilling = prefilling[np.argsort(self.arrival_number[prefilling], kind="stable")]
+        return _indices(running & ~is_behind & (self.num_scheduled < self.limit)), prefilling
 
     def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, state: int) -> None:
         """Put a request on a row. `known` are prompt and output so far, of which `num_cached` are computed already."""

@@ -43,13 +43,13 @@ class StepTimeModel:
 
     def observe(self, num_tokens: int, num_pairs: int, duration_ns: int) -> None:
         """Learn from a finished step; one outlier moves a prediction by a tenth of itself at most."""
-        inputs = (1.0, num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE)
-        predicted = self.predict_ns(num_tokens, num_pairs)
+        base, per_token, per_pair = self._weights
+        tokens, pairs = num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
+        predicted = base + per_token * tokens + per_pair * pairs
         error = min(max(duration_ns - predicted, -predicted), predicted)
-        step = _GAIN * error / sum(x * x for x in inputs)
-        self._weights = [max(0.0, weight + step * x) for weight, x in zip(self._weights, inputs, strict=True)]
+        step = _GAIN * error / (1.0 + tokens * tokens + pairs * pairs)
         # A model that predicts nothing could never recover: its errors are bounded by its predictions.
-        self._weights[0] = max(self._weights[0], 1e3)
+        self._weights = [max(1e3, base + step), max(0.0, per_token + step * tokens), max(0.0, per_pair + step * pairs)]
 
     def max_decodes_within(self, limit_ns: float, positions: Int32Array) -> tuple[int, int]:
         """Return how many of the first decodes, at least one, keep a step within `limit_ns`, and their pairs."""

@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
+from paceline_scheduler.backend import ExecutorStatus, ServedModel, StepTotals, TokenizerSource
 from paceline_scheduler.core.blocks import BlockCounts
 from paceline_scheduler.core.core import ExecutorCounts
 from paceline_scheduler.core.executors import ExecutorDescription
@@ -26,6 +26,7 @@ class Attachment:
     description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent
     planned: deque[PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
+    steps: StepTotals = field(default_factory=StepTotals)
 
 
 def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
@@ -69,4 +70,5 @@ def status(address: str, executor: Attachment, counts: ExecutorCounts | None) ->
         num_owned_slots=counts.num_owned_slots if counts else 0,
         num_plans_in_flight=counts.num_plans_in_flight if counts else 0,
         last_error=executor.last_error,
+        steps=replace(executor.steps),
     )

@@ -25,7 +25,7 @@ from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpErr
 from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
-from paceline_scheduler.link.step_watch import StepWatch, planned_step
+from paceline_scheduler.link.step_watch import StepWatch, count_step, planned_step
 
 _DRAINING_RETRY_S = 1.0
 _GIVEN_UP_RETRY_S = 0.5
@@ -215,9 +215,10 @@ class Driver:
         if executor.port is None or not executor.planned:
             raise DivergenceError(f"a result of step {result.step_id} came from an executor that is not driven")
         outputs = self._core.complete(address, result)
-        planned = executor.planned.popleft()
         self._deliver(outputs)
-        self._pump(address)
+        self._pump(address)  # what it plans follows this step, which still counts as planned
+        planned = executor.planned.popleft()
+        count_step(executor.steps, planned, result)
         if self._watch.is_watched:
             waiting, _ = self._core.num_waiting()
             self._watch.tell(address, planned, result, waiting, self._core.counts(address).blocks)
@@ -309,7 +310,8 @@ class Driver:
             plan = self._core.plan(address, started_s)
             if plan is None:
                 return
-            executor.planned.append(planned_step(plan, round((self._clock() - started_s) * 1e9)))
+            planning_ns = round((self._clock() - started_s) * 1e9)
+            executor.planned.append(planned_step(plan, planning_ns, follows_work=bool(executor.planned)))
             executor.port.send_plan(plan)
 
     def _set_deadline_timer(self) -> None:

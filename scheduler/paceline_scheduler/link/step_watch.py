@@ -1,27 +1,50 @@
-"""Finished steps for those who watch. Costs nothing while nobody does."""
+"""Finished steps: their sums for whoever asks, and each one for those who watch, which costs nothing otherwise."""
 
 from dataclasses import dataclass
 
-from paceline_scheduler.backend import StepRecord, StepSink
+import numpy as np
+
+from paceline_scheduler.backend import StepRecord, StepSink, StepTotals
 from paceline_scheduler.core.blocks import BlockCounts
 from paceline_scheduler.core.plan import BatchPlan, StepResult
+from paceline_scheduler.core.request import Int32Array
 
 MAX_WATCHERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What is remembered of a plan for the record of its step."""
+    """What is remembered of a plan for the record of its step.
 
-    num_rows: int
-    num_tokens: int
+    `follows_work` says that the step before it had not ended, or ended just then: what the executor then waits for is
+    this plan, not a request.
+    """
+
+    num_scheduled_tokens: Int32Array  # [num_rows]
     predicted_ns: int
     planning_ns: int
+    follows_work: bool
 
 
-def planned_step(plan: BatchPlan, planning_ns: int) -> PlannedStep:
+def planned_step(plan: BatchPlan, planning_ns: int, follows_work: bool) -> PlannedStep:
     """Return what is remembered of a plan."""
-    return PlannedStep(len(plan.rows), plan.num_tokens, plan.predicted_ns, planning_ns)
+    return PlannedStep(plan.num_scheduled_tokens, plan.predicted_ns, planning_ns, follows_work)
+
+
+def count_step(totals: StepTotals, planned: PlannedStep, result: StepResult) -> None:
+    """Add a finished step to the sums of its executor."""
+    timings = result.timings
+    totals.num_steps += 1
+    totals.num_rows += len(result.rows)
+    totals.num_output_tokens += len(result.token_ids)
+    totals.waited_ns += timings.waited_ns
+    totals.prepare_ns += timings.prepare_ns
+    totals.forward_ns += timings.forward_ns
+    totals.sample_ns += timings.sample_ns
+    totals.idle_ns += timings.idle_ns
+    if planned.follows_work:
+        totals.starved_ns += timings.idle_ns
+    totals.planning_ns += planned.planning_ns
 
 
 class StepWatch:
@@ -54,8 +77,8 @@ class StepWatch:
             address=address,
             epoch=result.epoch,
             step_id=result.step_id,
-            num_rows=planned.num_rows,
-            num_tokens=planned.num_tokens,
+            num_rows=len(planned.num_scheduled_tokens),
+            num_tokens=int(np.add.reduce(planned.num_scheduled_tokens)),
             num_output_tokens=len(result.token_ids),
             predicted_ns=planned.predicted_ns,
             waited_ns=timings.waited_ns,

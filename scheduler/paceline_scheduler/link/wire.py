@@ -221,10 +221,12 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
     finishes = np.frombuffer(message.finishes, dtype=np.uint8)
     if not len(rows) == len(num_accepted) == len(finishes):
         raise DivergenceError(f"step {message.step_id}: columns of the result differ in length")
-    if int(num_accepted.sum()) != len(token_ids) or bool((num_accepted < 0).any()):
+    # As unsigned numbers, so that one below 0 is more than all tokens there can be.
+    if int(np.add.reduce(num_accepted.view(np.uint32), dtype=np.uint64)) != len(token_ids):
         raise DivergenceError(f"step {message.step_id}: the result's tokens do not add up")
-    logprobs = {row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs}
-    if logprobs:
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    if message.logprobs:
+        logprobs = {row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs}
         num_of_row = dict(zip(rows.tolist(), num_accepted.tolist(), strict=True))
         if any(len(tokens) != num_of_row.get(row, 0) for row, tokens in logprobs.items()):
             raise DivergenceError(f"step {message.step_id}: the log-probabilities are not those of the tokens")

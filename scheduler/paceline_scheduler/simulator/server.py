@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
@@ -98,11 +98,15 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=2048, help="KV blocks of 16 slots (default: 2048)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="rows (default: 64)")
     parser.add_argument("--time-scale", type=float, default=1.0, help="stretches step times; 0 for none (default: 1)")
+    parser.add_argument("--step-ms", type=float, help="the time of every step (default: 2 for a token, 40 for 512)")
     parser.add_argument("--end-probability", type=float, default=0.0, help="chance of an end token (default: 0)")
     options = parser.parse_args()
     config = server_config(
         num_blocks=options.num_blocks, max_num_rows=options.max_num_seqs, end_probability=options.end_probability
     )
+    if options.step_ms is not None:
+        step_ns = round(options.step_ms * 1e6)
+        config = replace(config, step_points=(StepPoint(1, step_ns), StepPoint(512, step_ns)))
     asyncio.run(_serve(config, options.port, options.time_scale))
 
 

@@ -5,7 +5,7 @@ Knows one holder and those who wait behind it. Refuses to know gRPC: messages go
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
@@ -159,21 +159,25 @@ class SimulatedService:
 
     async def run_steps(self) -> None:
         """Run plans as they arrive, each for as long as it takes, until cancelled."""
+        idle_since_s = self._clock()
         while True:
             if not self.executor.num_plans_waiting:
                 self._plans_arrived.clear()
                 await self._plans_arrived.wait()
                 continue
             epoch = self.executor.epoch
+            idle_s = self._clock() - idle_since_s
             await asyncio.sleep(self.executor.next_step_ns() * self.time_scale / 1e9)
             if self.executor.epoch == epoch and self._holder is not None:
-                self._run_step(self._holder)
+                self._run_step(self._holder, round(idle_s * 1e9))
             elif self._holder is None:
                 self.executor.drop_waiting()
+            idle_since_s = self._clock()
 
-    def _run_step(self, holder: Stream) -> None:
+    def _run_step(self, holder: Stream, idle_ns: int) -> None:
         try:
-            holder.outbox.put_nowait(self.executor.run_next())
+            result = self.executor.run_next()
+            holder.outbox.put_nowait(replace(result, timings=replace(result.timings, idle_ns=idle_ns)))
         except PlanViolationError as error:
             self._violated(holder, error)
 

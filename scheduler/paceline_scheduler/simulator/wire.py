@@ -1,4 +1,5 @@
-"""The plan protocol's messages to and from bytes: the executor's side, as a simulated executor needs it.
+"""The plan protocol's messages to and from bytes: the executor's side, as a simulated executor needs it; and what
+measurements ask a scheduler.
 
 Written apart from `link/wire.py` on purpose: the two check each other.
 """
@@ -6,7 +7,8 @@ Written apart from `link/wire.py` on purpose: the two check each other.
 import numpy as np
 from google.rpc import error_details_pb2
 
-from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_scheduler.backend import StepTotals
 from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, RowSnapshot, Snapshot
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
@@ -23,6 +25,7 @@ from paceline_scheduler.core.request import FinishReason, Int32Array, Request, R
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 
+LIST_EXECUTORS_METHOD = "/paceline.v1.AdminService/ListExecutors"  # its request is empty
 MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
 MAX_VIEWS = 1024  # rows in an answer of GetState
 _DEFAULT_VIEWS = 64
@@ -205,6 +208,24 @@ def _write_logprobs(columns: LogprobColumns, start: int, end: int) -> plan_pb2.L
         num_top=columns.top_token_ids.shape[1],
         top_token_ids=write_column(columns.top_token_ids[start:end]),
         top_logprobs=columns.top_logprobs[start:end].astype("<f4").tobytes(),
+    )
+
+
+def read_step_totals(data: bytes) -> StepTotals:
+    """Return the sums of steps of the only executor in a ListExecutorsResponse."""
+    (executor,) = admin_pb2.ListExecutorsResponse.FromString(data).executors
+    steps, timings = executor.steps, executor.steps.timings
+    return StepTotals(
+        num_steps=steps.num_steps,
+        num_rows=steps.num_rows,
+        num_output_tokens=steps.num_output_tokens,
+        waited_ns=timings.waited_ns,
+        prepare_ns=timings.prepare_ns,
+        forward_ns=timings.forward_ns,
+        sample_ns=timings.sample_ns,
+        idle_ns=timings.idle_ns,
+        starved_ns=steps.starved_ns,
+        planning_ns=steps.planning_ns,
     )
 
 

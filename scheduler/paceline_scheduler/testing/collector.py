@@ -45,7 +45,7 @@ class OutputCollector:
             attempt = int(outputs.attempts[index])
             assert attempt >= self.attempts.get(handle, 0), f"handle {handle}: an older attempt spoke"
             self.attempts[handle] = attempt
-            if outputs.finished[index]:
+            if handle in outputs.finishes:
                 self.finishes[handle] = outputs.finishes[handle]
                 assert self.finishes[handle].num_output_tokens == len(known), f"handle {handle}: the end miscounts"
         for handle, logprobs in outputs.logprobs.items():

@@ -65,7 +65,6 @@ class ScriptedBackend:
             token_ids=np.array([token_id for handle in handles for token_id in tokens[handle]], dtype=np.int32),
             attempts=np.ones(len(handles), dtype=np.int32),
             rolling_hashes=np.array([self._hashes[handle] for handle in handles], dtype=np.uint64),
-            finished=np.array([finished.get(handle, FinishReason.NONE) for handle in handles], dtype=np.uint8),
             finishes={handle: self._notice(handle, reason, tokens[handle]) for handle, reason in finished.items()},
             logprobs=dict(logprobs or {}),
         )
