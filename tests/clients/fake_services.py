@@ -55,7 +55,7 @@ def executor(arguments):
     parser = argparse.ArgumentParser("paceline-executor")
     for name in ("model", "host", "port", "health-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("num-threads", "max-num-seqs", "kv-cache-memory"):
+    for name in ("num-threads", "max-num-seqs", "kv-cache-memory", "kv-cache-dtype", "quantization"):
         parser.add_argument(f"--{name}")
     options = parser.parse_args(arguments)
     if options.model == "broken":

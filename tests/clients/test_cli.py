@@ -14,7 +14,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_client.cli.app import app
 from paceline_client.testing import Break, Fail, FakeServer, Tokens, echo, say
 
-COMMANDS = ["up", "chat", "generate", "models", "demo"]
+COMMANDS = ["up", "chat", "generate", "models", "bench", "demo"]
 
 
 def run(*arguments, target=None, stdin=None):

@@ -191,12 +191,19 @@ def option(command, name):
 
 def test_only_what_is_asked_for_is_passed_on(use_fakes):
     """Unset options are left to the services, which know best what one executor alone can use."""
+    asked = {
+        "--max-num-seqs": "3",
+        "--num-threads": "1",
+        "--kv-cache-memory": "1GiB",
+        "--kv-cache-dtype": "int8",
+        "--quantization": "none",
+    }
     (_, alone) = programs_of(deployment())
-    assert not {"--max-num-seqs", "--num-threads", "--kv-cache-memory"} & set(alone.command)
+    assert not asked.keys() & set(alone.command)
     assert alone.name == "executor"
-    (_, full) = programs_of(deployment(max_num_seqs=3, num_threads=1, kv_cache_memory="1GiB"))
-    values = [option(full.command, name) for name in ("--max-num-seqs", "--num-threads", "--kv-cache-memory")]
-    assert values == ["3", "1", "1GiB"]
+    full = deployment(max_num_seqs=3, num_threads=1, kv_cache_memory="1GiB", kv_cache_dtype="int8", quantization="none")
+    (_, executor) = programs_of(full)
+    assert {name: option(executor.command, name) for name in asked} == asked
 
 
 @pytest.mark.parametrize(("num_executors", "share"), [(2, "3"), (3, "2"), (4, "1"), (64, "1")])

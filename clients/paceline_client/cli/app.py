@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline_client.cli.bench import bench
 from paceline_client.cli.chat import chat
 from paceline_client.cli.demo import demo
 from paceline_client.cli.generate import generate
@@ -52,5 +53,5 @@ def paceline(
     """
 
 
-for command in (up, chat, generate, models, demo):
+for command in (up, chat, generate, models, bench, demo):
     app.command()(command)

@@ -12,7 +12,15 @@ TargetOption = Annotated[
     typer.Option("--target", envvar="PACELINE_TARGET", metavar="HOST:PORT", help="The scheduler to talk to."),
 ]
 
-__all__ = ["DEFAULT_TARGET", "TargetOption", "quieten_grpc", "wants_traceback"]
+# The same under the name that benchmarks use.
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--target", "--address", envvar="PACELINE_TARGET", metavar="HOST:PORT", help="The scheduler to talk to."
+    ),
+]
+
+__all__ = ["DEFAULT_TARGET", "AddressOption", "TargetOption", "openai_api_key", "quieten_grpc", "wants_traceback"]
 
 
 def quieten_grpc() -> None:
@@ -23,3 +31,8 @@ def quieten_grpc() -> None:
 def wants_traceback() -> bool:
     """Whether PACELINE_DEBUG asks for the traceback of an error that nobody foresaw."""
     return os.environ.get("PACELINE_DEBUG", "") not in ("", "0")
+
+
+def openai_api_key() -> str | None:
+    """The key for OpenAI-compatible endpoints: not an option, which other users of the machine could read."""
+    return os.environ.get("OPENAI_API_KEY") or None

@@ -36,6 +36,13 @@ KvCacheMemoryOption = Annotated[
     str | None,
     typer.Option("--kv-cache-memory", metavar="SIZE", help="Each executor's KV cache, such as 512MiB."),
 ]
+QuantizationOption = Annotated[
+    str | None,
+    typer.Option("--quantization", metavar="KIND", help="auto: weights as small as the file has them; none: float32."),
+]
+KvCacheDtypeOption = Annotated[
+    str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as float16 (auto) or int8.")
+]
 HostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Where the API listens; executors stay on loopback.")
 ]

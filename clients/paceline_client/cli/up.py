@@ -10,6 +10,7 @@ from paceline_client.cli.options import (
     DEFAULT_MODEL,
     ExecutorPortOption,
     HostOption,
+    KvCacheDtypeOption,
     KvCacheMemoryOption,
     LogDirOption,
     MaxNumSeqsOption,
@@ -17,6 +18,7 @@ from paceline_client.cli.options import (
     NumExecutorsOption,
     NumThreadsOption,
     PortOption,
+    QuantizationOption,
     ShutdownOption,
 )
 from paceline_client.cli.services import run_deployment
@@ -34,6 +36,8 @@ def up(
     max_num_seqs: MaxNumSeqsOption = None,
     num_threads: NumThreadsOption = None,
     kv_cache_memory: KvCacheMemoryOption = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
+    quantization: QuantizationOption = None,
     shutdown_timeout: ShutdownOption = 30,
     log_dir: LogDirOption = None,
 ) -> None:
@@ -52,6 +56,8 @@ def up(
         max_num_seqs=max_num_seqs,
         num_threads=num_threads,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
     )
 
     async def announce(models: list[Model]) -> None:

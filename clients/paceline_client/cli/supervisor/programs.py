@@ -64,6 +64,8 @@ class Deployment:
     max_num_seqs: int | None = None
     num_threads: int | None = None
     kv_cache_memory: str | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
 
     @property
     def target(self) -> str:
@@ -149,6 +151,8 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         ("--max-num-seqs", deployment.max_num_seqs),
         ("--num-threads", num_threads),
         ("--kv-cache-memory", deployment.kv_cache_memory),
+        ("--kv-cache-dtype", deployment.kv_cache_dtype),
+        ("--quantization", deployment.quantization),
     ):
         if value is not None:
             options += [name, str(value)]
