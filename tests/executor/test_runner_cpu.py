@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_executor.errors import StartError, UnsupportedModelError
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
 from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.activation import cpu as activation
 from paceline_kernels.attention import cpu as attention
+from paceline_kernels.decoder import cpu as decoder
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.linear import cpu as linear
 from paceline_kernels.rms_norm import cpu as rms_norm
@@ -32,15 +35,41 @@ def _poison(monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
 
 
-@pytest.fixture(scope="module")
-def checkpoint():
-    """Nine heads on three KV heads, like the default model."""
-    return tiny_checkpoint(num_heads=9, num_kv_heads=3)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model and the numbers it is computed in."""
+
+    checkpoint: Checkpoint
+    numerics: Numerics = FLOAT32_NUMERICS
 
 
-def new_runner(checkpoint, num_blocks=128, block_size=16, num_threads=1):
-    """A runner whose KV cache holds nothing yet."""
-    return CpuRunner(checkpoint, num_blocks=num_blocks, block_size=block_size, num_threads=num_threads)
+CASES = {
+    "float32": Case(tiny_checkpoint(num_heads=9, num_kv_heads=3)),
+    "packed-float16": Case(
+        tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96),
+        Numerics(WeightKind.PACKED, KvDtype.FLOAT16),
+    ),
+    "packed-int8": Case(
+        tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96),
+        Numerics(WeightKind.PACKED, KvDtype.INT8),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request):
+    """Nine heads on three KV heads, like the default model, in all numbers that an executor offers."""
+    return CASES[request.param]
+
+
+def new_runner(case, num_blocks=128, block_size=16, num_threads=1):
+    """A runner whose KV cache holds NaN, or a scale of NaN, wherever nothing was written."""
+    runner = CpuRunner(
+        case.checkpoint, numerics=case.numerics, num_blocks=num_blocks, block_size=block_size, num_threads=num_threads
+    )
+    for cache in (runner._kv_cache.keys, runner._kv_cache.values):
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))  # four bytes of -1 are a NaN
+    return runner
 
 
 def random_prompt(length, seed):
@@ -48,9 +77,9 @@ def random_prompt(length, seed):
     return np.random.default_rng(seed).integers(0, 512, length).tolist()
 
 
-def generate(checkpoint, prompt, draw, num_tokens=6, max_chunk=512, mates=(), seed=0):
+def generate(case, prompt, draw, num_tokens=6, max_chunk=512, mates=(), seed=0):
     """Tokens and log-probabilities of one request, its blocks placed by `seed`, with `mates` in the same steps."""
-    driver = Driver(new_runner(checkpoint), seed)
+    driver = Driver(new_runner(case), seed)
     row = driver.add(prompt, draw, max_chunk=max_chunk)
     driver.run([*(driver.add(mate, max_chunk=max_chunk) for mate in mates), row], num_tokens)
     return row.output, row.logprobs
@@ -58,10 +87,10 @@ def generate(checkpoint, prompt, draw, num_tokens=6, max_chunk=512, mates=(), se
 
 @pytest.mark.parametrize("draw", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("chunk", [1, 7, 16])
-def test_chunks_do_not_change_a_bit(checkpoint, draw, chunk):
+def test_chunks_do_not_change_a_bit(case, draw, chunk):
     """Tokens and log-probabilities are equal, not close."""
     prompt = random_prompt(290, seed=chunk)
-    assert generate(checkpoint, prompt, draw, max_chunk=chunk, seed=1) == generate(checkpoint, prompt, draw)
+    assert generate(case, prompt, draw, max_chunk=chunk, seed=1) == generate(case, prompt, draw)
 
 
 @settings(max_examples=settings.default.max_examples // 8)
@@ -71,80 +100,81 @@ def test_chunks_do_not_change_a_bit(checkpoint, draw, chunk):
     chunk=st.sampled_from([1, 7, 16, 64]),
     seed=st.integers(0, 1000),
 )
-def test_batch_mates_do_not_change_a_bit(checkpoint, length, mates, chunk, seed):
+def test_batch_mates_do_not_change_a_bit(case, length, mates, chunk, seed):
     """Whatever stands in the batch, wherever the blocks lie."""
     prompt = random_prompt(length, seed)
     prompts = [random_prompt(mate, seed + i + 1) for i, mate in enumerate(mates)]
-    together = generate(checkpoint, prompt, SEEDED, max_chunk=chunk, mates=prompts, seed=seed)
-    assert together == generate(checkpoint, prompt, SEEDED)
+    together = generate(case, prompt, SEEDED, max_chunk=chunk, mates=prompts, seed=seed)
+    assert together == generate(case, prompt, SEEDED)
 
 
 @pytest.mark.parametrize("num_common", [15, 16, 40, 64])
-def test_a_shared_prefix_does_not_change_a_bit(checkpoint, num_common):
+def test_a_shared_prefix_does_not_change_a_bit(case, num_common):
     """Blocks another request computed, in other chunks, serve as well as one's own."""
     prompt = random_prompt(64, seed=1)
     other = prompt[:num_common] + random_prompt(30, seed=2)
-    driver = Driver(new_runner(checkpoint))
+    driver = Driver(new_runner(case))
     first = driver.add(other, max_chunk=11)
     driver.run([first], 3)
     second = driver.add(prompt, SEEDED, max_chunk=9, shares=first)
     assert second.num_computed == min(num_common, 63) // 16 * 16
     driver.run([first, second], 6)
-    assert (second.output, second.logprobs) == generate(checkpoint, prompt, SEEDED)
+    assert (second.output, second.logprobs) == generate(case, prompt, SEEDED)
 
 
-def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(checkpoint):
+def test_blocks_that_held_other_tokens_serve_as_well_as_fresh_ones(case):
     """What a released request left in its slots is never read."""
-    driver = Driver(new_runner(checkpoint, num_blocks=8))
+    driver = Driver(new_runner(case, num_blocks=8))
     first = driver.add(random_prompt(100, seed=1))
     driver.run([first], 4)
     driver.drop(first)
     prompt = random_prompt(90, seed=2)
     second = driver.add(prompt, GREEDY)
     driver.run([second], 6)
-    assert (second.output, second.logprobs) == generate(checkpoint, prompt, GREEDY)
+    assert (second.output, second.logprobs) == generate(case, prompt, GREEDY)
 
 
 @pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
-def test_the_number_of_threads_does_not_change_a_bit(checkpoint):
+def test_the_number_of_threads_does_not_change_a_bit(case):
     """One or two."""
     prompt = random_prompt(50, seed=3)
     outputs = []
     for num_threads in (1, 2):
-        driver = Driver(new_runner(checkpoint, num_threads=num_threads))
+        driver = Driver(new_runner(case, num_threads=num_threads))
         row = driver.add(prompt, SEEDED, max_chunk=16)
         driver.run([row], 6)
         outputs.append((row.output, row.logprobs))
     assert outputs[0] == outputs[1]
 
 
-def test_logits_that_are_not_finite_are_the_fault_of_their_row(checkpoint):
+def test_logits_that_are_not_finite_are_the_fault_of_their_row(case):
     """A key of NaN in one request's blocks: it fails, the requests beside it do not notice."""
     prompts = [random_prompt(20, seed) for seed in range(3)]
-    clean = [generate(checkpoint, prompt, SEEDED) for prompt in prompts]
-    runner = new_runner(checkpoint)
+    clean = [generate(case, prompt, SEEDED) for prompt in prompts]
+    runner = new_runner(case)
     driver = Driver(runner)
     rows = [driver.add(prompt, SEEDED) for prompt in prompts]
     driver.step(rows)
-    runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3, 0] = float("nan")
+    broken = runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3]
+    broken.fill_(-1 if broken.dtype == torch.int8 else float("nan"))
     driver.run(rows, 6)
     assert rows[1].fault == "the model's logits are not finite numbers"
     assert len(rows[1].output) == 1
     assert [(row.output, row.logprobs) for row in (rows[0], rows[2])] == [clean[0], clean[2]]
 
 
-def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(checkpoint):
+def test_a_slot_that_was_never_written_is_a_fault_and_not_a_wrong_token(case):
     """A row that claims computed tokens it does not have."""
-    driver = Driver(new_runner(checkpoint))
+    driver = Driver(new_runner(case))
     row = driver.add(random_prompt(20, seed=1))
     row.num_computed = 10
     driver.step([row])
     assert row.fault is not None
 
 
-def test_a_copied_block_serves_as_well_as_the_original(checkpoint):
+def test_a_copied_block_serves_as_well_as_the_original(case):
     """In all layers, keys and values."""
-    runner = new_runner(checkpoint)
+    runner = new_runner(case)
     driver = Driver(runner)
     prompt = random_prompt(40, seed=1)
     first = driver.add(prompt, GREEDY)
@@ -159,9 +189,9 @@ def test_a_copied_block_serves_as_well_as_the_original(checkpoint):
     assert (second.output, second.logprobs) == (first.output, first.logprobs)
 
 
-def test_logprobs_come_for_the_rows_that_asked(checkpoint):
+def test_logprobs_come_for_the_rows_that_asked(case):
     """None, the chosen token's alone, and the three best."""
-    driver = Driver(new_runner(checkpoint))
+    driver = Driver(new_runner(case))
     rows = [driver.add(random_prompt(9, seed), Draw(num_logprobs=num)) for seed, num in enumerate((-1, 0, 3))]
     output = driver.step(rows)
     assert sorted(output.logprobs) == [1, 2]
@@ -171,9 +201,9 @@ def test_logprobs_come_for_the_rows_that_asked(checkpoint):
     assert output.logprobs[2].chosen == output.logprobs[2].top_logprobs[0] < 0
 
 
-def test_a_step_that_samples_nothing_draws_nothing(checkpoint):
+def test_a_step_that_samples_nothing_draws_nothing(case):
     """The middle of a prompt."""
-    driver = Driver(new_runner(checkpoint))
+    driver = Driver(new_runner(case))
     output = driver.step([driver.add(random_prompt(20, seed=1), max_chunk=8)])
     assert output.token_ids.size == 0
     assert output.faults == {}
@@ -185,13 +215,13 @@ def one_token_batch():
     return step_batch([DrivenRow([5], num_prompt=1, draw=GREEDY, blocks=[3], max_chunk=1)], counts=[1], sampled=[0])
 
 
-def test_arrays_may_be_read_only_and_strided(checkpoint):
+def test_arrays_may_be_read_only_and_strided(case):
     """As they are when they come out of a message or a column of a table."""
     batch = one_token_batch()
     wide = np.repeat(batch.token_ids, 2)
     wide.flags.writeable = False
-    expected = new_runner(checkpoint).execute(batch)
-    assert new_runner(checkpoint).execute(dataclasses.replace(batch, token_ids=wide[::2])).logprobs == expected.logprobs
+    expected = new_runner(case).execute(batch)
+    assert new_runner(case).execute(dataclasses.replace(batch, token_ids=wide[::2])).logprobs == expected.logprobs
 
 
 @pytest.mark.parametrize(
@@ -204,73 +234,71 @@ def test_arrays_may_be_read_only_and_strided(checkpoint):
         ({"context_lens": np.array([17], dtype=np.int32)}, KernelArgumentError),
     ],
 )
-def test_a_batch_that_names_what_does_not_exist_is_refused(checkpoint, change, error):
+def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
     """It never reads or writes out of bounds."""
     with pytest.raises(error):
-        new_runner(checkpoint).execute(dataclasses.replace(one_token_batch(), **change))
+        new_runner(case).execute(dataclasses.replace(one_token_batch(), **change))
 
 
 def test_positions_beyond_the_pool_take_no_memory():
     """A file may claim any context length; what the rotary table covers is what the blocks can hold."""
-    runner = new_runner(tiny_checkpoint(max_model_len=1 << 24), num_blocks=4, block_size=16)
+    runner = new_runner(Case(tiny_checkpoint(max_model_len=1 << 24)), num_blocks=4, block_size=16)
     assert len(runner._model._rope_table) == 64
 
 
-def test_warm_up_reports_each_step_and_measures_rising_times(checkpoint):
-    """Sizes that fit are measured; the KV cache is empty afterwards."""
+def test_warm_up_reports_each_step_and_measures_rising_times(case):
+    """Sizes that fit are measured."""
     seen = []
-    runner = CpuRunner(checkpoint, num_blocks=8, block_size=16, num_threads=1, on_progress=seen.append)
+    runner = CpuRunner(
+        case.checkpoint, numerics=case.numerics, num_blocks=8, block_size=16, num_threads=1, on_progress=seen.append
+    )
     points = runner.warm_up()
     assert [size for size, _ in points] == [1, 16, 64]
     assert all(time_ns > 0 for _, time_ns in points)
     assert [progress.index for progress in seen] == list(range(seen[0].num_steps))
-    assert seen[0].step == "compile linear"
-    assert runner._kv_cache.keys.isnan().all()
+    assert seen[0].step == ("compile linear" if case.numerics == FLOAT32_NUMERICS else "compile decoder")
 
 
-def test_nothing_compiles_after_the_warm_up(checkpoint):
+def test_nothing_compiles_after_the_warm_up(case):
     """Whatever the sizes, contents and options of later steps."""
-    new_runner(checkpoint).warm_up()
-    compiled = (
-        linear.multiply,
-        rms_norm.normalize,
-        rms_norm.add_and_normalize,
-        rope.rotate_and_write,
-        attention.count_sound_rows,
-        attention.attend,
-        activation.gate_rows,
-        sampling.draw_rows,
-        sampling.take_logprobs,
-    )
-    assert [len(function.signatures) for function in compiled] == [1] * len(compiled)
+    new_runner(case).warm_up()
+    if case.numerics == FLOAT32_NUMERICS:
+        of_kind = [linear.multiply, rms_norm.normalize, rms_norm.add_and_normalize, rope.rotate_and_write]
+        of_kind += [attention.attend, activation.gate_rows]
+    else:
+        of_kind = [decoder.run, attention.count_units, attention.fill_units]
+    compiled = [*of_kind, attention.count_sound_rows, sampling.draw_rows, sampling.take_logprobs]
+    before = [len(function.signatures) for function in compiled]
+    assert min(before) >= 1
     for lengths in ([1], [3, 40], [300, 1, 1], [64] * 9):
         for draw in (GREEDY, SEEDED):
-            driver = Driver(new_runner(checkpoint))
+            driver = Driver(new_runner(case))
             driver.run([driver.add(random_prompt(length, 1), draw, max_chunk=50) for length in lengths], 3)
-    assert [len(function.signatures) for function in compiled] == [1] * len(compiled)
+    assert [len(function.signatures) for function in compiled] == before
 
 
-def test_the_geometry_says_what_was_allocated(checkpoint):
+def test_the_geometry_says_what_was_allocated(case):
     """Bytes per block count keys and values of all layers."""
-    geometry = new_runner(checkpoint, num_blocks=10, block_size=8).kv_geometry
+    geometry = new_runner(case, num_blocks=10, block_size=8).kv_geometry
     assert (geometry.num_blocks, geometry.block_size, geometry.num_layers) == (10, 8, 2)
-    assert geometry.bytes_per_block == 2 * 2 * 3 * 8 * 16 * 4
+    slot_bytes = {"float32": 16 * 4, "float16": 32 * 2, "int8": 32 + 4}[case.numerics.kv.value]
+    assert geometry.bytes_per_block == 2 * 2 * 3 * 8 * slot_bytes
 
 
 @pytest.mark.parametrize("num_threads", [0, -1, 100_000])
-def test_an_impossible_number_of_threads_is_refused(checkpoint, num_threads):
+def test_an_impossible_number_of_threads_is_refused(case, num_threads):
     """The sentence says what is possible."""
     with pytest.raises(StartError, match="the number of threads must be 1 to"):
-        new_runner(checkpoint, num_threads=num_threads)
+        new_runner(case, num_threads=num_threads)
 
 
-def test_a_kv_cache_larger_than_any_memory_is_refused(checkpoint):
+def test_a_kv_cache_larger_than_any_memory_is_refused(case):
     """With its size, and what to do."""
     with pytest.raises(StartError, match=r"needs \d+ MiB: use fewer"):
-        new_runner(checkpoint, num_blocks=2**40)
+        new_runner(case, num_blocks=2**40)
 
 
 def test_an_architecture_we_do_not_compute_is_refused():
     """Before memory is taken."""
     with pytest.raises(UnsupportedModelError, match="'gpt2'"):
-        new_runner(tiny_checkpoint(architecture="gpt2"))
+        new_runner(Case(tiny_checkpoint(architecture="gpt2")))

@@ -10,6 +10,7 @@ from paceline_executor.config import parse_config
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.loading import ProgressLog, limits_for, num_parameters, served_name
 from paceline_executor.memory import available_bytes
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights import FetchPhase, FetchProgress
 
@@ -29,31 +30,57 @@ def test_a_quarter_of_what_the_weights_leave_free_goes_to_the_kv_cache(config):
     """Measured, not asked for."""
     free_bytes = num_parameters(TINY_CONFIG) * 4 + 40 * MIB
 
-    assert limits_for(replace(config, max_num_seqs=4096), TINY_CONFIG, free_bytes).num_blocks == 10 * MIB // BLOCK_BYTES
+    assert (
+        limits_for(replace(config, max_num_seqs=4096), TINY_CONFIG, FLOAT32_NUMERICS, free_bytes).num_blocks
+        == 10 * MIB // BLOCK_BYTES
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv", "block_bytes"), [(KvDtype.FLOAT16, BLOCK_BYTES // 2), (KvDtype.INT8, 16 * 2 * 2 * 2 * (16 + 4))]
+)
+def test_smaller_numbers_leave_room_for_more_blocks(config, kv, block_bytes):
+    """A packed weight is counted as a byte and a 32nd of a float16; an int8 slot has a scale of four bytes."""
+    free_bytes = num_parameters(TINY_CONFIG) * 34 // 32 + 40 * MIB
+    wide = replace(config, max_num_seqs=4096)
+    limits = limits_for(wide, TINY_CONFIG, Numerics(WeightKind.PACKED, kv), free_bytes)
+
+    assert limits.num_blocks == 10 * MIB // block_bytes
+
+
+def test_packed_weights_fit_where_float32_does_not(config):
+    """Into a third of the memory."""
+    asked = replace(config, kv_cache_memory=MIB)
+    free_bytes = MIB + num_parameters(TINY_CONFIG) * 4 // 3
+    with pytest.raises(ShortMemoryError, match="do not fit"):
+        limits_for(asked, TINY_CONFIG, FLOAT32_NUMERICS, free_bytes)
+    packed = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
+
+    assert limits_for(asked, TINY_CONFIG, packed, free_bytes).num_blocks == MIB // (BLOCK_BYTES // 2)
 
 
 def test_the_kv_cache_takes_at_most_two_gib_unasked(config):
     """The rest of a large machine stays free."""
     model = replace(TINY_CONFIG, max_model_len=2**20)
 
-    assert limits_for(config, model, 100 * GIB).num_blocks == 2 * GIB // BLOCK_BYTES
+    assert limits_for(config, model, FLOAT32_NUMERICS, 100 * GIB).num_blocks == 2 * GIB // BLOCK_BYTES
 
 
 def test_the_kv_cache_takes_what_is_asked_for(config):
     """In whole blocks."""
-    limits = limits_for(replace(config, kv_cache_memory=MIB + 1), TINY_CONFIG, GIB)
+    limits = limits_for(replace(config, kv_cache_memory=MIB + 1), TINY_CONFIG, FLOAT32_NUMERICS, GIB)
 
     assert (limits.num_blocks, limits.block_size) == (MIB // BLOCK_BYTES, 16)
 
 
 def test_more_blocks_than_all_rows_can_fill_are_not_allocated(config):
     """Three rows of 256 tokens fill 48 blocks."""
-    assert limits_for(replace(config, max_num_seqs=3), TINY_CONFIG, 100 * GIB).num_blocks == 48
+    assert limits_for(replace(config, max_num_seqs=3), TINY_CONFIG, FLOAT32_NUMERICS, 100 * GIB).num_blocks == 48
 
 
 def test_a_row_is_no_longer_than_the_pool(config):
     """A request longer than that could never run."""
-    limits = limits_for(replace(config, kv_cache_memory=9 * BLOCK_BYTES), TINY_CONFIG, GIB)
+    limits = limits_for(replace(config, kv_cache_memory=9 * BLOCK_BYTES), TINY_CONFIG, FLOAT32_NUMERICS, GIB)
 
     assert limits.max_model_len == 9 * 16
 
@@ -62,22 +89,22 @@ def test_a_length_that_was_asked_for_is_not_lowered_in_silence(config):
     """It says what to do instead."""
     asked = replace(config, kv_cache_memory=9 * BLOCK_BYTES, max_model_len=9 * 16 + 1)
     with pytest.raises(ShortMemoryError, match=r"--max-model-len 145 .* 144 tokens .* raise --kv-cache-memory"):
-        limits_for(asked, TINY_CONFIG, GIB)
+        limits_for(asked, TINY_CONFIG, FLOAT32_NUMERICS, GIB)
 
 
 def test_a_row_is_as_long_as_asked_for(config):
     """Up to what the model was trained for."""
-    assert limits_for(replace(config, max_model_len=77), TINY_CONFIG, GIB).max_model_len == 77
-    assert limits_for(replace(config, max_model_len=256), TINY_CONFIG, GIB).max_model_len == 256
+    assert limits_for(replace(config, max_model_len=77), TINY_CONFIG, FLOAT32_NUMERICS, GIB).max_model_len == 77
+    assert limits_for(replace(config, max_model_len=256), TINY_CONFIG, FLOAT32_NUMERICS, GIB).max_model_len == 256
     with pytest.raises(LimitError, match=r"--max-model-len 257 .* 256"):
-        limits_for(replace(config, max_model_len=257), TINY_CONFIG, GIB)
+        limits_for(replace(config, max_model_len=257), TINY_CONFIG, FLOAT32_NUMERICS, GIB)
 
 
 @pytest.mark.parametrize(("kv_bytes", "free_bytes"), [(GIB, GIB), (None, 100_000), (7 * BLOCK_BYTES, GIB), (1, GIB)])
 def test_too_little_memory_is_an_error_that_says_what_to_do(config, kv_bytes, free_bytes):
     """Too little for the cache asked for, for the weights, for one conversation, for one block."""
     with pytest.raises(ShortMemoryError, match="--kv-cache-memory"):
-        limits_for(replace(config, kv_cache_memory=kv_bytes), TINY_CONFIG, free_bytes)
+        limits_for(replace(config, kv_cache_memory=kv_bytes), TINY_CONFIG, FLOAT32_NUMERICS, free_bytes)
 
 
 def test_a_tied_embedding_counts_once():

@@ -85,7 +85,9 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
                 await client.result()
         stdout, stderr = process.communicate(timeout=30)
 
-    assert {event["event"] for event in events} == {"listening", "model_load", "warm_up", "ready"}
+    assert {event["event"] for event in events} == {"listening", "model_load", "warm_up", "numerics", "ready"}
+    numerics = next(event for event in events if event["event"] == "numerics")
+    assert (numerics["weights"], numerics["kv_cache"]) == ("float32", "float32")  # its heads have 16 dimensions
     assert (ready["model"], ready["max_model_len"], client.welcome.model.name) == ("tiny", 256, "tiny")
     assert len(tokens_by_row(result)[0]) == 1
     assert [json.loads(line)["event"] for line in stdout.splitlines()] == ["draining", "stopped"]
@@ -155,6 +157,15 @@ def test_a_kv_cache_that_does_not_fit_is_one_line_and_its_own_exit_code(model):
     assert code == ExitCode.MACHINE
     assert _is_one_line(stderr)
     assert "--kv-cache-memory" in stderr
+
+
+def test_numbers_that_the_model_forbids_are_one_line_and_the_exit_code_of_usage(model):
+    """Its heads have 16 dimensions, so it is computed in float32 throughout."""
+    code, stderr = _run("--model", model, "--kv-cache-dtype", "int8", *ANY_PORTS)
+
+    assert code == ExitCode.USAGE
+    assert _is_one_line(stderr)
+    assert "leave --kv-cache-dtype int8 out" in stderr
 
 
 @pytest.mark.parametrize(

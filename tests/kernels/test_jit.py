@@ -30,13 +30,16 @@ def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monk
     assert "every start compiles them: no locator available" in caplog.text
 
 
-def test_the_cache_is_keyed_by_the_shared_modules(monkeypatch, tmp_path):
-    """A change in one of them leads to another folder; a change elsewhere does not."""
+def test_the_cache_is_keyed_by_all_files_of_the_package(monkeypatch, tmp_path):
+    """A change in any of them, inlined here or there, leads to another folder; what is no source does not."""
     monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
-    (tmp_path / "simd.py").write_text("LANES = 8")
-    before = jit._cache_folder()
     (tmp_path / "linear").mkdir()
-    (tmp_path / "linear" / "cpu.py").write_text("x = 1")
+    for source in (tmp_path / "simd.py", tmp_path / "linear" / "cpu.py"):
+        before = jit._cache_folder()
+        source.write_text("LANES = 8")
+        assert jit._cache_folder() != before
+    before = jit._cache_folder()
+    (tmp_path / "linear" / "notes.txt").write_text("x")
     assert jit._cache_folder() == before
-    (tmp_path / "simd.py").write_text("LANES = 4")
+    (tmp_path / "linear" / "cpu.py").write_text("LANES = 4")
     assert jit._cache_folder() != before

@@ -11,7 +11,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Keys and values of all layers: [num_layers, num_blocks, num_kv_heads, block_size, head_dim] float32 each."""
+    """Keys and values of all layers: [num_layers, num_blocks, num_kv_heads, block_size, slot] each.
+
+    float32 and float16: slot is head_dim. int8: head_dim + 4, the values and then their scale, a float32.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor

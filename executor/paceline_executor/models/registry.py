@@ -7,21 +7,23 @@ import torch
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.interface import Model
 from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.numerics import WeightKind
 from paceline_executor.weights.checkpoint import Checkpoint
 
-ARCHITECTURES: Mapping[str, Callable[[Checkpoint, torch.device, int], Model]] = {
-    "llama": LlamaModel,
+ARCHITECTURES: Mapping[str, Mapping[WeightKind, Callable[[Checkpoint, torch.device, int], Model]]] = {
+    "llama": {WeightKind.FLOAT32: LlamaModel, WeightKind.PACKED: PackedLlamaModel},
 }
 
 
-def build_model(checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> Model:
+def build_model(checkpoint: Checkpoint, device: torch.device, max_model_len: int, weights: WeightKind) -> Model:
     """Read all weights and put the model together on the device, for positions below `max_model_len`.
 
     Raises UnsupportedModelError for an architecture this version does not compute.
     """
     architecture = checkpoint.config.architecture
-    build = ARCHITECTURES.get(architecture)
-    if build is None:
+    kinds = ARCHITECTURES.get(architecture)
+    if kinds is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(f"the architecture '{architecture}' is not supported; this version runs: {known}")
-    return build(checkpoint, device, max_model_len)
+    return kinds[weights](checkpoint, device, max_model_len)

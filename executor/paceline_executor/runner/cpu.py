@@ -1,4 +1,4 @@
-"""The CPU runner: a model in float32, its paged KV cache in memory, and the threads that compute.
+"""The CPU runner: a model, its paged KV cache in memory, and the threads that compute.
 
 Knows when code is compiled and which thread may use how many others. It refuses to know requests and plans.
 
@@ -9,15 +9,14 @@ numba or runs in the step thread.
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from paceline_executor.errors import StartError
-from paceline_executor.models.interface import KvCache
 from paceline_executor.models.registry import build_model
+from paceline_executor.numerics import FLOAT32_NUMERICS, Numerics, WeightKind
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, sampling_parameters
 from paceline_executor.runner.interface import (
@@ -28,7 +27,8 @@ from paceline_executor.runner.interface import (
     StepOutput,
     TokenLogprobs,
 )
-from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.sampling import Samples, sample
@@ -57,6 +57,7 @@ class CpuRunner:
         *,
         num_blocks: int,
         block_size: int,
+        numerics: Numerics = FLOAT32_NUMERICS,
         num_threads: int | None = None,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
@@ -70,13 +71,10 @@ class CpuRunner:
         self._num_threads = _checked_threads(num_threads)
         self._on_progress = on_progress
         self._clock_ns = clock_ns
-        self._geometry = _geometry(checkpoint.config, num_blocks, block_size)
-        # Taking memory for the first time takes seconds per GiB on some machines: meanwhile the weights are read.
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            arrays = [pool.submit(_allocate_kv, self._geometry) for _ in range(2)]
-            self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens())
-            keys, values = (array.result() for array in arrays)
-        self._kv_cache = KvCache(keys, values)
+        self._numerics = numerics
+        self._geometry = kv_geometry(checkpoint.config, num_blocks, block_size, numerics)
+        self._kv_cache = allocate_kv_cache(self._geometry, numerics.kv)
+        self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens(), numerics.weights)
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -89,9 +87,9 @@ class CpuRunner:
         return self._num_threads
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk. Leaves the KV cache empty."""
+        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk."""
         jit.set_num_threads(self._num_threads)
-        calls = cpu_warm_up_calls()
+        calls = self._compiling_calls()
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_row_tokens()]
         num_steps = len(calls) + len(sizes)
         for index, (name, call) in enumerate(calls):
@@ -101,10 +99,15 @@ class CpuRunner:
         for index, size in enumerate(sizes, start=len(calls)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
             points.append((size, self._measure(size)))
-        num_used = -(-max(sizes) // self._geometry.block_size)
-        for cache in (self._kv_cache.keys, self._kv_cache.values):
-            cache.numpy()[:, :num_used] = np.nan
         return tuple(points)
+
+    def _compiling_calls(self) -> tuple[tuple[str, Callable[[], object]], ...]:
+        """What is compiled, by name: the operations that this model's steps call."""
+        calls = cpu_warm_up_calls()
+        if self._numerics.weights is WeightKind.FLOAT32:
+            return calls
+        sampling = tuple((name, call) for name, call in calls if name == "sample")
+        return (("decoder", lambda: self.execute(_chunk(1, self._geometry.block_size))), *sampling)
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """See `Runner`. Raises KernelArgumentError or IndexError for a batch that names what does not exist."""
@@ -147,36 +150,6 @@ def _checked_threads(num_threads: int | None) -> int:
     if not 1 <= chosen <= most:
         raise StartError(f"the number of threads must be 1 to {most}, the cores this process may use, not {chosen}")
     return chosen
-
-
-def _geometry(config: ModelConfig, num_blocks: int, block_size: int) -> KvGeometry:
-    return KvGeometry(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        bytes_per_block=2 * 4 * config.num_layers * config.num_kv_heads * block_size * config.head_dim,
-    )
-
-
-def _allocate_kv(geometry: KvGeometry) -> torch.Tensor:
-    """Keys or values of all layers. The memory is taken now rather than at the first use.
-
-    Filled with NaN: whoever reads an unwritten slot fails.
-    """
-    shape = (
-        geometry.num_layers,
-        geometry.num_blocks,
-        geometry.num_kv_heads,
-        geometry.block_size,
-        geometry.head_dim,
-    )
-    try:
-        return torch.from_numpy(np.full(shape, np.nan, dtype=np.float32))
-    except MemoryError as error:
-        size_mib = geometry.num_blocks * geometry.bytes_per_block >> 20
-        raise StartError(f"the KV cache of {geometry.num_blocks} blocks needs {size_mib} MiB: use fewer") from error
 
 
 def _chunk(num_tokens: int, block_size: int) -> StepBatch:

@@ -79,6 +79,10 @@ class RandomCheckpoint:
         scale, shift = (0.125, 1.0) if len(shape) == 1 else (shape[1] ** -0.5, 0.0)
         return noise * np.float32(scale) + np.float32(shift)
 
+    def quantized(self, name: str) -> None:
+        """See `Checkpoint.quantized`: all weights are floats."""
+        assert name in self._config.tensor_shapes()
+
 
 @dataclass(slots=True)
 class GgufParts:

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paceline_executor.weights.quantized_rows import QuantizedRows
+
 Float32Array = npt.NDArray[np.float32]
 
 
@@ -85,5 +87,12 @@ class Checkpoint(Protocol):
         """The tensor of this Hugging Face name, C-contiguous, newly made at each call, hence the caller's to keep.
 
         Raises KeyError for a name that `config.tensor_shapes()` does not list.
+        """
+        ...
+
+    def quantized(self, name: str) -> QuantizedRows | None:
+        """The same tensor as it is stored, where that is as integers in groups of 32; None where it is not.
+
+        Raises KeyError as `tensor` does.
         """
         ...

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from gguf import dequantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from paceline_executor.errors import ModelCorruptError
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
 from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo
+from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 
 _FLOATING_POINT = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
@@ -98,15 +100,32 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> Float32Array:
         """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
         info = self._infos[name]
-        rows = self._stored_rows(info)  # [rows, bytes per row]
-        if name.endswith("self_attn.q_proj.weight"):
-            rows = _unpermuted(rows, self._config.num_heads)
-        elif name.endswith("self_attn.k_proj.weight"):
-            rows = _unpermuted(rows, self._config.num_kv_heads)
-        values = _dequantized(rows, info)
+        values = _dequantized(self._ordered_rows(name), info)
         if not np.isfinite(values).all():
-            raise damaged(self._path, f"tensor {info.name} holds values that are not finite")
+            raise self._not_finite(info)
         return values
+
+    def quantized(self, name: str) -> QuantizedRows | None:
+        """See `Checkpoint.quantized`. Raises ModelCorruptError for scales that are not finite."""
+        info = self._infos[name]
+        rows = take_apart(self._ordered_rows(name), info.quantization)
+        if rows is not None and not np.isfinite(rows.scales).all():
+            raise self._not_finite(info)
+        if isinstance(rows, Int4Rows) and not np.isfinite(rows.minima).all():
+            raise self._not_finite(info)
+        return rows
+
+    def _not_finite(self, info: TensorInfo) -> ModelCorruptError:
+        return damaged(self._path, f"tensor {info.name} holds values that are not finite")
+
+    def _ordered_rows(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, [rows, bytes per row], rows in Hugging Face order."""
+        rows = self._stored_rows(self._infos[name])
+        if name.endswith("self_attn.q_proj.weight"):
+            return _unpermuted(rows, self._config.num_heads)
+        if name.endswith("self_attn.k_proj.weight"):
+            return _unpermuted(rows, self._config.num_kv_heads)
+        return rows
 
     def _stored_rows(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         # Read, not mapped: a file that shrinks under a mapping kills the process instead of raising.

@@ -13,7 +13,7 @@ Units are dealt out to the workers in turn, which evens out that later tiles of 
 Knows addresses inside the caches; block ids are checked before compiled code sees them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -25,24 +25,27 @@ from paceline_kernels.elementary import exp
 from paceline_kernels.errors import KernelArgumentError
 
 _Float32Array = npt.NDArray[np.float32]
+# Keys or values: float32, uint16 for the bits of float16, or int8 with each slot's scale, a float32, behind its values.
+Cache = npt.NDArray[Any]
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
-_MAX_SEGMENT_POSITIONS = 256
+MAX_SEGMENT_POSITIONS = 256
 # Query rows (tokens times the heads of a group) in a tile: their scores of a segment take 48 KiB.
-_TILE_ROWS = 48
+TILE_ROWS = 48
 
 
 # The columns of the unit table: a tile of tokens of one row, and the segments of it to do. A split unit leaves its one
 # segment as a partial result; a whole one does all segments and writes the output.
-_ROW, _TOKEN, _NUM_TOKENS, _SEGMENT, _END_SEGMENT, _IS_SPLIT, _PARTIAL = range(7)
+ROW, TOKEN, NUM_TOKENS, SEGMENT, END_SEGMENT, IS_SPLIT, PARTIAL = range(7)
 
 
-class _Scratch(NamedTuple):
+class Scratch(NamedTuple):
     """One worker's memory. `rows` are the query rows of a tile: token by token, the heads of the group of each."""
 
     queries: _Float32Array  # [rows, head_dim], scaled
     scores: _Float32Array  # [rows, positions of a segment]
+    num_rows: _Int64Array  # [1] how many rows the tile in hand has
     visible: _Int64Array  # [rows] how many positions of the segment the row may see; never falls from row to row
     max: _Float32Array  # [rows] of the segment: the largest score,
     sum: _Float32Array  # [rows] the sum of the scores' exponentials,
@@ -51,10 +54,11 @@ class _Scratch(NamedTuple):
     total_sum: _Float32Array
     total: _Float32Array
     ones: _Float32Array  # [positions of a segment]
+    scales: _Float32Array  # [positions of a segment] of int8 keys or values
 
 
-class _Partials(NamedTuple):
-    """What split units leave: `max`, `sum` and `sums` of their segment, as in `_Scratch`."""
+class Partials(NamedTuple):
+    """What split units leave: `max`, `sum` and `sums` of their segment, as in `Scratch`."""
 
     max: _Float32Array  # [num_partials, num_heads]
     sum: _Float32Array  # [num_partials, num_heads]
@@ -74,7 +78,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
     tables, starts, lens = block_tables.numpy(), cu_seqlens.numpy(), context_lens.numpy()
-    _check_rows(num_tokens, key_cache, tables, starts, lens)
+    check_rows(num_tokens, key_cache, tables, starts, lens)
     keys, values, workers = key_cache.numpy(), value_cache.numpy(), jit.num_threads()
     # Flat, so that compiled code sees one type of array: numpy calls a strided query of one token contiguous.
     token_stride = query.stride(0)
@@ -84,13 +88,14 @@ def paged_attention(
     return out
 
 
-def _check_rows(
+def check_rows(
     num_tokens: int,
     key_cache: torch.Tensor,
     block_tables: _Int32Array,
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
 ) -> None:
+    """Refuse rows of impossible lengths, and blocks that do not exist."""
     num_blocks, _, block_size, _ = key_cache.shape
     row = count_sound_rows(num_blocks, block_size, block_tables, cu_seqlens, context_lens)
     if row < context_lens.shape[0]:
@@ -116,19 +121,20 @@ def count_sound_rows(
 
 
 @jit.compiled
-def _num_segments(context_len: int, segment_positions: int) -> int:
+def num_segments(context_len: int, segment_positions: int) -> int:
+    """How many segments cover this many positions."""
     return (context_len + segment_positions - 1) // segment_positions
 
 
 @jit.compiled
-def _count_units(
+def count_units(
     cu_seqlens: _Int32Array, context_lens: _Int32Array, tile_tokens: int, segment_positions: int
 ) -> tuple[int, int]:
     """How many units there are, and how many of them are split."""
     num_units, num_partials = 0, 0
     for row in range(context_lens.shape[0]):
         length = cu_seqlens[row + 1] - cu_seqlens[row]
-        segments = _num_segments(context_lens[row], segment_positions)
+        segments = num_segments(context_lens[row], segment_positions)
         if length == 1 and segments > 1:
             num_partials += segments
         else:
@@ -137,7 +143,7 @@ def _count_units(
 
 
 @jit.compiled
-def _fill_units(
+def fill_units(
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
     tile_tokens: int,
@@ -149,31 +155,33 @@ def _fill_units(
     unit, partial = 0, 0
     for row in range(context_lens.shape[0]):
         start, stop = cu_seqlens[row], cu_seqlens[row + 1]
-        segments = _num_segments(context_lens[row], segment_positions)
+        segments = num_segments(context_lens[row], segment_positions)
         first_partial[row] = partial
         if stop - start == 1 and segments > 1:
             for segment in range(segments):
-                units[unit, _ROW], units[unit, _TOKEN], units[unit, _NUM_TOKENS] = row, start, 1
-                units[unit, _SEGMENT], units[unit, _END_SEGMENT] = segment, segment + 1
-                units[unit, _IS_SPLIT], units[unit, _PARTIAL] = 1, partial
+                units[unit, ROW], units[unit, TOKEN], units[unit, NUM_TOKENS] = row, start, 1
+                units[unit, SEGMENT], units[unit, END_SEGMENT] = segment, segment + 1
+                units[unit, IS_SPLIT], units[unit, PARTIAL] = 1, partial
                 unit += 1
                 partial += 1
         else:
             for token in range(start, stop, tile_tokens):
                 tokens = min(tile_tokens, stop - token)
                 seen = context_lens[row] - (stop - token - tokens)
-                units[unit, _ROW], units[unit, _TOKEN], units[unit, _NUM_TOKENS] = row, token, tokens
-                units[unit, _SEGMENT], units[unit, _END_SEGMENT] = 0, _num_segments(seen, segment_positions)
-                units[unit, _IS_SPLIT], units[unit, _PARTIAL] = 0, 0
+                units[unit, ROW], units[unit, TOKEN], units[unit, NUM_TOKENS] = row, token, tokens
+                units[unit, SEGMENT], units[unit, END_SEGMENT] = 0, num_segments(seen, segment_positions)
+                units[unit, IS_SPLIT], units[unit, PARTIAL] = 0, 0
                 unit += 1
     first_partial[context_lens.shape[0]] = partial
 
 
 @jit.compiled
-def _new_scratch(rows: int, head_dim: int, segment_positions: int) -> _Scratch:
-    return _Scratch(
+def new_scratch(rows: int, head_dim: int, segment_positions: int) -> Scratch:
+    """Memory for one worker."""
+    return Scratch(
         np.empty((rows, head_dim), dtype=np.float32),
         np.empty((rows, segment_positions), dtype=np.float32),
+        np.zeros(1, dtype=np.int64),
         np.empty(rows, dtype=np.int64),
         np.empty(rows, dtype=np.float32),
         np.empty(rows, dtype=np.float32),
@@ -182,6 +190,7 @@ def _new_scratch(rows: int, head_dim: int, segment_positions: int) -> _Scratch:
         np.empty(rows, dtype=np.float32),
         np.empty((rows, head_dim), dtype=np.float32),
         np.ones(segment_positions, dtype=np.float32),
+        np.empty(segment_positions, dtype=np.float32),
     )
 
 
@@ -198,77 +207,101 @@ def _take_queries(
 
 
 @jit.compiled
-def _score(
-    keys: _Float32Array, head: int, table: _Int32Array, first_row: int, num_rows: int, count: int, scratch: _Scratch
-) -> None:
-    """scores[rows, :count] = queries · keys; `table` holds the blocks of the segment, `count` its positions seen."""
-    head_dim, block_size, width = keys.shape[3], keys.shape[2], scratch.scores.shape[1]
-    queries = simd.address(scratch.queries) + simd.FLOAT_BYTES * first_row * head_dim
-    scores = simd.address(scratch.scores) + simd.FLOAT_BYTES * first_row * width
-    for begin in range(0, count, block_size):
-        slots = simd.address(keys[table[begin // block_size], head])
-        columns = min(block_size, count - begin)
-        target = scores + simd.FLOAT_BYTES * begin
-        simd.dot_rows(queries, head_dim, num_rows - first_row, slots, head_dim, columns, head_dim, target, width)
+def _block_address(cache: Cache, block: int, head: int) -> int:
+    """Where a head's slots of a block begin. (A slice of the array would be counted in and out, once per block.)"""
+    slots = (block * cache.shape[1] + head) * cache.shape[2]
+    return simd.address(cache) + int(slots * cache.shape[3] * cache.itemsize)
 
 
 @jit.compiled
-def _weigh(
-    values: _Float32Array,
-    head: int,
-    table: _Int32Array,
-    first_row: int,
-    num_rows: int,
-    group: int,
-    count: int,
-    scratch: _Scratch,
-) -> None:
+def _fetch_block(cache: Cache, head: int, table: _Int32Array, begin: int, count: int) -> None:
+    """Ask for the block of position `begin`, if it is one of the first `count`: no processor foresees where it lies."""
+    block_size = cache.shape[2]
+    if begin < count:
+        size = block_size * cache.shape[3] * cache.itemsize
+        simd.prefetch(_block_address(cache, table[begin // block_size], head), size)
+
+
+@jit.compiled
+def _scale_scores(cache: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
+    """Multiply every row's scores with the scales that int8 keys or values have, position by position."""
+    block_size, stride, head_dim = cache.shape[2], cache.shape[3], scratch.queries.shape[1]
+    num_rows = scratch.num_rows[0]
+    for begin in range(0, scratch.visible[num_rows - 1], block_size):
+        first = _block_address(cache, table[begin // block_size], head) + head_dim
+        for i in range(min(block_size, scratch.visible[num_rows - 1] - begin)):
+            scratch.scales[begin + i] = simd.float_at(first + i * stride)
+    for row in range(first_row, num_rows):
+        for position in range(scratch.visible[row]):
+            scratch.scores[row, position] *= scratch.scales[position]
+
+
+@jit.compiled
+def _score(keys: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
+    """scores[rows] = queries · keys; `table` holds the blocks of the segment."""
+    head_dim, width = scratch.queries.shape[1], scratch.scores.shape[1]
+    block_size, stride = keys.shape[2], keys.shape[3]
+    num_rows = scratch.num_rows[0] - first_row
+    count = scratch.visible[scratch.num_rows[0] - 1]
+    queries = simd.address(scratch.queries) + simd.FLOAT_BYTES * first_row * head_dim
+    scores = simd.address(scratch.scores) + simd.FLOAT_BYTES * first_row * width
+    for begin in range(0, count, block_size):
+        _fetch_block(keys, head, table, begin + block_size, count)
+        slots = _block_address(keys, table[begin // block_size], head)
+        columns = min(block_size, count - begin)
+        target = scores + simd.FLOAT_BYTES * begin
+        simd.dot_rows(queries, head_dim, num_rows, slots, stride, columns, head_dim, target, width, keys)
+    if keys.itemsize == 1:
+        _scale_scores(keys, head, table, first_row, scratch)
+
+
+@jit.compiled
+def _weigh(values: Cache, head: int, table: _Int32Array, first_row: int, group: int, scratch: Scratch) -> None:
     """sums[rows] = scores · values, every row over the positions it may see, in ascending order."""
-    head_dim, block_size, width = values.shape[3], values.shape[2], scratch.scores.shape[1]
+    head_dim, width = scratch.queries.shape[1], scratch.scores.shape[1]
+    block_size, stride = values.shape[2], values.shape[3]
+    num_rows = scratch.num_rows[0]
+    count = scratch.visible[num_rows - 1]
+    if values.itemsize == 1:
+        _scale_scores(values, head, table, first_row, scratch)
     for row in range(first_row, num_rows):
         for d in range(head_dim):
             scratch.sums[row, d] = np.float32(0.0)
+    scores, sums = simd.address(scratch.scores), simd.address(scratch.sums)
     for begin in range(0, count, block_size):
-        slots = simd.address(values[table[begin // block_size], head])
-        end = min(begin + block_size, count)
+        _fetch_block(values, head, table, begin + block_size, count)
+        slots = _block_address(values, table[begin // block_size], head)
+        end = begin + block_size
         row = first_row
         while row < num_rows:
             # Where the first row sees all of the block, so do the rest; else the heads of one token go together.
-            sees_all = scratch.visible[row] >= end
-            rows = num_rows - row if sees_all else group
+            rows = num_rows - row if scratch.visible[row] >= end else group
             columns = min(end, scratch.visible[row]) - begin
             if columns > 0:
-                weights = simd.address(scratch.scores[row]) + simd.FLOAT_BYTES * begin
-                target = simd.address(scratch.sums[row])
-                simd.add_weighted_rows(weights, width, rows, slots, head_dim, columns, head_dim, target, head_dim)
+                weights = scores + simd.FLOAT_BYTES * (row * width + begin)
+                target = sums + simd.FLOAT_BYTES * row * head_dim
+                simd.add_weighted_rows(weights, width, rows, slots, stride, columns, head_dim, target, head_dim, values)
             row += rows
 
 
 @jit.compiled
-def _do_segment(
-    keys: _Float32Array,
-    values: _Float32Array,
-    head: int,
-    table: _Int32Array,
-    num_rows: int,
-    group: int,
-    scratch: _Scratch,
-) -> int:
-    """Maximum, sum and weighted values of one segment, for the rows of a tile from the one returned on."""
+def _do_segment(keys: Cache, values: Cache, head: int, table: _Int32Array, group: int, scratch: Scratch) -> int:
+    """Maximum, sum and weighted values of one segment, for the rows of the tile from the one returned on."""
     first_row = 0
     while scratch.visible[first_row] <= 0:
         first_row += group
-    count = scratch.visible[num_rows - 1]
-    _score(keys, head, table, first_row, num_rows, count, scratch)
-    for row in range(first_row, num_rows):
-        scores = scratch.scores[row]
-        start, seen = simd.address(scores), scratch.visible[row]
+    _fetch_block(keys, head, table, 0, 1)
+    _score(keys, head, table, first_row, scratch)
+    _fetch_block(values, head, table, 0, 1)
+    width, scores = scratch.scores.shape[1], simd.address(scratch.scores)
+    for row in range(first_row, scratch.num_rows[0]):
+        start, seen = scores + simd.FLOAT_BYTES * row * width, scratch.visible[row]
         largest = simd.maximum(start, seen)
         for i in range(seen):
-            scores[i] = exp(scores[i] - largest)
+            scratch.scores[row, i] = exp(scratch.scores[row, i] - largest)
         scratch.max[row] = largest
         scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen)
-    _weigh(values, head, table, first_row, num_rows, group, count, scratch)
+    _weigh(values, head, table, first_row, group, scratch)
     return first_row
 
 
@@ -292,7 +325,7 @@ def _fold(
 
 
 @jit.compiled
-def _clear_totals(num_rows: int, scratch: _Scratch) -> None:
+def _clear_totals(num_rows: int, scratch: Scratch) -> None:
     for row in range(num_rows):
         scratch.total_max[row] = -np.float32(np.inf)
         scratch.total_sum[row] = np.float32(0.0)
@@ -301,7 +334,7 @@ def _clear_totals(num_rows: int, scratch: _Scratch) -> None:
 
 
 @jit.compiled
-def _keep_partial(partial: int, first_head: int, group: int, scratch: _Scratch, partials: _Partials) -> None:
+def _keep_partial(partial: int, first_head: int, group: int, scratch: Scratch, partials: Partials) -> None:
     for row in range(group):
         partials.max[partial, first_head + row] = scratch.max[row]
         partials.sum[partial, first_head + row] = scratch.sum[row]
@@ -310,33 +343,34 @@ def _keep_partial(partial: int, first_head: int, group: int, scratch: _Scratch, 
 
 
 @jit.compiled
-def _do_unit(
+def do_unit(
     unit: _Int64Array,
     head: int,
     position: int,
     query: _Float32Array,
     token_stride: int,
-    keys: _Float32Array,
-    values: _Float32Array,
+    keys: Cache,
+    values: Cache,
     table: _Int32Array,
     scale: jit.Float32,
-    scratch: _Scratch,
-    partials: _Partials,
+    scratch: Scratch,
+    partials: Partials,
     out: _Float32Array,
 ) -> None:
     """One unit for one KV head; `position` is that of the unit's first token, `table` the row's blocks."""
     group, head_dim, width = out.shape[1] // keys.shape[1], out.shape[2], scratch.scores.shape[1]
-    token, num_rows = unit[_TOKEN], unit[_NUM_TOKENS] * group
+    token, num_rows = unit[TOKEN], unit[NUM_TOKENS] * group
     first = query[token * token_stride + head * group * head_dim :]
-    _take_queries(first, token_stride, unit[_NUM_TOKENS], group, scale, scratch.queries)
+    _take_queries(first, token_stride, unit[NUM_TOKENS], group, scale, scratch.queries)
+    scratch.num_rows[0] = num_rows
     _clear_totals(num_rows, scratch)
-    for segment in range(unit[_SEGMENT], unit[_END_SEGMENT]):
+    for segment in range(unit[SEGMENT], unit[END_SEGMENT]):
         begin = segment * width
         for row in range(num_rows):
             scratch.visible[row] = min(position + row // group + 1 - begin, width)
-        first_row = _do_segment(keys, values, head, table[begin // keys.shape[2] :], num_rows, group, scratch)
-        if unit[_IS_SPLIT] == 1:
-            _keep_partial(unit[_PARTIAL], head * group, group, scratch, partials)
+        first_row = _do_segment(keys, values, head, table[begin // keys.shape[2] :], group, scratch)
+        if unit[IS_SPLIT] == 1:
+            _keep_partial(unit[PARTIAL], head * group, group, scratch, partials)
             return
         for row in range(first_row, num_rows):
             totals = (scratch.total_max, scratch.total_sum, scratch.total)
@@ -348,26 +382,27 @@ def _do_unit(
 
 
 @jit.compiled
-def _fold_partials(first: int, end: int, partials: _Partials, out: _Float32Array) -> None:
-    """Fold the partial results first:end of one decode row; out: [num_heads, head_dim]."""
-    num_heads, head_dim = out.shape
-    total_max = np.full(num_heads, -np.inf, dtype=np.float32)
-    total_sum = np.zeros(num_heads, dtype=np.float32)
-    total = np.zeros((num_heads, head_dim), dtype=np.float32)
-    for head in range(num_heads):
+def fold_partials(first: int, end: int, first_head: int, end_head: int, partials: Partials, out: _Float32Array) -> None:
+    """Fold the partial results first:end of one decode row, for some of its heads; out: [num_heads, head_dim]."""
+    head_dim = out.shape[1]
+    total_max, total_sum = np.empty(1, dtype=np.float32), np.empty(1, dtype=np.float32)
+    total = np.empty((1, head_dim), dtype=np.float32)
+    for head in range(first_head, end_head):
+        total_max[0], total_sum[0] = -np.float32(np.inf), np.float32(0.0)
+        total[:] = np.float32(0.0)
         for i in range(first, end):
             totals = (total_max, total_sum, total)
-            _fold(partials.max[i, head], partials.sum[i, head], partials.sums[i, head], *totals, head)
+            _fold(partials.max[i, head], partials.sum[i, head], partials.sums[i, head], *totals, 0)
         for d in range(head_dim):
-            out[head, d] = total[head, d] / total_sum[head]
+            out[head, d] = total[0, d] / total_sum[0]
 
 
 @jit.compiled_parallel
 def attend(
     query: _Float32Array,
     token_stride: int,
-    keys: _Float32Array,
-    values: _Float32Array,
+    keys: Cache,
+    values: Cache,
     block_tables: _Int32Array,
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
@@ -379,26 +414,26 @@ def attend(
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
     num_heads, head_dim = out.shape[1], out.shape[2]
     group = num_heads // num_kv_heads
-    tile_tokens = max(1, _TILE_ROWS // group)
-    width = max(1, _MAX_SEGMENT_POSITIONS // block_size) * block_size
-    num_units, num_partials = _count_units(cu_seqlens, context_lens, tile_tokens, width)
+    tile_tokens = max(1, TILE_ROWS // group)
+    width = max(1, MAX_SEGMENT_POSITIONS // block_size) * block_size
+    num_units, num_partials = count_units(cu_seqlens, context_lens, tile_tokens, width)
     units = np.empty((num_units, 7), dtype=np.int64)
     first_partial = np.empty(context_lens.shape[0] + 1, dtype=np.int64)
-    _fill_units(cu_seqlens, context_lens, tile_tokens, width, units, first_partial)
+    fill_units(cu_seqlens, context_lens, tile_tokens, width, units, first_partial)
     partial_max = np.empty((num_partials, num_heads), dtype=np.float32)
     partial_sum = np.empty((num_partials, num_heads), dtype=np.float32)
     partial_sums = np.empty((num_partials, num_heads, head_dim), dtype=np.float32)
     for worker in numba.prange(num_workers):
-        scratch = _new_scratch(tile_tokens * group, head_dim, width)
+        scratch = new_scratch(tile_tokens * group, head_dim, width)
         for i in range(worker, num_units * num_kv_heads, num_workers):
-            partials = _Partials(partial_max, partial_sum, partial_sums)
+            partials = Partials(partial_max, partial_sum, partial_sums)
             unit, head = units[i // num_kv_heads], i % num_kv_heads
-            row, token = unit[_ROW], unit[_TOKEN]
+            row, token = unit[ROW], unit[TOKEN]
             position = context_lens[row] - (cu_seqlens[row + 1] - token)
             table = block_tables[row]
-            _do_unit(unit, head, position, query, token_stride, keys, values, table, scale, scratch, partials, out)
+            do_unit(unit, head, position, query, token_stride, keys, values, table, scale, scratch, partials, out)
     # Serial: folding is a hundredth of the work, and another parallel region costs more than it saves.
     for row in range(len(context_lens)):
         if first_partial[row + 1] > first_partial[row]:
-            partials = _Partials(partial_max, partial_sum, partial_sums)
-            _fold_partials(first_partial[row], first_partial[row + 1], partials, out[cu_seqlens[row]])
+            partials = Partials(partial_max, partial_sum, partial_sums)
+            fold_partials(first_partial[row], first_partial[row + 1], 0, num_heads, partials, out[cu_seqlens[row]])

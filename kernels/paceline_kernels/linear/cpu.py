@@ -31,9 +31,9 @@ def multiply(
     """out = x times the transpose of weight; each worker takes a range of the output columns."""
     num_rows, length = x.shape
     num_columns = weight.shape[0]
-    # Ranges are multiples of three columns, the width of a tile.
-    columns_each = ((num_columns + 2) // 3 + num_workers - 1) // num_workers * 3
-    rows_each = max(4, _ROW_BLOCK_FLOATS // max(length, 1) // 4 * 4)
+    # Ranges are multiples of four columns, the width of a tile.
+    columns_each = ((num_columns + 3) // 4 + num_workers - 1) // num_workers * 4
+    rows_each = max(3, _ROW_BLOCK_FLOATS // max(length, 1) // 3 * 3)
     x_start, w_start, out_start = simd.address(x), simd.address(weight), simd.address(out)
     for worker in numba.prange(num_workers):
         first = worker * columns_each
@@ -49,4 +49,5 @@ def multiply(
                 length,
                 out_start + simd.FLOAT_BYTES * (row * num_columns + first),
                 num_columns,
+                weight,
             )

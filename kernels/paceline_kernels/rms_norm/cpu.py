@@ -27,7 +27,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 
 
 @jit.compiled
-def _normalize_row(x: _Rows, weight: _Rows, eps: jit.Float32, out: _Rows) -> None:
+def normalize_row(x: _Rows, weight: _Rows, eps: jit.Float32, out: _Rows) -> None:
+    """out = one row of x normalised. All [hidden]."""
     start = simd.address(x)
     mean = simd.dot(start, start, x.shape[0]) / np.float32(x.shape[0])
     scale = np.float32(1.0) / np.sqrt(mean + eps)
@@ -39,7 +40,7 @@ def _normalize_row(x: _Rows, weight: _Rows, eps: jit.Float32, out: _Rows) -> Non
 def _add_and_normalize_row(x: _Rows, residual: _Rows, weight: _Rows, eps: jit.Float32, out: _Rows) -> None:
     for i in range(x.shape[0]):
         residual[i] += x[i]
-    _normalize_row(residual, weight, eps, out)
+    normalize_row(residual, weight, eps, out)
 
 
 @jit.compiled_parallel
@@ -47,10 +48,10 @@ def normalize(x: _Rows, weight: _Rows, eps: jit.Float32, out: _Rows) -> None:
     """out = the rows of x normalised. All [num_tokens, hidden], weight [hidden]."""
     if x.shape[0] < _MIN_PARALLEL_ROWS:
         for row in range(x.shape[0]):
-            _normalize_row(x[row], weight, eps, out[row])
+            normalize_row(x[row], weight, eps, out[row])
     else:
         for row in numba.prange(x.shape[0]):
-            _normalize_row(x[row], weight, eps, out[row])
+            normalize_row(x[row], weight, eps, out[row])
 
 
 @jit.compiled_parallel

@@ -35,7 +35,7 @@ def rope_and_write_kv(
 
 
 @jit.compiled
-def _rotate(x: _Float32Array, angles: _Float32Array, out: _Float32Array) -> None:
+def rotate(x: _Float32Array, angles: _Float32Array, out: _Float32Array) -> None:
     """out = x with pairs (i, i + half) rotated. All [head_dim]; out may be x."""
     half = x.shape[0] // 2
     for i in range(half):
@@ -57,9 +57,9 @@ def _place_token(
     num_kv_heads = key_cache.shape[1]
     num_heads = qkv.shape[0] - 2 * num_kv_heads
     for head in range(num_heads):
-        _rotate(qkv[head], angles, qkv[head])
+        rotate(qkv[head], angles, qkv[head])
     for head in range(num_kv_heads):
-        _rotate(qkv[num_heads + head], angles, key_cache[block, head, offset])
+        rotate(qkv[num_heads + head], angles, key_cache[block, head, offset])
         value_cache[block, head, offset] = qkv[num_heads + num_kv_heads + head]
 
 

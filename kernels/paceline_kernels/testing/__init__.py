@@ -1,4 +1,4 @@
-"""What tests of kernels build on: paged batches, and memory that shows when it is read before it is written.
+"""What tests of kernels build on: paged batches, packed matrices, and memory that shows when it is read too early.
 
 Knows how an engine lays out blocks. It asserts nothing.
 """
@@ -6,7 +6,11 @@ Knows how an engine lays out blocks. It asserts nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from paceline_kernels.quantized_linear import PackedWeight, WeightFormat, pack_int4, pack_int8
+from paceline_kernels.quantized_linear.tiles import GROUP
 
 _UNWRITTEN_INT = 0x7EADBEEF  # truncated by smaller types
 
@@ -102,4 +106,18 @@ def paged_batch(rows: Sequence[tuple[Context, int, int]], block_size: int, seed:
         cu_seqlens=lengths.cumsum(0).int(),
         context_lens=torch.tensor([stop for _, _, stop in rows], dtype=torch.int32),
         scale=head_dim**-0.5,
+    )
+
+
+def random_packed_weight(num_outputs: int, num_inputs: int, weight_format: WeightFormat, seed: int) -> PackedWeight:
+    """A matrix of about unit gain, made of all integers of the format; no two groups have the same scale."""
+    generator = np.random.default_rng([seed, num_outputs, num_inputs])
+    groups = (num_outputs, num_inputs // GROUP)
+    if weight_format is WeightFormat.INT4:
+        integers = generator.integers(0, 16, (num_outputs, num_inputs), np.uint8)
+        scales = generator.uniform(0.5, 1.5, groups).astype(np.float32) / np.float32(4.6 * num_inputs**0.5)
+        return pack_int4(integers, scales, -scales * generator.uniform(6, 9, groups).astype(np.float32))
+    integers = generator.integers(-127, 128, (num_outputs, num_inputs)).astype(np.int8)
+    return pack_int8(
+        integers, generator.uniform(0.5, 1.5, groups).astype(np.float32) / np.float32(73 * num_inputs**0.5)
     )

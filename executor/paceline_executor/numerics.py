@@ -1,0 +1,76 @@
+"""In which numbers a model is computed: how its weights are multiplied, and how keys and values are kept.
+
+Knows the choices and what they cost in memory. It refuses to know kernels, torch and file formats.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from paceline_executor.errors import LimitError
+from paceline_executor.weights import ModelConfig
+
+_GROUP = 32
+_INT8_SCALE_BYTES = 4
+
+
+class Quantization(enum.Enum):
+    """What `--quantization` takes."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
+class WeightKind(enum.Enum):
+    """How weights are held and multiplied."""
+
+    PACKED = "packed"  # 4 or 8 bits each, as stored in the file; multiplied with int8 activations
+    FLOAT32 = "float32"
+
+
+class KvDtype(enum.Enum):
+    """How a key or value is kept."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"  # one scale for each slot of each KV head
+
+    def slot_bytes(self, head_dim: int) -> int:
+        """The size of one key or value of one KV head."""
+        if self is KvDtype.INT8:
+            return head_dim + _INT8_SCALE_BYTES
+        return head_dim * (2 if self is KvDtype.FLOAT16 else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The numbers of one executor. float32 throughout is the measure of the others."""
+
+    weights: WeightKind
+    kv: KvDtype
+
+    def max_bytes_per_weight(self) -> float:
+        """What a weight takes at most: packed, a byte and its part of a scale for every 32."""
+        return 4.0 if self.weights is WeightKind.FLOAT32 else 1 + 2 / _GROUP
+
+    def bytes_per_token(self, model: ModelConfig) -> int:
+        """What the keys and values of one token take in all layers."""
+        return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
+
+
+FLOAT32_NUMERICS = Numerics(WeightKind.FLOAT32, KvDtype.FLOAT32)
+
+
+def choose_numerics(quantization: Quantization, kv_dtype: KvDtype | None, model: ModelConfig) -> Numerics:
+    """What the options come to for this model; None leaves the choice of `kv_dtype` to us.
+
+    Raises LimitError for keys and values in float32 beside packed weights, or in less beside float32 weights.
+    """
+    sizes = (model.hidden_size, model.intermediate_size, model.head_dim)
+    if quantization is Quantization.NONE or any(size % _GROUP for size in sizes):
+        if kv_dtype not in (None, KvDtype.FLOAT32):
+            reason = "--quantization none" if quantization is Quantization.NONE else f"a model of sizes {sizes}"
+            raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
+        return FLOAT32_NUMERICS
+    if kv_dtype is KvDtype.FLOAT32:
+        raise LimitError("--kv-cache-dtype float32 goes with --quantization none; packed weights take float16 or int8")
+    return Numerics(WeightKind.PACKED, kv_dtype or KvDtype.FLOAT16)

@@ -1,0 +1,57 @@
+"""Quantised rows as a GGUF file stores them, taken apart into integers, scales and minima; nothing is rounded.
+
+Knows the blocks of 32 weights of ggml's Q4_0, Q4_1 and Q8_0, as docs/gguf.md and ggml-common.h of the ggml project
+define them. Other types are dequantised by whoever needs them. It refuses to know where kernels put the integers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Rows:
+    """Weight = scale * integer + minimum, integers 0 to 15."""
+
+    integers: npt.NDArray[np.uint8]  # [rows, columns]
+    scales: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
+    minima: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Weight = scale * integer."""
+
+    integers: npt.NDArray[np.int8]  # [rows, columns]
+    scales: npt.NDArray[np.float32]  # [rows, columns / 32], each a float16
+
+
+QuantizedRows = Int4Rows | Int8Rows
+
+
+def take_apart(rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> QuantizedRows | None:
+    """The rows [rows, bytes per row] of a type that is made of integers in groups of 32; None for any other type."""
+    if stored not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
+        return None
+    blocks = rows.reshape(rows.shape[0], -1, GGML_QUANT_SIZES[stored][1])  # [rows, blocks, bytes]
+    scales = _halves(blocks[:, :, :2])
+    if stored == GGMLQuantizationType.Q8_0:
+        integers = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8)
+        return Int8Rows(integers.reshape(rows.shape[0], -1), scales)
+    if stored == GGMLQuantizationType.Q4_0:
+        return Int4Rows(_nibbles(blocks[:, :, 2:]), scales, -8 * scales)
+    return Int4Rows(_nibbles(blocks[:, :, 4:]), scales, _halves(blocks[:, :, 2:4]))
+
+
+def _halves(columns: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(columns).view(np.float16)[:, :, 0].astype(np.float32)
+
+
+def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The low halves of 16 bytes are the first 16 weights of a block, the high halves the others."""
+    low, high = np.bitwise_and(packed, 15), np.right_shift(packed, 4)
+    return np.concatenate((low, high), axis=2, dtype=np.uint8).reshape(packed.shape[0], -1)

@@ -1,0 +1,56 @@
+"""decoder: a whole step of a decoder-only transformer with packed weights, from token ids to logits, in one call.
+
+Knows layers of grouped-query attention and a gated feed-forward network; not requests, nor how weights were read.
+Made of the same arithmetic as the operations around it, fused where a call, a pass over memory or a wait is saved.
+"""
+
+import torch
+
+from paceline_kernels.arguments import check_tensor
+from paceline_kernels.decoder import cpu
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+
+__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights"]
+
+# Behind the values of an int8 slot stands their scale, a float32.
+INT8_SCALE_BYTES = 4
+
+
+class Decoder:
+    """Weights on one device, ready to compute steps. One thread at a time."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        device = weights.embedding.data.device
+        if device.type != "cpu":
+            raise UnsupportedDeviceError("decoder", device)
+        self._weights = weights
+        self._decoder = cpu.CpuDecoder(weights)
+
+    def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32, new.
+
+        keys, values: [num_layers, num_blocks, num_kv_heads, block_size, slot] of one type: float16 with slot =
+        head_dim, or int8 with slot = head_dim + 4, the values of a slot followed by their scale, a float32.
+        Keys and values are rounded, to even, when they are written: to float16, or to multiples of the largest
+        magnitude of the slot / 127.
+        Batch-invariant: the logits of a token depend, bit for bit, on the token ids up to it alone, as long as those
+        before it were computed by the same weights into the same type of cache.
+        Raises KernelArgumentError for shapes, types and indices that do not fit.
+        """
+        op, num_tokens, num_rows = "decoder", batch.token_ids.shape[0], batch.context_lens.shape[0]
+        check_tensor(op, "token_ids", batch.token_ids, torch.int32, (None,))
+        check_tensor(op, "positions", batch.positions, torch.int32, (num_tokens,))
+        check_tensor(op, "slot_mapping", batch.slot_mapping, torch.int64, (num_tokens,))
+        check_tensor(op, "cu_seqlens", batch.cu_seqlens, torch.int32, (num_rows + 1,))
+        check_tensor(op, "context_lens", batch.context_lens, torch.int32, (num_rows,))
+        check_tensor(op, "block_tables", batch.block_tables, torch.int32, (num_rows, None))
+        check_tensor(op, "logit_tokens", batch.logit_tokens, torch.int32, (None,))
+        if keys.dtype not in (torch.float16, torch.int8):
+            raise KernelArgumentError(op, f"keys must be float16 or int8, not {keys.dtype}")
+        weights = self._weights
+        slot = weights.head_dim + (INT8_SCALE_BYTES if keys.dtype == torch.int8 else 0)
+        shape = (len(weights.layers), None, weights.num_kv_heads, None, slot)
+        check_tensor(op, "keys", keys, keys.dtype, shape)
+        check_tensor(op, "values", values, keys.dtype, tuple(keys.shape))
+        return self._decoder.forward(batch, keys, values)

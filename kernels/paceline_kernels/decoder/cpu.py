@@ -1,0 +1,246 @@
+"""decoder for CPUs: one compiled call per step, one parallel region, all layers.
+
+Knows the order of phases and where memory comes from. What a phase computes is `phases`' affair, how workers share it
+`team`'s.
+"""
+
+import numba
+import numpy as np
+import torch
+
+from paceline_kernels import jit, team
+from paceline_kernels.attention import cpu as attention
+from paceline_kernels.decoder import phases
+from paceline_kernels.decoder.state import (
+    Activations,
+    Batch,
+    Shape,
+    Splits,
+    Weights,
+    new_activations,
+    new_splits,
+)
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderWeights
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.quantized_linear.tiles import TILE
+
+# What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
+_EMBED, _QKV, _ATTEND, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(9)
+_PHASES_PER_LAYER = 7
+# numba computes with no float16: compiled code sees the bits.
+_ARRAYS: dict[torch.dtype, type[np.generic]] = {torch.float16: np.uint16, torch.int8: np.int8}
+
+
+class CpuDecoder:
+    """See `paceline_kernels.decoder.Decoder`. Holds the weights, and memory for the largest step so far."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self._kept = weights  # compiled code knows the matrices by address only
+        self._shape = _shape(weights)
+        self._weights = _compiled_weights(weights)
+        self._vocab_columns = self._weights.lm_head.shape[0] * TILE
+        self._activations = new_activations(self._shape, 1, 1, self._vocab_columns)
+        self._splits = new_splits(self._shape, 1, 1, 1)
+        self._counters = team.new_counters(2 + _PHASES_PER_LAYER * self._shape.num_layers)
+        self._folds = team.new_counters(self._shape.num_kv_heads)
+
+    def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """See `paceline_kernels.decoder.Decoder.forward`."""
+        compiled_batch = Batch(
+            batch.token_ids.numpy(),
+            batch.positions.numpy(),
+            batch.slot_mapping.numpy(),
+            batch.cu_seqlens.numpy(),
+            batch.context_lens.numpy(),
+            batch.block_tables.numpy(),
+            batch.logit_tokens.numpy(),
+        )
+        _check_batch(compiled_batch, self._kept, keys)
+        caches = (keys.numpy().view(_ARRAYS[keys.dtype]), values.numpy().view(_ARRAYS[values.dtype]))
+        splits = self._cut(compiled_batch, keys.shape[3])
+        self._make_room(compiled_batch)
+        self._counters[:] = 0
+        run(
+            self._shape,
+            self._weights,
+            compiled_batch,
+            *caches,
+            self._activations,
+            splits,
+            self._counters,
+            self._folds,
+            jit.num_threads(),
+        )
+        num_logits = compiled_batch.logit_tokens.shape[0]
+        logits = torch.from_numpy(self._activations.logits[:num_logits])
+        return logits[:, : self._shape.vocab].contiguous()
+
+    def _cut(self, batch: Batch, block_size: int) -> Splits:
+        """How attention is shared out in this batch."""
+        width, tile_tokens = segment_positions(block_size), _tile_tokens(self._shape)
+        num_units, num_partials = attention.count_units(batch.cu_seqlens, batch.context_lens, tile_tokens, width)
+        num_rows, splits = batch.context_lens.shape[0], self._splits
+        room = (splits.first_partial.shape[0] - 1, splits.units.shape[0], splits.max.shape[0])
+        if any(has < needs for has, needs in zip(room, (num_rows, num_units, num_partials), strict=True)):
+            needed = (num_rows, num_units, num_partials)
+            self._splits = new_splits(self._shape, *(max(has, 2 * n) for has, n in zip(room, needed, strict=True)))
+            self._folds = team.new_counters((self._splits.first_partial.shape[0] - 1) * self._shape.num_kv_heads)
+        splits = self._splits
+        rows = (batch.cu_seqlens, batch.context_lens, tile_tokens, width)
+        attention.fill_units(*rows, splits.units, splits.first_partial)
+        return splits._replace(num_units=num_units)
+
+    def _make_room(self, batch: Batch) -> None:
+        room = (self._activations.stream.shape[0], self._activations.logits.shape[0])
+        needed = (batch.token_ids.shape[0], batch.logit_tokens.shape[0])
+        if any(has < needs for has, needs in zip(room, needed, strict=True)):
+            num_tokens, num_logits = (
+                has if has >= needs else 2 * needs for has, needs in zip(room, needed, strict=True)
+            )
+            self._activations = new_activations(self._shape, num_tokens, num_logits, self._vocab_columns)
+
+
+def segment_positions(block_size: int) -> int:
+    """How many positions attention takes at a time."""
+    return max(1, attention.MAX_SEGMENT_POSITIONS // block_size) * block_size
+
+
+def _tile_tokens(shape: Shape) -> int:
+    return max(1, attention.TILE_ROWS * shape.num_kv_heads // shape.num_heads)
+
+
+def _shape(weights: DecoderWeights) -> Shape:
+    return Shape(
+        num_layers=len(weights.layers),
+        hidden=weights.embedding.num_inputs,
+        intermediate=weights.intermediate_size,
+        num_heads=weights.num_heads,
+        num_kv_heads=weights.num_kv_heads,
+        head_dim=weights.head_dim,
+        vocab=weights.embedding.num_outputs,
+        eps=np.float32(weights.rms_norm_eps),
+        scale=np.float32(weights.head_dim**-0.5),
+    )
+
+
+def _compiled_weights(weights: DecoderWeights) -> Weights:
+    matrices = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in weights.layers]
+    norms = [norm for layer in weights.layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
+    addresses = [[(matrix.data.data_ptr(), int(matrix.format)) for matrix in layer] for layer in matrices]
+    return Weights(
+        matrices=np.array(addresses, dtype=np.int64),
+        norms=torch.stack([*norms, weights.final_norm]).numpy(),
+        embedding=weights.embedding.data.numpy(),
+        embedding_format=int(weights.embedding.format),
+        lm_head=weights.lm_head.data.numpy(),
+        lm_head_format=int(weights.lm_head.format),
+        rope_table=weights.rope_table.numpy(),
+    )
+
+
+def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> None:
+    """Compiled code checks nothing: every index is looked at here."""
+    num_tokens = batch.token_ids.shape[0]
+    bounds = (
+        ("token ids", batch.token_ids, weights.embedding.num_outputs),
+        ("positions", batch.positions, weights.rope_table.shape[0]),
+        ("slots", batch.slots, keys.shape[1] * keys.shape[3]),
+        ("tokens whose logits are wanted", batch.logit_tokens, num_tokens),
+    )
+    for name, indices, end in bounds:
+        if indices.size and not (indices.min() >= 0 and indices.max() < end):
+            raise KernelArgumentError("decoder", f"{name} must be 0 to {end - 1}")
+    attention.check_rows(num_tokens, keys[0], batch.block_tables, batch.cu_seqlens, batch.context_lens)
+
+
+@jit.compiled
+def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: Batch, num_units: int) -> int:
+    num_tokens, num_logits = int(batch.token_ids.shape[0]), int(batch.logit_tokens.shape[0])
+    blocks, width = phases.num_blocks(num_tokens), phases.OUTPUT_TILES * TILE
+    if phase == _QKV:
+        return blocks * (shape.num_heads + 2 * shape.num_kv_heads)
+    if phase == _ATTEND:
+        return num_units * int(shape.num_kv_heads)
+    if phase in (_OUTPUT, _DOWN):
+        return blocks * (shape.hidden // width)
+    if phase == _GATE:
+        return blocks * (shape.intermediate // width)
+    if phase == _LOGITS:
+        return phases.num_blocks(num_logits) * phases.num_logit_pieces(weights)
+    is_last = phase == _NORMALIZE_NEXT and layer == shape.num_layers - 1
+    normalized = num_logits if is_last else num_tokens
+    return (normalized + phases.TOKENS_PER_NORM - 1) // phases.TOKENS_PER_NORM
+
+
+@jit.compiled
+def _work(
+    shape: Shape,
+    weights: Weights,
+    batch: Batch,
+    keys: attention.Cache,
+    values: attention.Cache,
+    work: Activations,
+    splits: Splits,
+    counters: team.Counters,
+    folds: team.Counters,
+) -> None:
+    """One worker's way through all phases."""
+    columns = max(shape.head_dim, 2 * phases.OUTPUT_TILES * TILE)
+    products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
+    group = shape.num_heads // shape.num_kv_heads
+    block_size = keys.shape[3]
+    width = max(1, attention.MAX_SEGMENT_POSITIONS // block_size) * block_size
+    scratch = attention.new_scratch(max(1, attention.TILE_ROWS // group) * group, shape.head_dim, width)
+    num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
+    for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
+        layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
+        if index == 0:
+            layer, phase = 0, _EMBED
+        elif layer == shape.num_layers:
+            phase = _LOGITS
+        num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
+        num_done, piece = 0, team.claim(counters, index)
+        while piece < num_pieces:
+            if phase == _EMBED:
+                phases.embed(piece, shape, weights, batch, work)
+            elif phase == _QKV:
+                cache = (keys[layer], values[layer])
+                phases.project_qkv(piece, layer, shape, weights, batch, *cache, work, products)
+            elif phase == _ATTEND:
+                phases.attend(piece, shape, batch, keys[layer], values[layer], splits, folds, work, scratch)
+            elif phase == _OUTPUT:
+                phases.project_output(piece, layer, num_tokens, weights, work, products)
+            elif phase == _NORMALIZE:
+                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work)
+            elif phase == _GATE:
+                phases.gate(piece, layer, num_tokens, shape, weights, work, products)
+            elif phase == _DOWN:
+                phases.project_down(piece, layer, num_tokens, weights, work, products)
+            elif phase == _LOGITS:
+                phases.project_logits(piece, num_logits, weights, work)
+            elif layer == shape.num_layers - 1:
+                phases.normalize_last(piece, shape, weights, batch, work)
+            else:
+                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work)
+            num_done += 1
+            piece = team.claim(counters, index)
+        team.finish(counters, index, num_done)
+        team.wait(counters, index, num_pieces)
+
+
+@jit.compiled_parallel
+def run(
+    shape: Shape,
+    weights: Weights,
+    batch: Batch,
+    keys: attention.Cache,
+    values: attention.Cache,
+    work: Activations,
+    splits: Splits,
+    counters: team.Counters,
+    folds: team.Counters,
+    num_workers: int,
+) -> None:
+    """The step on arrays that were checked; counters are zero."""
+    for _ in numba.prange(num_workers):
+        _work(shape, weights, batch, keys, values, work, splits, counters, folds)

@@ -1,0 +1,276 @@
+"""The phases of a decoder step, each cut into pieces that do not depend on each other.
+
+Knows what one piece computes. Who does it, and when, is `cpu`'s.
+
+Every output of a piece depends on one token's inputs alone, and is computed in an order that `quantized_linear.tiles`,
+`simd` and `attention.cpu` fix; how a phase is cut changes who computes it, never its bits.
+"""
+
+import numpy as np
+
+from paceline_kernels import jit, simd, team
+from paceline_kernels.attention import cpu as attention
+from paceline_kernels.decoder.state import (
+    ATTENTION_OUTPUT,
+    DOWN,
+    GATE_UP,
+    GROUP,
+    QKV,
+    Activations,
+    Batch,
+    Float32Array,
+    Quantized,
+    Shape,
+    Splits,
+    Weights,
+    attended,
+    fed,
+    hidden,
+)
+from paceline_kernels.elementary import exp
+from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, quantize_span, unpack_row
+from paceline_kernels.quantized_linear.tiles import TILE
+from paceline_kernels.rms_norm.cpu import normalize_row
+from paceline_kernels.rope.cpu import rotate
+
+# Tokens of a piece of a product: their int8 inputs and the weights of a piece stay in a second-level cache.
+TOKENS_PER_PIECE = 64
+# Tokens of a piece of a norm.
+TOKENS_PER_NORM = 4
+# Outputs of a piece, in tiles of 16: two are one group of what comes next.
+OUTPUT_TILES = 2
+LOGIT_TILES = 4
+
+
+@jit.compiled
+def num_blocks(num_tokens: int) -> int:
+    """How many pieces the tokens of a product make."""
+    return (num_tokens + TOKENS_PER_PIECE - 1) // TOKENS_PER_PIECE
+
+
+@jit.compiled
+def _dot(
+    address: int, weight_format: int, tile: int, num_tiles: int, x: Quantized, first: int, rows: int, out: Float32Array
+) -> None:
+    """out[:rows, 16 * i + j] = rows `first`… of x times output j of the tiles from `tile` on."""
+    num_groups = x.scales.shape[1]
+    tile_bytes = num_groups * group_bytes(weight_format)
+    inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]), simd.address(x.sums[first]))
+    for i in range(num_tiles):
+        w, target = address + (tile + i) * tile_bytes, simd.address(out) + simd.FLOAT_BYTES * TILE * i
+        dot_tile_rows(weight_format, *inputs, w, num_groups, target, out.shape[1])
+
+
+@jit.compiled
+def _quantize(x: int, num_groups: int, out: Quantized, row: int, first_group: int) -> None:
+    """Make the floats at address x int8 as groups `first_group`… of a row of `out`."""
+    group = row * out.scales.shape[1] + first_group
+    quantize_groups(
+        x,
+        num_groups,
+        simd.address(out.integers) + GROUP * group,
+        simd.address(out.scales) + simd.FLOAT_BYTES * group,
+        simd.address(out.sums) + simd.FLOAT_BYTES * group,
+    )
+
+
+@jit.compiled
+def _normalize(shape: Shape, weights: Weights, norm: int, token: int, row: int, work: Activations) -> None:
+    """hidden[row] = the stream of this token, normalised."""
+    normalized = np.empty(shape.hidden, dtype=np.float32)
+    normalize_row(work.stream[token], weights.norms[norm], shape.eps, normalized)
+    _quantize(simd.address(normalized), shape.hidden // GROUP, hidden(work), row, 0)
+
+
+@jit.compiled
+def embed(piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations) -> None:
+    """The tokens' embeddings begin the stream; the first norm follows at once."""
+    for token in range(piece * TOKENS_PER_NORM, min(batch.token_ids.shape[0], (piece + 1) * TOKENS_PER_NORM)):
+        unpack_row(weights.embedding, weights.embedding_format, batch.token_ids[token], work.stream[token])
+        _normalize(shape, weights, 0, token, token, work)
+
+
+@jit.compiled
+def normalize(piece: int, norm: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations) -> None:
+    """The stream of some tokens, normalised with norm `norm`."""
+    for token in range(piece * TOKENS_PER_NORM, min(num_tokens, (piece + 1) * TOKENS_PER_NORM)):
+        _normalize(shape, weights, norm, token, token, work)
+
+
+@jit.compiled
+def normalize_last(piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations) -> None:
+    """The same with the last norm, for the tokens whose logits are wanted, row after row."""
+    for row in range(piece * TOKENS_PER_NORM, min(batch.logit_tokens.shape[0], (piece + 1) * TOKENS_PER_NORM)):
+        _normalize(shape, weights, 2 * shape.num_layers, batch.logit_tokens[row], row, work)
+
+
+@jit.compiled
+def _store(x: Float32Array, cache: attention.Cache, block: int, head: int, offset: int) -> None:
+    """Put a head's keys or values into its slot, in the way the cache keeps them."""
+    slot, source, count = simd.address(cache[block, head, offset]), simd.address(x), x.shape[0]
+    if cache.itemsize == 1:
+        scale, _ = quantize_span(source, count, slot)
+        simd.put(slot + count, 0, scale)
+    elif cache.itemsize == 2:
+        simd.narrow(source, count, slot)
+    else:
+        for d in range(count):
+            simd.put(slot, d, x[d])
+
+
+@jit.compiled
+def project_qkv(
+    piece: int,
+    layer: int,
+    shape: Shape,
+    weights: Weights,
+    batch: Batch,
+    keys: attention.Cache,
+    values: attention.Cache,
+    work: Activations,
+    scratch: Float32Array,
+) -> None:
+    """One head of some tokens: queries rotated, keys rotated and stored, or values stored; caches of one layer."""
+    num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    total_heads = num_heads + 2 * num_kv_heads
+    first, head = piece // total_heads * TOKENS_PER_PIECE, piece % total_heads
+    rows = min(TOKENS_PER_PIECE, batch.token_ids.shape[0] - first)
+    projected = scratch[: TOKENS_PER_PIECE * head_dim].reshape((TOKENS_PER_PIECE, head_dim))
+    address, weight_format = weights.matrices[layer, QKV]
+    tiles = head_dim // TILE
+    _dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, projected)
+    block_size = keys.shape[2]
+    for row in range(rows):
+        token = first + row
+        block, offset = batch.slots[token] // block_size, batch.slots[token] % block_size
+        angles = weights.rope_table[batch.positions[token]]
+        if head < num_heads:
+            rotate(projected[row], angles, work.query[token, head])
+        elif head < num_heads + num_kv_heads:
+            rotate(projected[row], angles, projected[row])
+            _store(projected[row], keys, block, head - num_heads, offset)
+        else:
+            _store(projected[row], values, block, head - num_heads - num_kv_heads, offset)
+
+
+@jit.compiled
+def attend(
+    piece: int,
+    shape: Shape,
+    batch: Batch,
+    keys: attention.Cache,
+    values: attention.Cache,
+    splits: Splits,
+    folds: team.Counters,
+    work: Activations,
+    scratch: attention.Scratch,
+) -> None:
+    """One unit of attention for one KV head; who finishes the last segment of a split row folds its segments."""
+    num_kv_heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+    # The last units of a chunk see most positions: they are begun first.
+    unit, head = splits.units[splits.num_units - 1 - piece // num_kv_heads], piece % num_kv_heads
+    row, token = unit[attention.ROW], unit[attention.TOKEN]
+    position = batch.context_lens[row] - (batch.cu_seqlens[row + 1] - token)
+    flat = work.query.reshape(-1)
+    stride = shape.num_heads * shape.head_dim
+    partials = attention.Partials(splits.max, splits.sum, splits.sums)
+    table, out = batch.block_tables[row], work.attended
+    attention.do_unit(unit, head, position, flat, stride, keys, values, table, shape.scale, scratch, partials, out)
+    if unit[attention.IS_SPLIT] == 1:
+        first, end = splits.first_partial[row], splits.first_partial[row + 1]
+        fold = row * num_kv_heads + head
+        if team.finish(folds, fold, 1) + 1 < end - first:
+            return
+        team.reset(folds, fold)
+        attention.fold_partials(first, end, head * group, (head + 1) * group, partials, out[token])
+    groups_per_head = shape.head_dim // GROUP
+    for i in range(token, token + unit[attention.NUM_TOKENS]):
+        for query_head in range(head * group, (head + 1) * group):
+            at = simd.address(out[i, query_head])
+            _quantize(at, groups_per_head, attended(work), i, query_head * groups_per_head)
+
+
+@jit.compiled
+def _add_product(
+    piece: int,
+    address: int,
+    weight_format: int,
+    x: Quantized,
+    num_tokens: int,
+    out: Float32Array,
+    scratch: Float32Array,
+) -> None:
+    """out += x times a matrix, for some tokens and 32 outputs."""
+    width = OUTPUT_TILES * TILE
+    pieces = out.shape[1] // width
+    first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
+    rows = min(TOKENS_PER_PIECE, num_tokens - first)
+    products = scratch[: TOKENS_PER_PIECE * width].reshape((TOKENS_PER_PIECE, width))
+    _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, products)
+    for row in range(rows):
+        for i in range(width):
+            out[first + row, column + i] += products[row, i]
+
+
+@jit.compiled
+def project_output(
+    piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
+) -> None:
+    """What was attended to, added to the stream."""
+    address, weight_format = weights.matrices[layer, ATTENTION_OUTPUT]
+    _add_product(piece, address, weight_format, attended(work), num_tokens, work.stream, scratch)
+
+
+@jit.compiled
+def gate(
+    piece: int, layer: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations, scratch: Float32Array
+) -> None:
+    """silu(gate) * up of some tokens for one group of the feed-forward network, made int8 at once."""
+    width = OUTPUT_TILES * TILE
+    pieces = shape.intermediate // width
+    first, group = piece // pieces * TOKENS_PER_PIECE, piece % pieces
+    rows = min(TOKENS_PER_PIECE, num_tokens - first)
+    size = TOKENS_PER_PIECE * width
+    gates, ups = scratch[:size].reshape((-1, width)), scratch[size : 2 * size].reshape((-1, width))
+    address, weight_format = weights.matrices[layer, GATE_UP]
+    _dot(address, weight_format, group * OUTPUT_TILES, OUTPUT_TILES, hidden(work), first, rows, gates)
+    tile = shape.intermediate // TILE + group * OUTPUT_TILES
+    _dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, ups)
+    flat_gates, flat_ups = scratch[: rows * width], scratch[size : size + rows * width]
+    for i in range(rows * width):
+        value = flat_gates[i]
+        flat_gates[i] = value / (np.float32(1.0) + exp(-value)) * flat_ups[i]
+    for row in range(rows):
+        _quantize(simd.address(gates) + simd.FLOAT_BYTES * width * row, 1, fed(work), first + row, group)
+
+
+@jit.compiled
+def project_down(
+    piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
+) -> None:
+    """What the gates let through, added to the stream."""
+    address, weight_format = weights.matrices[layer, DOWN]
+    _add_product(piece, address, weight_format, fed(work), num_tokens, work.stream, scratch)
+
+
+@jit.compiled
+def num_logit_pieces(weights: Weights) -> int:
+    """How many pieces the vocabulary makes."""
+    return int((weights.lm_head.shape[0] + LOGIT_TILES - 1) // LOGIT_TILES)
+
+
+@jit.compiled
+def project_logits(piece: int, num_logits: int, weights: Weights, work: Activations) -> None:
+    """The logits of some rows for 64 tokens of the vocabulary."""
+    pieces = num_logit_pieces(weights)
+    first, tile = piece // pieces * TOKENS_PER_PIECE, piece % pieces * LOGIT_TILES
+    rows, tiles = min(TOKENS_PER_PIECE, num_logits - first), min(LOGIT_TILES, weights.lm_head.shape[0] - tile)
+    out = work.logits[first:, tile * TILE :]
+    # Not `_dot`: the rows of `out` lie further apart than they are long.
+    x, stride = hidden(work), work.logits.shape[1]
+    num_groups = x.scales.shape[1]
+    inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]))
+    sums = simd.address(x.sums[first])
+    for i in range(tiles):
+        w, target = simd.address(weights.lm_head[tile + i]), simd.address(out) + simd.FLOAT_BYTES * TILE * i
+        dot_tile_rows(weights.lm_head_format, *inputs, sums, w, num_groups, target, stride)

@@ -1,0 +1,85 @@
+"""decoder in plain torch: the references of its parts, one after the other; all sums are in float64.
+
+What the contract rounds is rounded here too: the inputs of every product to int8 for each group of 32, keys and values
+in the way the cache keeps them.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812, the name that everyone knows
+
+from paceline_kernels.attention.reference import paged_attention
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.quantized_linear.packing import PackedWeight
+from paceline_kernels.quantized_linear.reference import quantized_linear, unpack
+from paceline_kernels.rms_norm.reference import rms_norm
+from paceline_kernels.rope.reference import rotate
+
+_MAX_INT8 = 127
+# Below this the contract calls all values of a slot zero.
+_SMALLEST = 1e-30
+
+
+def forward(weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """See `paceline_kernels.decoder.Decoder.forward`."""
+    eps = weights.rms_norm_eps
+    stream = _embed(weights.embedding, batch.token_ids)  # [tokens, hidden] float64
+    for index, layer in enumerate(weights.layers):
+        hidden = rms_norm(stream, layer.attention_norm, eps)
+        attended = _attend(weights, layer, hidden, batch, keys[index], values[index])
+        stream = stream + _product(attended, layer.attention_output)
+        gates, ups = _product(rms_norm(stream, layer.feed_forward_norm, eps), layer.gate_up).chunk(2, dim=1)
+        stream = stream + _product(F.silu(gates) * ups, layer.down)
+    last = rms_norm(stream[batch.logit_tokens.long()], weights.final_norm, eps)
+    return _product(last, weights.lm_head).float()
+
+
+def _embed(embedding: PackedWeight, token_ids: torch.Tensor) -> torch.Tensor:
+    integers, scales, minima = (part[token_ids.long()] for part in unpack(embedding))
+    return (integers * scales[:, :, None] + minima[:, :, None]).flatten(1)
+
+
+def _product(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    return quantized_linear(x.float(), weight).double()
+
+
+def _attend(
+    weights: DecoderWeights,
+    layer: DecoderLayer,
+    hidden: torch.Tensor,
+    batch: DecoderBatch,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """What the heads of one layer see, [tokens, num_heads * head_dim]; writes the layer's slots first."""
+    num_kv_heads, head_dim = weights.num_kv_heads, weights.head_dim
+    qkv = _product(hidden, layer.qkv).view(hidden.shape[0], -1, head_dim)
+    queries, new_keys, new_values = torch.split(qkv, [weights.num_heads, num_kv_heads, num_kv_heads], dim=1)
+    angles = weights.rope_table[batch.positions.long()].double().unsqueeze(1).chunk(2, dim=-1)
+    _write(keys, batch.slot_mapping, rotate(new_keys, *angles))
+    _write(values, batch.slot_mapping, new_values)
+    caches = (_read(keys, head_dim), _read(values, head_dim))
+    rows = (batch.block_tables, batch.cu_seqlens, batch.context_lens)
+    return paged_attention(rotate(queries, *angles), *caches, *rows, head_dim**-0.5).flatten(1)
+
+
+def _write(cache: torch.Tensor, slot_mapping: torch.Tensor, written: torch.Tensor) -> None:
+    """Put `written`, [tokens, num_kv_heads, head_dim], into its slots."""
+    block_size = cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    cache[blocks, :, offsets] = _int8_slots(written.float()) if cache.dtype == torch.int8 else written.to(cache.dtype)
+
+
+def _int8_slots(written: torch.Tensor) -> torch.Tensor:
+    """Integers under one scale for each slot, then the bytes of the scale, in float32 as the contract says."""
+    largest = written.abs().amax(dim=-1, keepdim=True)
+    factors = torch.where(largest < _SMALLEST, torch.zeros_like(largest), _MAX_INT8 / largest)
+    scales = torch.where(largest < _SMALLEST, torch.zeros_like(largest), largest / _MAX_INT8)
+    return torch.cat(((written * factors).round().to(torch.int8), scales.view(torch.int8)), dim=-1)
+
+
+def _read(cache: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The cache's numbers, [num_blocks, num_kv_heads, block_size, head_dim] float64."""
+    if cache.dtype != torch.int8:
+        return cache.double()
+    scales = cache[..., head_dim:].contiguous().view(torch.float32)
+    return cache[..., :head_dim].double() * scales.double()

@@ -1,0 +1,149 @@
+"""What the compiled decoder works on: arrays, grouped by what they are for.
+
+Knows shapes. The same memory serves every step, because fresh memory costs a page fault for each 4 KiB of it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_kernels.jit import compiled
+
+Float32Array = npt.NDArray[np.float32]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+# Columns of `Weights.matrices`.
+QKV, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
+GROUP = 32
+
+
+class Shape(NamedTuple):
+    """The model's sizes."""
+
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    eps: Any  # float32, of the norms
+    scale: Any  # float32, of the attention scores
+
+
+class Weights(NamedTuple):
+    """The packed matrices of all layers by address, and the rest as arrays."""
+
+    matrices: Int64Array  # [num_layers, 4, 2]: address, format
+    norms: Float32Array  # [2 * num_layers + 1, hidden]: two of each layer, then the last
+    embedding: npt.NDArray[np.uint8]
+    embedding_format: int
+    lm_head: npt.NDArray[np.uint8]
+    lm_head_format: int
+    rope_table: Float32Array
+
+
+class Batch(NamedTuple):
+    """See `DecoderBatch`."""
+
+    token_ids: Int32Array
+    positions: Int32Array
+    slots: Int64Array
+    cu_seqlens: Int32Array
+    context_lens: Int32Array
+    block_tables: Int32Array
+    logit_tokens: Int32Array
+
+
+class Quantized(NamedTuple):
+    """Rows made int8, group by group."""
+
+    integers: npt.NDArray[np.int8]  # [tokens, width]
+    scales: Float32Array  # [tokens, width / 32]
+    sums: Float32Array  # [tokens, width / 32]
+
+
+class Activations(NamedTuple):
+    """What lives between two phases; as many tokens as the largest batch so far, rounded up.
+
+    Flat, because numba takes no tuple of tuples into a parallel region; `hidden`, `attended` and `fed` group the parts.
+    """
+
+    stream: Float32Array  # [tokens, hidden] that every layer adds to
+    hidden_integers: npt.NDArray[np.int8]  # the normalised stream
+    hidden_scales: Float32Array
+    hidden_sums: Float32Array
+    query: Float32Array  # [tokens, num_heads, head_dim]
+    attended: Float32Array  # [tokens, num_heads, head_dim]
+    attended_integers: npt.NDArray[np.int8]  # the same
+    attended_scales: Float32Array
+    attended_sums: Float32Array
+    fed_integers: npt.NDArray[np.int8]  # what the gates of the feed-forward network let through
+    fed_scales: Float32Array
+    fed_sums: Float32Array
+    logits: Float32Array  # [logits, vocab, rounded up to tiles]
+
+
+@compiled
+def hidden(work: Activations) -> Quantized:
+    """[tokens, hidden] the normalised stream."""
+    return Quantized(work.hidden_integers, work.hidden_scales, work.hidden_sums)
+
+
+@compiled
+def attended(work: Activations) -> Quantized:
+    """[tokens, num_heads * head_dim] what attention gave."""
+    return Quantized(work.attended_integers, work.attended_scales, work.attended_sums)
+
+
+@compiled
+def fed(work: Activations) -> Quantized:
+    """[tokens, intermediate] what the gates let through."""
+    return Quantized(work.fed_integers, work.fed_scales, work.fed_sums)
+
+
+class Splits(NamedTuple):
+    """How attention is cut, see `attention.cpu`."""
+
+    units: Int64Array  # [units, 7]
+    first_partial: Int64Array  # [rows + 1]
+    max: Float32Array  # [partials, num_heads]
+    sum: Float32Array  # [partials, num_heads]
+    sums: Float32Array  # [partials, num_heads, head_dim]
+    num_units: int
+
+
+def new_activations(shape: Shape, num_tokens: int, num_logits: int, vocab_columns: int) -> Activations:
+    """Memory for so many tokens and rows of logits."""
+    heads = (num_tokens, shape.num_heads, shape.head_dim)
+    return Activations(
+        np.empty((num_tokens, shape.hidden), dtype=np.float32),
+        *_new_quantized(num_tokens, shape.hidden),
+        np.empty(heads, dtype=np.float32),
+        np.empty(heads, dtype=np.float32),
+        *_new_quantized(num_tokens, shape.num_heads * shape.head_dim),
+        *_new_quantized(num_tokens, shape.intermediate),
+        np.empty((num_logits, vocab_columns), dtype=np.float32),
+    )
+
+
+def new_splits(shape: Shape, num_rows: int, num_units: int, num_partials: int) -> Splits:
+    """Memory for so many units and partial results."""
+    return Splits(
+        units=np.empty((num_units, 7), dtype=np.int64),
+        first_partial=np.empty(num_rows + 1, dtype=np.int64),
+        max=np.empty((num_partials, shape.num_heads), dtype=np.float32),
+        sum=np.empty((num_partials, shape.num_heads), dtype=np.float32),
+        sums=np.empty((num_partials, shape.num_heads, shape.head_dim), dtype=np.float32),
+        num_units=0,
+    )
+
+
+def _new_quantized(num_tokens: int, width: int) -> Quantized:
+    return Quantized(
+        integers=np.empty((num_tokens, width), dtype=np.int8),
+        scales=np.empty((num_tokens, width // GROUP), dtype=np.float32),
+        sums=np.empty((num_tokens, width // GROUP), dtype=np.float32),
+    )

@@ -1,0 +1,154 @@
+"""quantized_linear for CPUs: rows are made int8 group by group, then multiplied tile by tile.
+
+Knows addresses of packed groups. What one output is the sum of stands in `tiles`, the layout in `packing`.
+"""
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels import jit, simd
+from paceline_kernels.jit import Float32
+from paceline_kernels.quantized_linear import tiles
+from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat
+from paceline_kernels.quantized_linear.tiles import GROUP, INT4_GROUP_BYTES, INT8_GROUP_BYTES, TILE
+
+_Float32Array = npt.NDArray[np.float32]
+_INT4 = int(WeightFormat.INT4)
+_ZERO = np.float32(0.0)
+_MAX_INT8 = np.float32(127.0)
+# Below this the factor would not be finite: such a group counts as zeros.
+_SMALLEST = np.float32(1e-30)
+
+
+def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """See `paceline_kernels.quantized_linear.quantized_linear`."""
+    num_rows, num_outputs = x.shape[0], weight.num_outputs
+    out = torch.empty((num_rows, -(-num_outputs // TILE) * TILE), dtype=torch.float32)
+    multiply(x.numpy(), weight.data.numpy(), int(weight.format), out.numpy(), jit.num_threads())
+    return out[:, :num_outputs].contiguous()
+
+
+def unpack_rows(weight: PackedWeight, indices: torch.Tensor) -> torch.Tensor:
+    """See `paceline_kernels.quantized_linear.unpack_rows`."""
+    out = torch.empty((indices.shape[0], weight.num_inputs), dtype=torch.float32)
+    unpack_many(weight.data.numpy(), int(weight.format), indices.numpy(), out.numpy())
+    return out
+
+
+@jit.compiled
+def group_bytes(weight_format: int) -> int:
+    """The size of a group."""
+    return INT4_GROUP_BYTES if weight_format == _INT4 else INT8_GROUP_BYTES
+
+
+@jit.compiled
+def quantize_span(x: int, count: int, out: int) -> tuple[Float32, Float32]:
+    """Make `count` floats, a multiple of 8, int8 under one scale; returns the scale and the sum of the integers.
+
+    A NaN or an infinity makes the scale one, and so everything that is computed with it.
+    """
+    largest = tiles.largest_magnitude(x, count)
+    if largest < _SMALLEST:
+        tiles.scale_and_round(x, count, _ZERO, out)
+        return _ZERO, _ZERO
+    total = tiles.scale_and_round(x, count, _MAX_INT8 / largest, out)
+    return largest / _MAX_INT8, np.float32(total)
+
+
+@jit.compiled
+def quantize_groups(x: int, num_groups: int, out: int, scales: int, sums: int) -> None:
+    """Make a row's groups int8: x float32, out int8, scales and sums float32 per group; all addresses."""
+    for group in range(num_groups):
+        scale, total = quantize_span(x + simd.FLOAT_BYTES * GROUP * group, GROUP, out + GROUP * group)
+        simd.put(scales, group, scale)
+        simd.put(sums, group, total)
+
+
+@jit.compiled
+def dot_tile_rows(
+    weight_format: int,
+    x: int,
+    num_rows: int,
+    scales: int,
+    sums: int,
+    w: int,
+    num_groups: int,
+    out: int,
+    out_stride: int,
+) -> None:
+    """out[i, :16] = x[i] · w for `num_rows` quantised rows, one after the other in memory, and one tile."""
+    length, row = num_groups * GROUP, 0
+    while row < num_rows:
+        at_x, at_out = x + row * length, out + simd.FLOAT_BYTES * row * out_stride
+        at_scales, at_sums = scales + simd.FLOAT_BYTES * row * num_groups, sums + simd.FLOAT_BYTES * row * num_groups
+        rest = num_rows - row
+        if weight_format == _INT4:
+            if rest >= 4:
+                tiles.int4_x4(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+            elif rest >= 2:
+                tiles.int4_x2(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+            else:
+                tiles.int4_x1(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+        elif rest >= 4:
+            tiles.int8_x4(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+        elif rest >= 2:
+            tiles.int8_x2(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+        else:
+            tiles.int8_x1(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+        row += 4 if rest >= 4 else 2 if rest >= 2 else 1
+
+
+@jit.compiled
+def unpack_row(data: npt.NDArray[np.uint8], weight_format: int, row: int, out: _Float32Array) -> None:
+    """out [num_inputs] = row `row` of the matrix, as float32."""
+    size, lane = group_bytes(weight_format), row % TILE
+    for group in range(out.shape[0] // GROUP):
+        packed = data[row // TILE, group * size : (group + 1) * size]
+        if weight_format == _INT4:
+            columns = packed[GROUP * TILE // 2 :]
+            scale, minimum = _half(columns, lane), _half(columns, TILE + lane)
+            for i in range(GROUP):
+                both = packed[i // 4 * 32 + lane % 8 * 4 + i % 4]
+                integer = both & np.uint8(15) if lane < 8 else both >> np.uint8(4)
+                out[group * GROUP + i] = scale * np.float32(integer) + minimum
+        else:
+            scale = _half(packed[GROUP * TILE :], lane)
+            for i in range(GROUP):
+                integer = np.int8(packed[i // 4 * 64 + lane // 8 * 32 + lane % 8 * 4 + i % 4])
+                out[group * GROUP + i] = scale * np.float32(integer)
+
+
+@jit.compiled
+def _half(columns: npt.NDArray[np.uint8], index: int) -> Float32:
+    return simd.half(simd.address(columns) + 2 * index)
+
+
+@jit.compiled
+def unpack_many(
+    data: npt.NDArray[np.uint8], weight_format: int, rows: npt.NDArray[np.int32], out: _Float32Array
+) -> None:
+    """out [num_rows, num_inputs] = these rows of the matrix."""
+    for i in range(rows.shape[0]):
+        unpack_row(data, weight_format, rows[i], out[i])
+
+
+@jit.compiled_parallel
+def multiply(
+    x: _Float32Array, data: npt.NDArray[np.uint8], weight_format: int, out: _Float32Array, num_workers: int
+) -> None:
+    """out = x times the transpose of the weight; each worker takes a range of tiles. out's rows are whole tiles."""
+    num_rows, num_tiles, num_groups = x.shape[0], data.shape[0], x.shape[1] // GROUP
+    integers = np.empty((num_rows, num_groups * GROUP), dtype=np.int8)
+    scales = np.empty((num_rows, num_groups), dtype=np.float32)
+    sums = np.empty((num_rows, num_groups), dtype=np.float32)
+    for row in range(num_rows):
+        addresses = (simd.address(integers[row]), simd.address(scales[row]), simd.address(sums[row]))
+        quantize_groups(simd.address(x[row]), num_groups, *addresses)
+    at_x, at_scales, at_sums = simd.address(integers), simd.address(scales), simd.address(sums)
+    at_data, at_out, stride = simd.address(data), simd.address(out), out.shape[1]
+    for worker in numba.prange(num_workers):
+        for tile in range(num_tiles * worker // num_workers, num_tiles * (worker + 1) // num_workers):
+            w, target = at_data + tile * data.shape[1], at_out + simd.FLOAT_BYTES * TILE * tile
+            dot_tile_rows(weight_format, at_x, num_rows, at_scales, at_sums, w, num_groups, target, stride)

@@ -1,0 +1,118 @@
+"""How quantised weights lie in memory: sixteen outputs side by side, group after group, so that a product streams them.
+
+Knows numpy arrays and the two formats. What quantised them is the caller's affair; only `quantize` does so itself, for
+weights that come as floats.
+
+A tile is 16 outputs with all their inputs; the last tile of a matrix is filled up with zeros. A group is 32 inputs of a
+tile. Bytes of a group, quads being four inputs:
+  int4: 8 quads of 32 bytes, byte 4 c + i holding input i of output c in its low half and of output 8 + c in its high
+        one; then 16 scales, then 16 minima, float16. Weight = scale * integer + minimum, integers 0 to 15.
+  int8: 8 quads of 64 bytes, byte 4 c + i holding input i of output c; then 16 scales, float16.
+        Weight = scale * integer.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.quantized_linear.tiles import GROUP, INT4_GROUP_BYTES, INT8_GROUP_BYTES, TILE
+
+_MAX_INT8 = 127
+# A group all below this has no scale that float16 could hold: it becomes zeros.
+_SMALLEST_SCALE = np.float32(2.0**-24)
+
+
+class WeightFormat(enum.IntEnum):
+    """How the weights of a matrix are stored; the numbers are what compiled code is told."""
+
+    INT4 = 0
+    INT8 = 1
+
+    @property
+    def group_bytes(self) -> int:
+        """The size of 32 inputs of 16 outputs."""
+        return INT4_GROUP_BYTES if self is WeightFormat.INT4 else INT8_GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix [num_outputs, num_inputs] as the products want it."""
+
+    data: torch.Tensor  # [num_tiles, num_groups * group_bytes] uint8
+    format: WeightFormat
+    num_outputs: int
+    num_inputs: int  # a multiple of 32
+
+
+def pack_int4(
+    integers: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], minima: npt.NDArray[np.float32]
+) -> PackedWeight:
+    """Pack integers [outputs, inputs] of 0 to 15 with scales and minima [outputs, inputs / 32], kept as float16.
+
+    Raises KernelArgumentError for shapes that do not fit and for scales beyond float16.
+    """
+    quads = _quads(integers, scales)  # [tiles, halves, 8, groups, quads, 4]
+    nibbles = quads.transpose(1, 0, 3, 4, 2, 5)  # [halves, tiles, groups, quads, 8, 4]
+    packed = nibbles[0] | (nibbles[1] << 4)
+    columns = (packed.reshape(*packed.shape[:2], -1), _half_columns(scales), _half_columns(minima))
+    return _packed(columns, WeightFormat.INT4, integers.shape)
+
+
+def pack_int8(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> PackedWeight:
+    """Pack integers [outputs, inputs] with scales [outputs, inputs / 32], kept as float16.
+
+    Raises KernelArgumentError for shapes that do not fit and for scales beyond float16.
+    """
+    quads = _quads(integers, scales).transpose(0, 3, 4, 1, 2, 5)  # [tiles, groups, quads, halves, 8, 4]
+    columns = (quads.reshape(*quads.shape[:2], -1).view(np.uint8), _half_columns(scales))
+    return _packed(columns, WeightFormat.INT8, integers.shape)
+
+
+def quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Integers [outputs, inputs] and scales [outputs, inputs / 32] of a float matrix, each group by its own largest.
+
+    A weight is off by at most half a scale, 1/254 of the largest of its group. Raises KernelArgumentError.
+    """
+    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    # The scale is rounded to float16 first, up, so that no integer exceeds 127.
+    wanted = np.abs(groups).max(axis=2) / np.float32(_MAX_INT8)
+    nearest = _half(wanted)
+    scales = np.where(nearest < wanted, np.nextafter(nearest, np.float16(np.inf)), nearest).astype(np.float32)
+    scales[wanted < _SMALLEST_SCALE] = 0
+    safe = np.where(scales > 0, scales, np.float32(1))
+    integers = np.rint(groups / safe[:, :, None]).clip(-_MAX_INT8, _MAX_INT8) * (scales > 0)[:, :, None]
+    return integers.astype(np.int8).reshape(weight.shape), scales
+
+
+def _quads(integers: npt.NDArray[np.generic], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    """[tiles, halves, 8, groups, quads, 4], outputs filled up with zeros."""
+    num_outputs, num_inputs = integers.shape
+    if num_inputs % GROUP or scales.shape != (num_outputs, num_inputs // GROUP):
+        raise KernelArgumentError("pack", f"{list(integers.shape)} weights do not fit {list(scales.shape)} scales")
+    filled = np.pad(integers, ((0, -num_outputs % TILE), (0, 0)))
+    return filled.reshape(-1, 2, TILE // 2, num_inputs // GROUP, GROUP // 4, 4)
+
+
+def _half(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise KernelArgumentError("pack", "a scale is not a finite float16")
+    return halves
+
+
+def _half_columns(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """[tiles, groups, 32 bytes]: sixteen float16 side by side."""
+    filled = np.pad(_half(values), ((0, -values.shape[0] % TILE), (0, 0)))
+    return np.ascontiguousarray(filled.reshape(-1, TILE, values.shape[1]).transpose(0, 2, 1)).view(np.uint8)
+
+
+def _packed(
+    columns: tuple[npt.NDArray[np.uint8], ...], weight_format: WeightFormat, shape: tuple[int, ...]
+) -> PackedWeight:
+    data = np.concatenate(columns, axis=2)
+    return PackedWeight(torch.from_numpy(data.reshape(data.shape[0], -1)), weight_format, *shape)

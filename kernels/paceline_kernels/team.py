@@ -1,0 +1,110 @@
+"""How the workers of one parallel region go through many phases without entering a region for each.
+
+Knows counters in memory; not what the phases compute. A phase is a number of pieces that may be done in any order, by
+anyone; the next phase begins when all of them are done. Workers claim pieces one by one. Nobody waits for a worker,
+only for pieces: one that the system has put aside, or that never came, costs the others no more than the piece it
+holds. That is what lets a step share its cores with other processes. (With a parallel region per operation everybody
+waits for everybody at the end of each, 151 times per step of a model of 30 layers.)
+
+Counters lie 64 bytes apart, so that claiming does not disturb those who wait.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from paceline_kernels import simd
+from paceline_kernels.jit import compiled
+from paceline_kernels.llvm import INT32, INT64, Ir, call
+
+_LINE = 8  # int64 per cache line
+_CLAIMED, _DONE = 0, _LINE
+# How often a waiting worker looks before it offers its core to other processes: some tens of microseconds.
+_NUM_LOOKS = 2000
+
+Counters = npt.NDArray[np.int64]
+
+
+def _typed_add(_context: Ir, _address: Ir, _count: Ir) -> Ir:
+    """Add to the int64 at the address, at once for all workers; returns what it was."""
+
+    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+        address, count = args
+        return builder.atomic_rmw("add", builder.inttoptr(address, INT64.as_pointer()), count, "acq_rel")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _typed_read(_context: Ir, _address: Ir) -> Ir:
+    """The int64 at the address; what its writers wrote before is seen by who reads it."""
+
+    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+        return builder.load_atomic(builder.inttoptr(args[0], INT64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+def _typed_rest(_context: Ir) -> Ir:
+    """Tell the processor that this is a waiting loop, where it has a word for that."""
+
+    def generate(context: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
+        if "x86" in builder.module.triple:
+            call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _typed_give_way(_context: Ir) -> Ir:
+    """Let another process have this core, if one waits for it."""
+
+    def generate(_: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
+        return call(builder, "sched_yield", INT32, [])
+
+    return types.int32(), generate
+
+
+_add: Any = intrinsic(_typed_add)
+_read: Any = intrinsic(_typed_read)
+_rest: Any = intrinsic(_typed_rest)
+_give_way: Any = intrinsic(_typed_give_way)
+
+
+def new_counters(count: int) -> Counters:
+    """Counters for this many phases, or for other things that are counted together; all zero."""
+    return np.zeros((count, 2 * _LINE), dtype=np.int64)
+
+
+@compiled
+def claim(counters: Counters, index: int) -> int:
+    """A number that nobody else gets, counted from 0."""
+    return _add(simd.address(counters) + 8 * (index * counters.shape[1] + _CLAIMED), 1)  # type: ignore[no-any-return]
+
+
+@compiled
+def finish(counters: Counters, index: int, count: int) -> int:
+    """Say that so many pieces are done; returns how many were before."""
+    return _add(simd.address(counters) + 8 * (index * counters.shape[1] + _DONE), count)  # type: ignore[no-any-return]
+
+
+@compiled
+def reset(counters: Counters, index: int) -> None:
+    """Begin to count from 0 again; for the one who knows that nobody else counts now."""
+    counters[index, _CLAIMED] = 0
+    counters[index, _DONE] = 0
+
+
+@compiled
+def wait(counters: Counters, index: int, num_pieces: int) -> None:
+    """Return when all pieces are done."""
+    done = simd.address(counters) + 8 * (index * counters.shape[1] + _DONE)
+    looks = 0
+    while _read(done) < num_pieces:
+        _rest()
+        looks += 1
+        if looks % _NUM_LOOKS == 0:
+            _give_way()

@@ -1,0 +1,348 @@
+"""decoder: a whole step against its reference, the same bits however tokens are grouped, refusals of what misfits."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_kernels import jit
+from paceline_kernels.decoder import Decoder, DecoderBatch, DecoderLayer, DecoderWeights, reference
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.quantized_linear import WeightFormat
+from paceline_kernels.rope import rope_table
+from paceline_kernels.testing import random_packed_weight
+
+HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB = 96, 64, 3, 1, 32, 100
+NUM_LAYERS, NUM_POSITIONS, NUM_BLOCKS, BLOCK_SIZE = 2, 600, 64, 16
+INT4, INT8 = WeightFormat.INT4, WeightFormat.INT8
+
+
+def norm(seed):
+    """Weights around 1."""
+    return 1 + 0.1 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def random_layer(formats, seed):
+    """One layer, each of its four matrices in its own format."""
+    shapes = [((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, NUM_HEADS * HEAD_DIM)]
+    shapes += [(2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
+    qkv, output, gate_up, down = (
+        random_packed_weight(*shape, kind, seed + i)
+        for i, (shape, kind) in enumerate(zip(shapes, formats, strict=True))
+    )
+    return DecoderLayer(norm(seed), qkv, output, norm(seed + 1), gate_up, down)
+
+
+def random_weights():
+    """Two layers that hold 4 and 8 bits in turn."""
+    return DecoderWeights(
+        embedding=random_packed_weight(VOCAB, HIDDEN, INT8, 1),
+        layers=(random_layer((INT4, INT8, INT4, INT8), 10), random_layer((INT8, INT4, INT8, INT4), 20)),
+        final_norm=norm(2),
+        lm_head=random_packed_weight(VOCAB, HIDDEN, INT4, 3),
+        rope_table=rope_table(NUM_POSITIONS, HEAD_DIM, 10_000.0),
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        rms_norm_eps=1e-5,
+    )
+
+
+WEIGHTS = random_weights()
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """One request's tokens, and the blocks that hold its keys and values."""
+
+    token_ids: torch.Tensor
+    blocks: torch.Tensor
+
+
+def random_contexts(*lengths, seed=0):
+    """Contexts of random tokens, their blocks scattered."""
+    generator = torch.Generator().manual_seed(seed)
+    free = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    contexts = []
+    for i, length in enumerate(lengths):
+        tokens = torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(1000 + i)).int()
+        blocks = [next(free) for _ in range(-(-length // BLOCK_SIZE))]
+        contexts.append(Context(tokens, torch.tensor(blocks)))
+    return contexts
+
+
+def batch_of(*parts):
+    """The batch that computes the tokens start:stop of each context, and the logits of all of them."""
+    positions = [torch.arange(start, stop) for _, start, stop in parts]
+    slots = [
+        c.blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
+        for (c, _, _), at in zip(parts, positions, strict=True)
+    ]
+    tables = torch.full((len(parts), max(len(c.blocks) for c, _, _ in parts)), -1, dtype=torch.int32)
+    for row, (context, _, _) in enumerate(parts):
+        tables[row, : len(context.blocks)] = context.blocks
+    ends = torch.tensor([0, *(len(at) for at in positions)]).cumsum(0)
+    return DecoderBatch(
+        token_ids=torch.cat([context.token_ids[start:stop] for context, start, stop in parts]),
+        positions=torch.cat(positions).int(),
+        slot_mapping=torch.cat(slots),
+        cu_seqlens=ends.int(),
+        context_lens=torch.tensor([stop for _, _, stop in parts], dtype=torch.int32),
+        block_tables=tables,
+        logit_tokens=torch.arange(int(ends[-1]), dtype=torch.int32),
+    )
+
+
+def new_caches(dtype):
+    """Keys and values that are NaN, or have a scale of NaN, wherever nothing was written."""
+    slot = HEAD_DIM + (4 if dtype == torch.int8 else 0)
+    shape = (NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, BLOCK_SIZE, slot)
+    return [torch.full(shape, -1 if dtype == torch.int8 else float("nan"), dtype=dtype) for _ in range(2)]
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=["float16", "int8"])
+
+
+def compute(dtype, contexts, *steps):
+    """Copies of the logits of each step, computed into fresh caches. A step is (index, start, stop) for each row."""
+    decoder, caches = Decoder(WEIGHTS), new_caches(dtype)
+    return [decoder.forward(batch_of(*((contexts[i], *cut) for i, *cut in step)), *caches).clone() for step in steps]
+
+
+@DTYPES
+def test_steps_equal_the_reference(dtype):
+    """A prefill over several segments, then chunks, prefills and decodes together, then decodes alone.
+
+    Both work on the same caches as they were before the step. The reference adds in float64: where it rounds to the
+    same int8 everywhere, only float32's rounding is left, some 1e-6 of the logits' spread. Where a value lies so near
+    the middle of two integers that the two round it apart, all that depends on it is off by about as much as rounding
+    to int8 itself does, some hundredths of the spread. That is rare: nine tokens of ten must be free of it.
+    """
+    long, short, late = random_contexts(301, 9, 71)
+    decoder, caches, errors = Decoder(WEIGHTS), new_caches(dtype), []
+    for parts in (
+        [(long, 0, 290), (short, 0, 7)],
+        [(long, 290, 300), (short, 7, 8), (late, 0, 70)],
+        [(long, 300, 301), (short, 8, 9), (late, 70, 71)],
+    ):
+        batch, expected_caches = batch_of(*parts), [cache.clone() for cache in caches]
+        logits = decoder.forward(batch, *caches)
+        expected = reference.forward(WEIGHTS, batch, *expected_caches)
+        errors.append((logits - expected).abs().amax(dim=1) / expected.std())
+        for found, wanted in zip(caches, expected_caches, strict=True):
+            assert_nearly_all_equal(found, wanted, batch.slot_mapping)
+    assert torch.cat(errors).quantile(0.9) < 1e-5
+    assert torch.cat(errors).max() < 0.1
+
+
+def assert_nearly_all_equal(found, wanted, slot_mapping):
+    """Slots that the step did not write are as they were; of those written, a few bytes may be rounded apart."""
+    differs = found.view(torch.uint8) != wanted.view(torch.uint8)
+    differs = differs.transpose(2, 3).flatten(1, 2)  # [layers, slots, KV heads, bytes]
+    written = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
+    written[slot_mapping] = True
+    assert not differs[:, ~written].any()
+    assert differs[:, written].float().mean() < 0.05
+
+
+LENGTHS = (70, 33, 20)
+
+
+@functools.cache
+def at_once(dtype):
+    """The logits of three contexts, each computed alone in one step."""
+    contexts = random_contexts(*LENGTHS)
+    return [compute(dtype, contexts, [(i, 0, length)])[0] for i, length in enumerate(LENGTHS)]
+
+
+@DTYPES
+@settings(max_examples=settings.default.max_examples // 5)
+@given(
+    cuts=st.lists(st.tuples(*[st.sampled_from([0, 1, 2, 7, 16, 65])] * 3), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+def test_however_tokens_are_grouped_into_steps_they_have_the_same_bits(dtype, cuts, seed):
+    """Three contexts cut at random, in each other's company, wherever their blocks lie: as each alone and at once."""
+    alone = at_once(dtype)
+    steps, done = [], [0, 0, 0]
+    for counts in (*cuts, LENGTHS):
+        ends = [min(at + count, length) for at, count, length in zip(done, counts, LENGTHS, strict=True)]
+        steps.append([(i, at, end) for i, (at, end) in enumerate(zip(done, ends, strict=True)) if end > at])
+        done = ends
+    steps = [step for step in steps if step]
+    for step, logits in zip(steps, compute(dtype, random_contexts(*LENGTHS, seed=seed), *steps), strict=True):
+        assert torch.equal(logits, torch.cat([alone[i][start:stop] for i, start, stop in step]))
+
+
+@DTYPES
+@pytest.mark.parametrize("chunk", [1, 64, 100])
+def test_chunks_do_not_change_a_bit(dtype, chunk):
+    """Over more than one segment of attention: decodes then share their segments out."""
+    contexts = random_contexts(270)
+    steps = [[(0, start, min(start + chunk, 270))] for start in range(0, 270, chunk)]
+    chunks = compute(dtype, random_contexts(270, seed=1), *steps)
+    assert torch.equal(torch.cat(chunks), compute(dtype, contexts, [(0, 0, 270)])[0])
+
+
+@DTYPES
+@pytest.mark.skipif(jit.max_threads() < 2, reason="one core")
+def test_the_number_of_threads_does_not_change_a_bit(dtype, threads):
+    """Threads share pieces out, never a sum; folding falls to whichever is last."""
+    contexts = random_contexts(300, 280, 70)
+    steps = [[(0, 0, 299), (1, 0, 279)], [(0, 299, 300), (1, 279, 280), (2, 0, 70)]]
+    one = compute(dtype, contexts, *steps)
+    threads(2)
+    assert all(torch.equal(a, b) for a, b in zip(compute(dtype, contexts, *steps), one, strict=True))
+
+
+@DTYPES
+def test_what_an_earlier_step_left_behind_is_never_read(dtype):
+    """Memory is kept from step to step; here it is spoilt between two."""
+    (context,) = random_contexts(60)
+    batch, caches = batch_of((context, 0, 60)), new_caches(dtype)
+    decoder = Decoder(WEIGHTS)
+    expected = decoder.forward(batch, *caches)
+    for part in decoder._decoder._activations:
+        part.fill(99 if part.dtype == "int8" else float("nan"))
+    assert torch.equal(decoder.forward(batch, *new_caches(dtype)), expected)
+    assert torch.equal(decoder.forward(batch_of((context, 0, 1)), *new_caches(dtype)), expected[:1])
+
+
+def test_logits_come_for_the_tokens_that_want_them():
+    """In the order in which they are named."""
+    (context,) = random_contexts(40)
+    batch = batch_of((context, 0, 40))
+    every = Decoder(WEIGHTS).forward(batch, *new_caches(torch.float16))
+    wanted = torch.tensor([39, 3, 17], dtype=torch.int32)
+    chosen = dataclasses.replace(batch, logit_tokens=wanted)
+    assert torch.equal(Decoder(WEIGHTS).forward(chosen, *new_caches(torch.float16)), every[wanted.long()])
+    none = dataclasses.replace(batch, logit_tokens=wanted[:0])
+    assert Decoder(WEIGHTS).forward(none, *new_caches(torch.float16)).shape == (0, VOCAB)
+
+
+def test_the_embedding_may_serve_as_output_matrix():
+    """As the same matrix."""
+    tied = dataclasses.replace(WEIGHTS, lm_head=WEIGHTS.embedding)
+    (context,) = random_contexts(20)
+    batch, expected_caches = batch_of((context, 0, 20)), new_caches(torch.float16)
+    expected = reference.forward(tied, batch, *expected_caches)
+    errors = (Decoder(tied).forward(batch, *new_caches(torch.float16)) - expected).abs().amax(dim=1)
+    assert errors.quantile(0.5) < 1e-5 * expected.std()
+
+
+def int32(*numbers):
+    """As the batch has them."""
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+SOUND = {
+    "token_ids": int32(5, 6),
+    "positions": int32(0, 1),
+    "slot_mapping": torch.tensor([48, 49]),
+    "cu_seqlens": int32(0, 2),
+    "context_lens": int32(2),
+    "block_tables": int32(3)[None],
+    "logit_tokens": int32(1),
+}
+
+
+def refused(match, keys=None, values=None, weights=WEIGHTS, **changes):
+    """The sound batch with these changes is refused, and nothing is written."""
+    fresh = new_caches(torch.float16)
+    caches = [fresh[0] if keys is None else keys, fresh[1] if values is None else values]
+    with pytest.raises(KernelArgumentError, match=match):
+        Decoder(weights).forward(DecoderBatch(**(SOUND | changes)), *caches)
+    assert all(cache.isnan().all() for cache in fresh)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("token_ids", int32(5, VOCAB), "token ids must be 0 to 99"),
+        ("token_ids", int32(-1, 5), "token ids must be 0 to 99"),
+        ("positions", int32(0, NUM_POSITIONS), "positions must be 0 to 599"),
+        ("positions", int32(-1, 0), "positions must be 0 to 599"),
+        ("slot_mapping", torch.tensor([0, NUM_BLOCKS * BLOCK_SIZE]), "slots must be 0 to 1023"),
+        ("slot_mapping", torch.tensor([-1, 0]), "slots must be 0 to 1023"),
+        ("logit_tokens", int32(2), "must be 0 to 1"),
+        ("logit_tokens", int32(-1), "must be 0 to 1"),
+        ("block_tables", int32(NUM_BLOCKS)[None], "row 0"),
+        ("block_tables", int32(-1)[None], "row 0"),
+        ("context_lens", int32(17), "row 0"),  # more than its blocks hold
+        ("context_lens", int32(1), "row 0"),  # less than it computes
+        ("cu_seqlens", int32(0, 1), "must run from 0 to 2"),
+        ("cu_seqlens", int32(0, 0), "row 0"),
+    ],
+)
+def test_an_index_that_names_nothing_is_refused(name, value, problem):
+    """Compiled code never sees it."""
+    refused(problem, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("token_ids", torch.tensor([5, 6]), "token_ids must be torch.int32"),
+        ("token_ids", int32(5, 0, 6, 0)[::2], "token_ids must be contiguous"),
+        ("positions", int32(0), "positions must have shape"),
+        ("slot_mapping", int32(48, 49), "slot_mapping must be torch.int64"),
+        ("cu_seqlens", int32(0, 1, 2), "cu_seqlens must have shape"),
+        ("context_lens", torch.tensor([2]), "context_lens must be torch.int32"),
+        ("block_tables", int32(3), "block_tables must have shape"),
+        ("logit_tokens", int32(1)[None], "logit_tokens must have shape"),
+        ("keys", torch.zeros(2, 64, 1, 16, 32), "keys must be float16 or int8, not torch.float32"),
+        ("keys", new_caches(torch.int8)[0], "values must be torch.int8"),
+        ("keys", torch.zeros(2, 64, 1, 16, 32, dtype=torch.int8), "keys must have shape"),  # no room for scales
+        ("keys", torch.zeros(3, 64, 1, 16, 32, dtype=torch.float16), "keys must have shape"),
+        ("keys", torch.zeros(2, 64, 2, 16, 32, dtype=torch.float16), "keys must have shape"),
+        ("values", torch.zeros(2, 63, 1, 16, 32, dtype=torch.float16), "values must have shape"),
+        ("values", torch.zeros(2, 64, 1, 32, 16, dtype=torch.float16).transpose(3, 4), "values must be contiguous"),
+    ],
+)
+def test_a_tensor_of_another_kind_is_refused(name, value, problem):
+    """Type, shape and layout of every argument."""
+    refused(problem, **{name: value})
+
+
+LAYER = WEIGHTS.layers[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"layers": (dataclasses.replace(LAYER, qkv=LAYER.down),)}, r"qkv has shape \[96, 64\]"),
+        ({"layers": (dataclasses.replace(LAYER, attention_output=LAYER.qkv),)}, "attention_output has shape"),
+        ({"layers": (dataclasses.replace(LAYER, gate_up=LAYER.qkv),)}, "gate_up has shape"),
+        ({"layers": (LAYER, dataclasses.replace(LAYER, down=LAYER.attention_output))}, "down has shape"),
+        ({"lm_head": LAYER.qkv}, "lm_head has shape"),
+        ({"final_norm": torch.ones(95)}, "a norm does not have 96 weights"),
+        ({"layers": (dataclasses.replace(LAYER, attention_norm=torch.ones(95)),)}, "a norm does not have 96 weights"),
+        ({"rope_table": torch.ones(600, 30)}, "rotary table do not fit"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(changes, problem):
+    """When the decoder is put together, with the name of the part."""
+    with pytest.raises(KernelArgumentError, match=problem):
+        dataclasses.replace(WEIGHTS, **changes)
+
+
+def test_heads_of_a_size_that_groups_do_not_divide_are_refused():
+    """48 is no multiple of 32: the inputs of a group would belong to two heads."""
+    with pytest.raises(KernelArgumentError, match="must be multiples of 32"):
+        dataclasses.replace(
+            WEIGHTS,
+            layers=(dataclasses.replace(LAYER, qkv=random_packed_weight(4 * 48, 96, INT4, 1)),),
+            num_heads=2,
+            head_dim=48,
+            rope_table=torch.ones(600, 48),
+        )
+
+
+def test_weights_on_another_device_are_refused():
+    """The error says which operation and which device."""
+    elsewhere = dataclasses.replace(WEIGHTS.embedding, data=WEIGHTS.embedding.data.to("meta"))
+    with pytest.raises(UnsupportedDeviceError, match="decoder has no implementation for device 'meta'"):
+        Decoder(dataclasses.replace(WEIGHTS, embedding=elsewhere))

@@ -1,0 +1,145 @@
+"""A team's counters: every piece is done by one worker, phases follow each other, and nobody waits for a worker."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_kernels import jit, team
+
+MAX_PIECES = 30
+MAX_WAIT_S = 60
+
+
+@jit.compiled
+def do_piece(phase, piece, num_pieces, doers, too_early):
+    """Count who does the piece; note it where a piece of the phase before is not done yet."""
+    for before in range(num_pieces[phase - 1] if phase else 0):
+        if doers[phase - 1, before] == 0:
+            too_early[phase, piece] = 1
+    doers[phase, piece] += 1
+
+
+@jit.compiled
+def walk(counters, num_pieces, doers, too_early):
+    """One worker's way through all phases, as the decoder's."""
+    for phase in range(num_pieces.shape[0]):
+        num_done, piece = 0, team.claim(counters, phase)
+        while piece < num_pieces[phase]:
+            do_piece(phase, piece, num_pieces, doers, too_early)
+            num_done += 1
+            piece = team.claim(counters, phase)
+        team.finish(counters, phase, num_done)
+        team.wait(counters, phase, num_pieces[phase])
+
+
+class Work:
+    """Some phases of some pieces, and what was seen of them."""
+
+    def __init__(self, num_pieces):
+        self.counters = team.new_counters(len(num_pieces))
+        self.num_pieces = np.array(num_pieces, dtype=np.int64)
+        self.doers = np.zeros((len(num_pieces), MAX_PIECES), dtype=np.int64)
+        self.too_early = np.zeros_like(self.doers)
+
+    def walk(self):
+        """Be one of the workers."""
+        walk(self.counters, self.num_pieces, self.doers, self.too_early)
+
+    def assert_done(self):
+        """Each piece by exactly one worker, after all of the phase before."""
+        expected = np.arange(MAX_PIECES) < self.num_pieces[:, None]
+        assert np.array_equal(self.doers, expected)
+        assert not self.too_early.any()
+
+
+def started(function, num_threads=1):
+    """Threads that run the function; compiled code lets go of the GIL."""
+    threads = [threading.Thread(target=function, daemon=True) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def joined(threads):
+    """All of them have ended."""
+    for thread in threads:
+        thread.join(MAX_WAIT_S)
+    return not any(thread.is_alive() for thread in threads)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(num_pieces=st.lists(st.integers(0, MAX_PIECES), min_size=1, max_size=12), num_workers=st.integers(1, 4))
+def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces, num_workers):
+    """By any number of workers, with phases of no pieces among them."""
+    work = Work(num_pieces)
+    together = threading.Barrier(num_workers)
+
+    def worker():
+        together.wait(MAX_WAIT_S)
+        work.walk()
+
+    assert joined(started(worker, num_workers))
+    work.assert_done()
+
+
+def test_claims_are_unique():
+    """Four workers, a thousand claims each: the numbers from 0 to 3999."""
+    counters = team.new_counters(1)
+    claimed = np.zeros((4, 1000), dtype=np.int64)
+    threads = [thread for row in claimed for thread in started(lambda row=row: claim_many(counters, row))]
+    assert joined(threads)
+    assert np.array_equal(np.sort(claimed.ravel()), np.arange(4000))
+
+
+@jit.compiled
+def claim_many(counters, claimed):
+    """Fill the array with claims."""
+    for i in range(claimed.shape[0]):
+        claimed[i] = team.claim(counters, 0)
+
+
+def test_a_worker_that_never_comes_stops_nobody():
+    """One walks alone through what four could share; who comes when all is done finds nothing to do."""
+    work = Work([4, 0, 7, 1])
+    work.walk()
+    work.assert_done()
+    work.walk()
+    work.assert_done()
+
+
+def test_the_next_phase_waits_for_the_piece_that_somebody_holds():
+    """It was claimed but is not done: the others do all the rest of its phase, and nothing beyond."""
+    work = Work([5, 3])
+    held = team.claim(work.counters, 0)
+    threads = started(work.walk, 2)
+    while work.doers[0].sum() < 4:
+        time.sleep(0.001)
+    assert not work.doers[1].any()
+    assert all(thread.is_alive() for thread in threads)
+    work.doers[0, held] += 1
+    team.finish(work.counters, 0, 1)
+    assert joined(threads)
+    work.assert_done()
+
+
+def test_finish_says_how_many_were_done_before():
+    """So that the last one knows that it is."""
+    counters = team.new_counters(2)
+    assert [team.finish(counters, 1, count) for count in (2, 0, 3, 1)] == [0, 2, 2, 5]
+    assert team.finish(counters, 0, 1) == 0
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_reset_counter_begins_at_zero_and_its_neighbours_go_on(index):
+    """Claims and pieces done."""
+    counters = team.new_counters(3)
+    for each in range(3):
+        team.claim(counters, each)
+        team.finish(counters, each, 1)
+    team.reset(counters, index)
+    assert [team.claim(counters, each) for each in range(3)] == [int(each != index) for each in range(3)]
+    assert [team.finish(counters, each, 1) for each in range(3)] == [int(each != index) for each in range(3)]

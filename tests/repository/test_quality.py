@@ -1,0 +1,185 @@
+"""`make quality`: the figures are what their names say, the text is used once, programs find what people see."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.inputs import forward_inputs
+from paceline_executor.runner.interface import StepBatch
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
+from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.weights import load_tokenizer
+from paceline_kernels import jit
+from quality.__main__ import app
+from quality.measure import NUM_GIVEN, measure
+from quality.text import prose, take, windows
+
+PACKED = Numerics(WeightKind.PACKED, KvDtype.FLOAT16)
+PACKED_INT8 = Numerics(WeightKind.PACKED, KvDtype.INT8)
+WINDOW = 40
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """These models are too small for two."""
+    jit.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    """A tiny model as a file, with a tokenizer of bytes, whose weights can be packed."""
+    config = dataclasses.replace(TINY_CONFIG, num_heads=2, num_kv_heads=1, head_dim=32)
+    return gguf_parts(RandomCheckpoint(config)).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def two_windows():
+    """Random token ids, twice as many as a window has."""
+    token_ids = np.random.default_rng(0).integers(0, 512, 2 * WINDOW).tolist()
+    return windows(token_ids, WINDOW)
+
+
+def logits_of_one_batch(checkpoint, numerics, texts):
+    """The logits at which tokens are predicted, computed as the executor does: the texts are rows of one batch."""
+    block_size, num_texts, num_blocks = 8, len(texts), WINDOW // 8 * len(texts)
+    runner = CpuRunner(checkpoint, numerics=numerics, num_blocks=num_blocks, block_size=block_size, num_threads=1)
+    batch = StepBatch(
+        token_ids=np.concatenate(texts),
+        positions=np.tile(np.arange(WINDOW), num_texts),
+        cu_seqlens=np.arange(num_texts + 1) * WINDOW,
+        context_lens=np.full(num_texts, WINDOW),
+        block_tables=np.arange(num_blocks)[::-1].reshape(num_texts, -1),
+        sampled=np.arange(num_texts),
+        sampling=None,
+    )
+    everywhere = torch.arange(num_texts * WINDOW, dtype=torch.int32)
+    inputs = dataclasses.replace(forward_inputs(batch, block_size), logit_tokens=everywhere)
+    logits = runner._model.forward(inputs, runner._kv_cache).view(num_texts, WINDOW, -1)
+    return logits[:, NUM_GIVEN - 1 : -1].flatten(0, 1).double()
+
+
+@pytest.mark.parametrize("numerics", [PACKED, PACKED_INT8], ids=["float16", "int8"])
+def test_the_figures_equal_those_computed_from_one_batch_of_all_windows(numerics):
+    """Perplexity by torch's cross-entropy, the divergence by its definition."""
+    checkpoint = tiny_checkpoint(num_heads=9, num_kv_heads=3, head_dim=32, intermediate_size=96)
+    texts = two_windows()
+    float32, fast = measure(checkpoint, [numerics], texts, WINDOW)
+    targets = torch.tensor([token for text in texts for token in text[NUM_GIVEN:]])
+    p, q = (logits_of_one_batch(checkpoint, kind, texts) for kind in (FLOAT32_NUMERICS, numerics))
+    perplexities = [functional.cross_entropy(logits, targets).exp().item() for logits in (p, q)]
+    divergence = (p.softmax(-1) * (p.softmax(-1) / q.softmax(-1)).log()).sum(-1).mean().item()
+    assert [float32.perplexity, fast.perplexity] == pytest.approx(perplexities, rel=1e-5)
+    assert fast.difference == pytest.approx(perplexities[1] / perplexities[0] - 1, abs=1e-5)
+    assert fast.kl_divergence == pytest.approx(divergence, rel=1e-3)
+    assert fast.kl_divergence > 0
+    assert fast.same_best == (p.argmax(-1) == q.argmax(-1)).double().mean().item()
+    assert fast.num_predicted == 2 * (WINDOW - NUM_GIVEN)
+
+
+def test_float32_differs_in_nothing_from_itself():
+    """The measure of the others, measured like one of them; a window too short to predict anything is left out."""
+    first, second = measure(tiny_checkpoint(), [FLOAT32_NUMERICS], [*two_windows(), range(NUM_GIVEN)], WINDOW)
+    assert first == second
+    assert (first.difference, first.standard_error, first.kl_divergence, first.same_best) == (0, 0, 0, 1)
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(2, 7), st.sampled_from([(), (100,)]))
+def test_windows_hold_every_token_once_and_in_order(token_ids, size, first):
+    """All have the size asked for but the last, and begin with what the model wants there."""
+    cut = windows(token_ids, size, first)
+    assert [token for window in cut for token in window[len(first) :]] == token_ids
+    assert all(window[: len(first)] == first for window in cut)
+    assert all(len(window) == size for window in cut[:-1])
+    assert all(len(first) < len(window) <= size for window in cut)
+
+
+def test_the_text_is_sentences_each_paragraph_once():
+    """No code, no grammar, no headings."""
+    paragraphs = prose().split("\n\n")
+    assert len(paragraphs) == len(set(paragraphs)) > 100
+    assert all(paragraph.endswith(".") and paragraph[0].isupper() for paragraph in paragraphs)
+    assert not any("\n" in paragraph or "::=" in paragraph or "***" in paragraph for paragraph in paragraphs)
+
+
+def test_the_digest_is_that_of_the_tokens_taken(model_file):
+    """Whoever has the text can tell whether it is the same."""
+    bundle = load_tokenizer(model_file)
+    sample = take("The quick brown fox.", bundle, 7)
+    taken = Tokenizer.from_str(bundle.tokenizer_json.decode()).decode(list(sample.token_ids))
+    assert len(sample.token_ids) == 7
+    assert "The quick brown fox.".startswith(taken)
+    assert sample.sha256 == hashlib.sha256(taken.encode()).hexdigest()
+
+
+def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_path):
+    """Of a model file: one row for each kind of numbers, and what was predicted."""
+    report = tmp_path / "quality.json"
+    arguments = ["--model", str(model_file), "--tokens", "80", "--window", "40", "--json", str(report)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(report.read_text())
+    float32, default, int8 = found["rows"]
+    assert [(row["weights"], row["kv_cache"]) for row in found["rows"]] == [
+        ("float32", "float32"),
+        ("packed", "float16"),
+        ("packed", "int8"),
+    ]
+    assert (found["float32"], found["fast"]) == (float32["perplexity"], default["perplexity"])
+    assert (
+        set(int8)
+        == set(float32)
+        == {
+            "weights",
+            "kv_cache",
+            "perplexity",
+            "difference_percent",
+            "standard_error_percent",
+            "kl_divergence_nats",
+            "same_best_share",
+        }
+    )
+    assert (found["model"], found["python"]) == ("tiny.gguf", platform.python_version())
+    assert (found["num_tokens"], found["window"], found["num_predicted"]) == (80, 40, 48)
+    assert f"{int8['perplexity']:.4f}" in result.output
+    assert found["text_sha256"] in result.output
+
+
+def test_the_last_line_of_stdout_is_the_json_where_that_is_asked_for(model_file):
+    """So another program can read it without a file."""
+    arguments = ["--model", str(model_file), "--tokens", "40", "--window", "40", "--json", "-"]
+    last_line = CliRunner().invoke(app, arguments).stdout.splitlines()[-1]
+    assert {"fast", "float32"} < set(json.loads(last_line))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--window", "257"], "the model takes 256 tokens at most"),
+        (["--window", "64", "--tokens", "9000000"], "the text has"),
+        (["--model", "nowhere.gguf"], "nowhere.gguf"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_sentence(model_file, arguments, message):
+    """Before anything is computed."""
+    result = CliRunner().invoke(app, ["--model", str(model_file), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_model_without_fast_numbers_is_refused(tmp_path):
+    """It would be compared with itself."""
+    path = gguf_parts(RandomCheckpoint()).write(tmp_path / "tiny.gguf")
+    result = CliRunner().invoke(app, ["--model", str(path)])
+    assert result.exit_code == 2
+    assert "computes in float32" in " ".join(result.output.split())
