@@ -195,7 +195,10 @@ def _choice(kinds: type[_Kind]) -> Callable[[str], _Kind]:
 
 
 def _kv_dtype(text: str) -> KvDtype | None:
-    return None if text == "auto" else _choice(KvDtype)(text)
+    known = ("auto", *(dtype.value for dtype in KvDtype))
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+    return None if text == "auto" else KvDtype(text)
 
 
 def _seconds(text: str) -> float:

@@ -212,13 +212,16 @@ def test_what_an_earlier_step_left_behind_is_never_read(dtype):
 
 
 def test_logits_come_for_the_tokens_that_want_them():
-    """In the order in which they are named."""
+    """In the order in which they are named, and as often: more often than there are tokens, too."""
     (context,) = random_contexts(40)
     batch = batch_of((context, 0, 40))
     every = Decoder(WEIGHTS).forward(batch, *new_caches(torch.float16))
     wanted = torch.tensor([39, 3, 17], dtype=torch.int32)
     chosen = dataclasses.replace(batch, logit_tokens=wanted)
     assert torch.equal(Decoder(WEIGHTS).forward(chosen, *new_caches(torch.float16)), every[wanted.long()])
+    often = torch.full((500,), 39, dtype=torch.int32)
+    repeated = Decoder(WEIGHTS).forward(dataclasses.replace(batch, logit_tokens=often), *new_caches(torch.float16))
+    assert torch.equal(repeated, every[often.long()])
     none = dataclasses.replace(batch, logit_tokens=wanted[:0])
     assert Decoder(WEIGHTS).forward(none, *new_caches(torch.float16)).shape == (0, VOCAB)
 

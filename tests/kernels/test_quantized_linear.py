@@ -310,6 +310,21 @@ def test_indices_of_another_kind_are_refused(indices, problem):
         unpack_rows(uniform_weight(WeightFormat.INT8, 1), indices)
 
 
+@pytest.mark.parametrize("index", [-1, 16, 2**30])
+def test_rows_that_do_not_exist_are_refused(index):
+    """No memory outside of the matrix is read."""
+    weight = uniform_weight(WeightFormat.INT8, 1)
+    with pytest.raises(KernelArgumentError, match="indices must be 0 to"):
+        unpack_rows(weight, torch.tensor([index], dtype=torch.int32))
+
+
+def test_minima_that_do_not_fit_their_scales_are_refused():
+    """One row too few."""
+    integers, scales = np.zeros((16, 32), dtype=np.uint8), np.ones((16, 1), dtype=np.float32)
+    with pytest.raises(KernelArgumentError, match="minima do not fit"):
+        pack_int4(integers, scales, scales[:15])
+
+
 @pytest.mark.parametrize("outputs_and_inputs", [(3, 33), (3, 16), (4, 32)])
 def test_weights_that_do_not_fit_their_scales_are_refused(outputs_and_inputs):
     """A group is 32 inputs, and each has a scale."""

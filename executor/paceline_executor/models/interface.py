@@ -39,6 +39,7 @@ class Model(Protocol):
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
 
+        They are valid until the next call.
         Raises KernelArgumentError for a batch that names tokens, positions or blocks that do not exist.
         """
         ...

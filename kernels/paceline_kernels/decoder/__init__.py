@@ -28,7 +28,9 @@ class Decoder:
         self._decoder = cpu.CpuDecoder(weights)
 
     def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32, new.
+        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
+
+        The next call may overwrite them.
 
         keys, values: [num_layers, num_blocks, num_kv_heads, block_size, slot] of one type: float16 with slot =
         head_dim, or int8 with slot = head_dim + 4, the values of a slot followed by their scale, a float32.

@@ -92,7 +92,8 @@ class CpuDecoder:
 
     def _make_room(self, batch: Batch) -> None:
         room = (self._activations.stream.shape[0], self._activations.logits.shape[0])
-        needed = (batch.token_ids.shape[0], batch.logit_tokens.shape[0])
+        num_logits = batch.logit_tokens.shape[0]
+        needed = (max(batch.token_ids.shape[0], num_logits), num_logits)  # what is normalised last is a row per logit
         if any(has < needs for has, needs in zip(room, needed, strict=True)):
             num_tokens, num_logits = (
                 has if has >= needs else 2 * needs for has, needs in zip(room, needed, strict=True)
@@ -187,6 +188,7 @@ def _work(
     """One worker's way through all phases."""
     columns = max(shape.head_dim, 2 * phases.OUTPUT_TILES * TILE)
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
+    normalized = np.empty(shape.hidden, dtype=np.float32)
     group = shape.num_heads // shape.num_kv_heads
     block_size = keys.shape[3]
     width = max(1, attention.MAX_SEGMENT_POSITIONS // block_size) * block_size
@@ -202,7 +204,7 @@ def _work(
         num_done, piece = 0, team.claim(counters, index)
         while piece < num_pieces:
             if phase == _EMBED:
-                phases.embed(piece, shape, weights, batch, work)
+                phases.embed(piece, shape, weights, batch, work, normalized)
             elif phase == _QKV:
                 cache = (keys[layer], values[layer])
                 phases.project_qkv(piece, layer, shape, weights, batch, *cache, work, products)
@@ -211,7 +213,7 @@ def _work(
             elif phase == _OUTPUT:
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
-                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work)
+                phases.normalize(piece, 2 * layer + 1, num_tokens, shape, weights, work, normalized)
             elif phase == _GATE:
                 phases.gate(piece, layer, num_tokens, shape, weights, work, products)
             elif phase == _DOWN:
@@ -219,9 +221,9 @@ def _work(
             elif phase == _LOGITS:
                 phases.project_logits(piece, num_logits, weights, work)
             elif layer == shape.num_layers - 1:
-                phases.normalize_last(piece, shape, weights, batch, work)
+                phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:
-                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work)
+                phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized)
             num_done += 1
             piece = team.claim(counters, index)
         team.finish(counters, index, num_done)

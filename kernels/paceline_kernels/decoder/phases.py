@@ -75,33 +75,52 @@ def _quantize(x: int, num_groups: int, out: Quantized, row: int, first_group: in
 
 
 @jit.compiled
-def _normalize(shape: Shape, weights: Weights, norm: int, token: int, row: int, work: Activations) -> None:
-    """hidden[row] = the stream of this token, normalised."""
-    normalized = np.empty(shape.hidden, dtype=np.float32)
+def _normalize(
+    shape: Shape,
+    weights: Weights,
+    norm: int,
+    token: int,
+    row: int,
+    work: Activations,
+    normalized: Float32Array,
+) -> None:
+    """hidden[row] = the stream of this token, normalised; `normalized` is memory for it."""
     normalize_row(work.stream[token], weights.norms[norm], shape.eps, normalized)
     _quantize(simd.address(normalized), shape.hidden // GROUP, hidden(work), row, 0)
 
 
 @jit.compiled
-def embed(piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations) -> None:
+def embed(
+    piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
+) -> None:
     """The tokens' embeddings begin the stream; the first norm follows at once."""
     for token in range(piece * TOKENS_PER_NORM, min(batch.token_ids.shape[0], (piece + 1) * TOKENS_PER_NORM)):
         unpack_row(weights.embedding, weights.embedding_format, batch.token_ids[token], work.stream[token])
-        _normalize(shape, weights, 0, token, token, work)
+        _normalize(shape, weights, 0, token, token, work, normalized)
 
 
 @jit.compiled
-def normalize(piece: int, norm: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations) -> None:
+def normalize(
+    piece: int,
+    norm: int,
+    num_tokens: int,
+    shape: Shape,
+    weights: Weights,
+    work: Activations,
+    normalized: Float32Array,
+) -> None:
     """The stream of some tokens, normalised with norm `norm`."""
     for token in range(piece * TOKENS_PER_NORM, min(num_tokens, (piece + 1) * TOKENS_PER_NORM)):
-        _normalize(shape, weights, norm, token, token, work)
+        _normalize(shape, weights, norm, token, token, work, normalized)
 
 
 @jit.compiled
-def normalize_last(piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations) -> None:
+def normalize_last(
+    piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
+) -> None:
     """The same with the last norm, for the tokens whose logits are wanted, row after row."""
     for row in range(piece * TOKENS_PER_NORM, min(batch.logit_tokens.shape[0], (piece + 1) * TOKENS_PER_NORM)):
-        _normalize(shape, weights, 2 * shape.num_layers, batch.logit_tokens[row], row, work)
+        _normalize(shape, weights, 2 * shape.num_layers, batch.logit_tokens[row], row, work, normalized)
 
 
 @jit.compiled

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels import jit, simd
+from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.jit import Float32
 from paceline_kernels.quantized_linear import tiles
 from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat
@@ -32,8 +33,11 @@ def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 def unpack_rows(weight: PackedWeight, indices: torch.Tensor) -> torch.Tensor:
     """See `paceline_kernels.quantized_linear.unpack_rows`."""
-    out = torch.empty((indices.shape[0], weight.num_inputs), dtype=torch.float32)
-    unpack_many(weight.data.numpy(), int(weight.format), indices.numpy(), out.numpy())
+    rows = indices.numpy()
+    if rows.size and not (rows.min() >= 0 and rows.max() < weight.num_outputs):
+        raise KernelArgumentError("unpack_rows", f"indices must be 0 to {weight.num_outputs - 1}")
+    out = torch.empty((rows.size, weight.num_inputs), dtype=torch.float32)
+    unpack_many(weight.data.numpy(), int(weight.format), rows, out.numpy())
     return out
 
 
@@ -146,9 +150,10 @@ def multiply(
     for row in range(num_rows):
         addresses = (simd.address(integers[row]), simd.address(scales[row]), simd.address(sums[row]))
         quantize_groups(simd.address(x[row]), num_groups, *addresses)
-    at_x, at_scales, at_sums = simd.address(integers), simd.address(scales), simd.address(sums)
     at_data, at_out, stride = simd.address(data), simd.address(out), out.shape[1]
     for worker in numba.prange(num_workers):
+        # Inside, because arrays live only as long as something names them: an address does not.
+        at_x, at_scales, at_sums = simd.address(integers), simd.address(scales), simd.address(sums)
         for tile in range(num_tiles * worker // num_workers, num_tiles * (worker + 1) // num_workers):
             w, target = at_data + tile * data.shape[1], at_out + simd.FLOAT_BYTES * TILE * tile
             dot_tile_rows(weight_format, at_x, num_rows, at_scales, at_sums, w, num_groups, target, stride)

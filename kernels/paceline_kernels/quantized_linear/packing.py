@@ -55,6 +55,8 @@ def pack_int4(
 
     Raises KernelArgumentError for shapes that do not fit and for scales beyond float16.
     """
+    if minima.shape != scales.shape:
+        raise KernelArgumentError("pack", f"{list(minima.shape)} minima do not fit {list(scales.shape)} scales")
     quads = _quads(integers, scales)  # [tiles, halves, 8, groups, quads, 4]
     nibbles = quads.transpose(1, 0, 3, 4, 2, 5)  # [halves, tiles, groups, quads, 8, 4]
     packed = nibbles[0] | (nibbles[1] << 4)
@@ -81,7 +83,9 @@ def quantize(weight: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt
     # The scale is rounded to float16 first, up, so that no integer exceeds 127.
     wanted = np.abs(groups).max(axis=2) / np.float32(_MAX_INT8)
     nearest = _half(wanted)
-    scales = np.where(nearest < wanted, np.nextafter(nearest, np.float16(np.inf)), nearest).astype(np.float32)
+    with np.errstate(over="ignore"):
+        above = np.where(nearest < wanted, np.nextafter(nearest, np.float16(np.inf)), nearest)
+    scales = _half(above.astype(np.float32)).astype(np.float32)
     scales[wanted < _SMALLEST_SCALE] = 0
     safe = np.where(scales > 0, scales, np.float32(1))
     integers = np.rint(groups / safe[:, :, None]).clip(-_MAX_INT8, _MAX_INT8) * (scales > 0)[:, :, None]
