@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels import jit, simd
-from paceline_kernels.elementary import exp
+from paceline_kernels.elementary import exp, exp_of_negative
 from paceline_kernels.errors import KernelArgumentError
 
 _Float32Array = npt.NDArray[np.float32]
@@ -298,7 +298,7 @@ def _do_segment(keys: Cache, values: Cache, head: int, table: _Int32Array, group
         start, seen = scores + simd.FLOAT_BYTES * row * width, scratch.visible[row]
         largest = simd.maximum(start, seen)
         for i in range(seen):
-            scratch.scores[row, i] = exp(scratch.scores[row, i] - largest)
+            scratch.scores[row, i] = exp_of_negative(scratch.scores[row, i] - largest)
         scratch.max[row] = largest
         scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen)
     _weigh(values, head, table, first_row, group, scratch)

@@ -1,0 +1,128 @@
+"""An engine's driver as a process: started, asked, stopped in between, ended; every wait is bounded.
+
+Knows the protocol's lines. Refuses to know what is measured.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from side_by_side.drivers.protocol import Answer, Facts, Workload
+from side_by_side.errors import DiedError, RefusedError, SilentError, StartError
+
+_END_S = 30.0
+_NUM_LAST_LINES = 3
+
+
+class DriverProcess:
+    """One driver, in a process group of its own, so that all of an engine's processes end and stop together."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,
+            )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._num_asked = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def group(self) -> int:
+        """The id of the process group."""
+        return self._process.pid
+
+    def wait_until_ready(self, limit_s: float) -> Facts:
+        """Return what the driver says of its engine. `StartError` when it ends, or says nothing in time."""
+        try:
+            ready = self._next_line(limit_s)["ready"]
+        except (DiedError, SilentError) as error:
+            raise StartError(f"did not start: {error}") from error
+        assert isinstance(ready, dict)
+        return Facts(ready["version"], ready["harness"], ready["configuration"], tuple(ready["memory_pids"]))
+
+    def ask(self, workload: Workload, limit_s: float) -> Answer:
+        """Run a workload. `RefusedError`, `DiedError`; `SilentError` after the limit, and then the driver is ended."""
+        self._num_asked += 1
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps({"id": self._num_asked, "workload": asdict(workload)}) + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise DiedError(self._last_words()) from None
+        message = self._next_line(limit_s)
+        if "error" in message:
+            raise RefusedError(str(message["error"]))
+        answer = message["answer"]
+        assert isinstance(answer, dict)
+        return Answer(answer["sent_s"], answer["token_s"], answer["steps"])
+
+    def suspend(self) -> None:
+        """Take the engine off the cores until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Let the driver end by itself, and see to it that nothing of it stays."""
+        self.resume()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        stdout: IO[str] | None = self._process.stdout
+        assert stdout is not None
+        with stdout:
+            for line in stdout:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _next_line(self, limit_s: float) -> dict[str, object]:
+        try:
+            line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            self._signal(signal.SIGKILL)
+            raise SilentError(f"no answer within {limit_s:g} s") from None
+        if not line:
+            raise DiedError(self._last_words())
+        message: dict[str, object] = json.loads(line)
+        return message
+
+    def _last_words(self) -> str:
+        """How the process ended and the end of its log, in one line."""
+        deadline = time.monotonic() + _END_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        said = " / ".join([line.strip() for line in lines if line.strip()][-_NUM_LAST_LINES:])
+        return f"ended with code {self._process.returncode}: {said}"[:400]
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,46 @@
+"""The quality row: perplexity of the fast path and of float32 on the same GGUF file, from the tool that measures both.
+
+It prints one JSON object on its last line, with the numbers `fast` and `float32`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from side_by_side.engines import OURS, TOOLS
+from side_by_side.errors import EngineError
+from side_by_side.measurements import Values
+from side_by_side.results import Sample
+
+QUALITY = "quality"
+COMMAND = ("-m", "quality", "--json", "-")
+SHORT_COMMAND = (*COMMAND, "--tokens", "2048")
+
+
+def measure_quality(command: Sequence[str], limit_s: float) -> Values:
+    """Run the command, arguments of our own interpreter. `EngineError` when it fails or prints something else."""
+    try:
+        result = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "PYTHONPATH": str(TOOLS)},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"perplexity: no answer within {limit_s:.0f} s") from None
+    if result.returncode != 0:
+        raise EngineError(f"perplexity: code {result.returncode}: {result.stderr.strip()[-200:]}")
+    try:
+        numbers = json.loads(result.stdout.strip().rpartition("\n")[2])
+        return {"fast": float(numbers["fast"]), "float32": float(numbers["float32"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"perplexity: the last line is not the JSON object expected: {error!r}") from error
+
+
+def quality_sample(values: Values) -> Sample:
+    """The numbers as part of a run; what else the machine did has no part in them."""
+    return Sample(QUALITY, OURS, 0, values, busy_share=0.0, others_share=0.0, waited_s=0.0, load_average=0.0)

@@ -1,0 +1,165 @@
+"""The rows of the table: which figures stand against which, what is to be reached, and what bounds each.
+
+A share of the limit is the least time that the machine could take for the same work, by the time that was taken.
+"""
+
+from collections.abc import Mapping
+
+from side_by_side import model
+from side_by_side.comparison import Bound, Figure, Row, Sense, rate, value
+from side_by_side.engines import LLAMA, LLAMA_SERVER, OPENVINO, OURS, VLLM
+from side_by_side.measurements import (
+    CONTEXTS,
+    DECODED_TOKENS,
+    LONG_PROMPT,
+    NUMS_OF_STREAMS,
+    STREAM_OUTPUT,
+    STREAM_PROMPT,
+)
+from side_by_side.quality import QUALITY
+from side_by_side.results import Limits
+
+_MIB = 1 << 20
+_DECODE_TARGETS = dict(zip(CONTEXTS, (1.05, 1.2, 1.3), strict=True))
+_PEERS = (LLAMA, OPENVINO, VLLM)
+
+
+def all_rows() -> tuple[Row, ...]:
+    """In the order of the table."""
+    return (
+        *(_decode(context, target) for context, target in _DECODE_TARGETS.items()),
+        *(_prefill(length) for length in CONTEXTS[1:]),
+        *(_streams(number) for number in NUMS_OF_STREAMS),
+        _continuous(),
+        _prefix(),
+        _arrival(),
+        _memory(),
+        _idle(),
+        _perplexity(),
+    )
+
+
+def _against(figure: Figure, *engines: str) -> tuple[tuple[str, Figure], ...]:
+    return tuple((engine, figure) for engine in engines)
+
+
+def _decode(context: int, target: float) -> Row:
+    figure = Figure(f"single-{context}", value("decode_tok_s"))
+    return Row(
+        f"decode, 1 stream, context {context:,}",
+        "tok/s",
+        figure,
+        _against(figure, LLAMA),
+        Sense.MORE,
+        Bound.AT_LEAST,
+        target,
+        lambda values, limits: values["decode_tok_s"] * model.decode_step_s(limits, 1, context + DECODED_TOKENS / 2),
+    )
+
+
+def _prefill(length: int) -> Row:
+    figure = Figure(f"single-{length}", rate(length, "first_s"))
+    return Row(
+        f"prefill, prompt of {length:,}",
+        "tok/s",
+        figure,
+        _against(figure, *_PEERS),
+        Sense.MORE,
+        Bound.AT_LEAST,
+        2.0,
+        lambda values, limits: model.prefill_s(limits, length) / values["first_s"],
+    )
+
+
+def _streams(number: int) -> Row:
+    figure = Figure(f"streams-{number}", value("output_tok_s"))
+
+    def limit_share(values: Mapping[str, float], limits: Limits) -> float:
+        step_s = model.decode_step_s(limits, number, STREAM_PROMPT + STREAM_OUTPUT / 2)
+        least_s = model.prefill_s(limits, STREAM_PROMPT * number) + STREAM_OUTPUT * step_s
+        return least_s * values["output_tok_s"] / (STREAM_OUTPUT * number)
+
+    return Row(
+        f"{number} streams, 128 in, 128 out",
+        "tok/s",
+        figure,
+        _against(figure, *_PEERS),
+        Sense.MORE,
+        Bound.AT_LEAST,
+        1.5,
+        limit_share,
+    )
+
+
+def _continuous() -> Row:
+    return Row(
+        "continuous by static batching, mixed lengths",
+        "tok/s",
+        Figure("mixed", value("continuous_tok_s")),
+        _against(Figure("mixed", value("static_tok_s")), OURS),
+        Sense.MORE,
+        Bound.AT_LEAST,
+        2.0,
+    )
+
+
+def _prefix() -> Row:
+    return Row(
+        "TTFT, 400-token shared prefix, cold by warm",
+        "ms",
+        Figure("prefix", value("cold_first_s", 1e3)),
+        _against(Figure("prefix", value("warm_first_s", 1e3)), OURS),
+        Sense.LESS,
+        Bound.AT_LEAST,
+        5.0,
+    )
+
+
+def _arrival() -> Row:
+    figure = Figure("arrival", value("p99_gap_s", 1e3))
+
+    def limit_share(values: Mapping[str, float], limits: Limits) -> float:
+        """What was computed between the prompt's arrival and its first token, at the speed of the machine."""
+        least_s = model.prefill_s(limits, LONG_PROMPT)
+        least_s += model.operations_s(limits, round(values["decoded_tokens"]))
+        return least_s / values["first_s"]
+
+    return Row(
+        f"p99 ITL of 8 streams, {LONG_PROMPT:,} tokens arrive",
+        "ms",
+        figure,
+        _against(figure, LLAMA_SERVER, OPENVINO, VLLM),
+        Sense.LESS,
+        Bound.AT_MOST,
+        0.5,
+        limit_share,
+    )
+
+
+def _memory() -> Row:
+    figure = Figure("streams-32", value("peak_bytes", 1 / _MIB))
+    return Row("peak memory at 32 streams", "MiB", figure, _against(figure, LLAMA), Sense.LESS, Bound.AT_MOST, 2.0)
+
+
+def _idle() -> Row:
+    return Row(
+        "idle between steps, 1 stream, by step time",
+        "ms",
+        Figure("single-60", value("idle_s", 1e3)),
+        _against(Figure("single-60", value("busy_s", 1e3)), OURS),
+        Sense.LESS,
+        Bound.AT_MOST,
+        0.05,
+    )
+
+
+def _perplexity() -> Row:
+    return Row(
+        "perplexity, fast path by float32",
+        "",
+        Figure(QUALITY, value("fast")),
+        _against(Figure(QUALITY, value("float32")), OURS),
+        Sense.LESS,
+        Bound.AT_MOST,
+        1.01,
+    )
