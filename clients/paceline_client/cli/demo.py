@@ -16,6 +16,8 @@ from paceline_client.requests import Message, Sampling, Stopping
 from paceline_client.results import Model
 
 _QUESTION = "What is the capital of France?"
+# A model this small is of two minds about the language: without this line "The" and "L'" are equally likely answers.
+_INSTRUCTION = "You answer questions in English, in one sentence."
 _MAX_TOKENS = 128
 
 
@@ -46,12 +48,12 @@ def demo(model: ModelOption = DEFAULT_MODEL, num_threads: NumThreadsOption = Non
 
 async def ask_and_print(target: str, model: Model) -> None:
     """Ask the question as a chat, print the answer as it comes, then how fast it came."""
-    typer.echo(f"\nYou: {_QUESTION}\n{model.name}: ", nl=False)
+    typer.echo(f"\nSystem: {_INSTRUCTION}\nYou: {_QUESTION}\n{model.name}: ", nl=False)
     async with AsyncClient(target) as client:
         await client.ensure_connected()
         stopwatch = Stopwatch(time.monotonic)
         stream = client.stream(
-            messages=[Message("user", _QUESTION)],
+            messages=[Message("system", _INSTRUCTION), Message("user", _QUESTION)],
             sampling=Sampling(temperature=0.0),
             stopping=Stopping(max_tokens=_MAX_TOKENS),
         )
