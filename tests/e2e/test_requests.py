@@ -50,11 +50,14 @@ async def test_64_requests_at_once_get_the_tokens_each_gets_alone(running_system
 
 
 def test_the_model_knows_the_capital_of_france(running_system):
-    """The main job, through the synchronous client."""
+    """The main job, through the synchronous client.
+
+    Told which language to answer in: without that, float32 finds "The" and "L'" equally likely as the first token.
+    """
+    instruction = {"role": "system", "content": "You answer questions in English, in one sentence."}
+    question = {"role": "user", "content": "What is the capital of France?"}
     with Client(running_system.api) as client:
-        result = client.generate(
-            messages=[{"role": "user", "content": "What is the capital of France?"}], sampling=GREEDY
-        )
+        result = client.generate(messages=[instruction, question], sampling=GREEDY)
     assert "Paris" in result.text
     assert result.finish_reason is FinishReason.STOP
 
