@@ -15,7 +15,7 @@ from paceline_executor.config import Config
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.memory import available_bytes, give_back_freed_memory
+from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
@@ -80,7 +80,6 @@ def load(config: Config) -> Loaded:
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
     progress.log("warm_up", "done", 1.0)
-    give_back_freed_memory()
     structlog.get_logger().info(
         "numerics", weights=numerics.weights.value, kv_cache=numerics.kv.value, num_threads=runner.num_threads
     )

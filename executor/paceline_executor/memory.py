@@ -1,6 +1,5 @@
 """How much memory this process may still take, its container considered. Knows Linux's files only."""
 
-import ctypes
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -29,13 +28,3 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None  # no such limit, or "max"
-
-
-def give_back_freed_memory() -> None:
-    """Return to the system what was freed: the C library keeps it, and loading a model frees a multiple of the model.
-
-    Does nothing where the C library has no such call.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

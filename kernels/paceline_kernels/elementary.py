@@ -6,7 +6,7 @@ reassociated or contracted (see `jit`).
 
 import numpy as np
 
-from paceline_kernels.jit import Float32, compiled
+from paceline_kernels.jit import Float32, Int32, compiled
 
 _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH = np.float32(0.693359375)
@@ -21,14 +21,10 @@ _INFINITY = np.float32(np.inf)
 
 
 @compiled
-def exp(x: Float32) -> Float32:
-    """e to the x within 2 units in the last place; 0 below -87.33, inf above 88.72, NaN for NaN.
-
-    The argument is reduced by multiples of ln 2 kept in two parts, as in the Cephes library's expf.
-    """
-    clamped = min(max(x, _SMALLEST), _LARGEST)
-    exponent = np.floor(clamped * _LOG2_E + _HALF)
-    r = clamped - exponent * _LN2_HIGH
+def _reduced(x: Float32) -> tuple[Int32, Float32]:
+    """n and p with e to the x = p * 2**n, p between 0.7 and 1.42; x between the bounds of `exp`."""
+    exponent = np.floor(x * _LOG2_E + _HALF)
+    r = x - exponent * _LN2_HIGH
     r = r - exponent * _LN2_LOW
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
@@ -37,12 +33,26 @@ def exp(x: Float32) -> Float32:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + _ONE
+    return np.int32(exponent), p
+
+
+@compiled
+def _power_of_two(exponent: Int32) -> Float32:
+    """2 to an exponent of -126 to 127."""
+    return np.int32((exponent + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@compiled
+def exp(x: Float32) -> Float32:
+    """e to the x within 2 units in the last place; 0 below -87.33, inf above 88.72, NaN for NaN.
+
+    The argument is reduced by multiples of ln 2 kept in two parts, as in the Cephes library's expf.
+    """
+    clamped = min(max(x, _SMALLEST), _LARGEST)
+    exponent, p = _reduced(clamped)
     # 2 to the exponent in two factors: 2**128 alone is not a float32.
-    half = np.int32(exponent) >> np.int32(1)
-    rest = np.int32(exponent) - half
-    first = np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
-    second = np.int32((rest + np.int32(127)) << np.int32(23)).view(np.float32)
-    value = p * first * second
+    half = exponent >> np.int32(1)
+    value = p * _power_of_two(half) * _power_of_two(exponent - half)
     value = _ZERO if x < _SMALLEST else value
     value = _INFINITY if x > _LARGEST else value
     return value if x == x else x
@@ -50,18 +60,9 @@ def exp(x: Float32) -> Float32:
 
 @compiled
 def exp_of_negative(x: Float32) -> Float32:
-    """e to the x for x <= 0, in half the time: 0 below -87.33, NaN for NaN; undefined above 0."""
+    """What `exp` gives, bit for bit, in less time; for x <= 0 and NaN, undefined above."""
     clamped = max(x, _SMALLEST)
-    exponent = np.floor(clamped * _LOG2_E + _HALF)
-    r = clamped - exponent * _LN2_HIGH
-    r = r - exponent * _LN2_LOW
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + _ONE
-    value = p * np.int32((np.int32(exponent) + np.int32(127)) << np.int32(23)).view(np.float32)
+    exponent, p = _reduced(clamped)
+    value = p * _power_of_two(exponent)
     value = _ZERO if x < _SMALLEST else value
     return value if x == x else x

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numba
 
-# A float32 inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
+# Numbers inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
 Float32: TypeAlias = Any
+Int32: TypeAlias = Any
 
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline_kernels.elementary import exp
+from paceline_kernels.elementary import exp, exp_of_negative
 from paceline_kernels.jit import compiled
 
 
@@ -11,6 +11,13 @@ def exp_all(values, out):
     """exp of every element, in a loop that becomes vector code."""
     for i in range(len(values)):
         out[i] = exp(values[i])
+
+
+@compiled
+def exp_of_negative_all(values, out):
+    """exp_of_negative of every element."""
+    for i in range(len(values)):
+        out[i] = exp_of_negative(values[i])
 
 
 def exp_of(values):
@@ -25,6 +32,15 @@ def test_exp_is_right_to_two_units_in_the_last_place():
     values = np.linspace(-87.3, 88.7, 400_001, dtype=np.float32)
     expected = np.exp(values.astype(np.float64))
     assert np.abs(exp_of(values) / expected - 1).max() < 2 * 2.0**-24
+
+
+def test_exp_of_negative_has_the_bits_of_exp():
+    """At and below 0, where both are defined, and for NaN."""
+    ends = np.array([-np.inf, -1e30, -88, -87.4, -87.34, -87.33, -0.0, 0, np.nan], dtype=np.float32)
+    values = np.concatenate((np.linspace(-88, 0, 200_001, dtype=np.float32), ends))
+    out = np.empty_like(values)
+    exp_of_negative_all(values, out)
+    np.testing.assert_array_equal(out.view(np.int32), exp_of(values).view(np.int32))
 
 
 def test_exp_at_the_ends_of_its_range():

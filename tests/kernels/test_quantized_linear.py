@@ -19,7 +19,7 @@ from paceline_kernels.quantized_linear import (
     tiles,
     unpack_rows,
 )
-from paceline_kernels.quantized_linear.cpu import quantize_groups
+from paceline_kernels.quantized_linear.cpu import group_bytes, quantize_groups
 from paceline_kernels.simd import address
 from paceline_kernels.testing import random_packed_weight
 
@@ -198,7 +198,7 @@ def multiply_by_tile(call, x, weight):
 def test_processors_without_avx2_compute_the_same_bits(weight_format, num_rows):
     """The portable tile against the one that this machine uses, at ordinary integers and at the largest."""
     group_sums = tiles._int4_sums if weight_format is WeightFormat.INT4 else tiles._int8_sums
-    portable = calling(tiles.dot_tile(num_rows, group_sums, weight_format.group_bytes, avx2=False))
+    portable = calling(tiles.dot_tile(num_rows, group_sums, group_bytes(int(weight_format)), avx2=False))
     largest = uniform_weight(weight_format, 15 if weight_format is WeightFormat.INT4 else -128, scale=0.37)
     for weight in (random_packed_weight(16, 64, weight_format, seed=1), largest):
         for x in (rows(num_rows, 64), torch.full((num_rows, 64), -127.0)):

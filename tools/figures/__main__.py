@@ -127,7 +127,7 @@ def _planning_cost() -> str:
 
 def _print_table(loads: list[Load], kv_use: KvUse, planning: str, cold_start_s: float) -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d}, {_machine()}; `make figures`. ", end="")
-    print(f"Prompts of {_PROMPT_TOKENS} tokens, {_OUTPUT_TOKENS} out, greedy, float32, client to client over gRPC.\n")
+    print(f"Prompts of {_PROMPT_TOKENS} tokens, {_OUTPUT_TOKENS} out, greedy, client to client over gRPC.\n")
     print("| | 1 stream | 8 streams | 32 streams |\n|---|---|---|---|")
     for name, values in (
         ("time to first token, median", [f"{load.first_ms:.0f} ms" for load in loads]),

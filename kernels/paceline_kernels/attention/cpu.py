@@ -30,9 +30,9 @@ Cache = npt.NDArray[Any]
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
-MAX_SEGMENT_POSITIONS = 256
+_MAX_SEGMENT_POSITIONS = 256
 # Query rows (tokens times the heads of a group) in a tile: their scores of a segment take 48 KiB.
-TILE_ROWS = 48
+_TILE_ROWS = 48
 
 
 # The columns of the unit table: a tile of tokens of one row, and the segments of it to do. A split unit leaves its one
@@ -121,24 +121,36 @@ def count_sound_rows(
 
 
 @jit.compiled
-def num_segments(context_len: int, segment_positions: int) -> int:
+def segment_positions(block_size: int) -> int:
+    """How many positions a segment has: whole blocks."""
+    return max(1, _MAX_SEGMENT_POSITIONS // block_size) * block_size
+
+
+@jit.compiled
+def tile_tokens(group: int) -> int:
+    """How many tokens a tile has, for so many query heads on one KV head."""
+    return max(1, _TILE_ROWS // group)
+
+
+@jit.compiled
+def num_segments(context_len: int, width: int) -> int:
     """How many segments cover this many positions."""
-    return (context_len + segment_positions - 1) // segment_positions
+    return (context_len + width - 1) // width
 
 
 @jit.compiled
 def count_units(
-    cu_seqlens: _Int32Array, context_lens: _Int32Array, tile_tokens: int, segment_positions: int
+    cu_seqlens: _Int32Array, context_lens: _Int32Array, tokens_per_tile: int, width: int
 ) -> tuple[int, int]:
     """How many units there are, and how many of them are split."""
     num_units, num_partials = 0, 0
     for row in range(context_lens.shape[0]):
         length = cu_seqlens[row + 1] - cu_seqlens[row]
-        segments = num_segments(context_lens[row], segment_positions)
+        segments = num_segments(context_lens[row], width)
         if length == 1 and segments > 1:
             num_partials += segments
         else:
-            num_units += (length + tile_tokens - 1) // tile_tokens
+            num_units += (length + tokens_per_tile - 1) // tokens_per_tile
     return num_units + num_partials, num_partials
 
 
@@ -146,8 +158,8 @@ def count_units(
 def fill_units(
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
-    tile_tokens: int,
-    segment_positions: int,
+    tokens_per_tile: int,
+    width: int,
     units: _Int64Array,
     first_partial: _Int64Array,
 ) -> None:
@@ -155,7 +167,7 @@ def fill_units(
     unit, partial = 0, 0
     for row in range(context_lens.shape[0]):
         start, stop = cu_seqlens[row], cu_seqlens[row + 1]
-        segments = num_segments(context_lens[row], segment_positions)
+        segments = num_segments(context_lens[row], width)
         first_partial[row] = partial
         if stop - start == 1 and segments > 1:
             for segment in range(segments):
@@ -165,22 +177,22 @@ def fill_units(
                 unit += 1
                 partial += 1
         else:
-            for token in range(start, stop, tile_tokens):
-                tokens = min(tile_tokens, stop - token)
+            for token in range(start, stop, tokens_per_tile):
+                tokens = min(tokens_per_tile, stop - token)
                 seen = context_lens[row] - (stop - token - tokens)
                 units[unit, ROW], units[unit, TOKEN], units[unit, NUM_TOKENS] = row, token, tokens
-                units[unit, SEGMENT], units[unit, END_SEGMENT] = 0, num_segments(seen, segment_positions)
+                units[unit, SEGMENT], units[unit, END_SEGMENT] = 0, num_segments(seen, width)
                 units[unit, IS_SPLIT], units[unit, PARTIAL] = 0, 0
                 unit += 1
     first_partial[context_lens.shape[0]] = partial
 
 
 @jit.compiled
-def new_scratch(rows: int, head_dim: int, segment_positions: int) -> Scratch:
+def new_scratch(rows: int, head_dim: int, width: int) -> Scratch:
     """Memory for one worker."""
     return Scratch(
         np.empty((rows, head_dim), dtype=np.float32),
-        np.empty((rows, segment_positions), dtype=np.float32),
+        np.empty((rows, width), dtype=np.float32),
         np.zeros(1, dtype=np.int64),
         np.empty(rows, dtype=np.int64),
         np.empty(rows, dtype=np.float32),
@@ -189,8 +201,8 @@ def new_scratch(rows: int, head_dim: int, segment_positions: int) -> Scratch:
         np.empty(rows, dtype=np.float32),
         np.empty(rows, dtype=np.float32),
         np.empty((rows, head_dim), dtype=np.float32),
-        np.ones(segment_positions, dtype=np.float32),
-        np.empty(segment_positions, dtype=np.float32),
+        np.ones(width, dtype=np.float32),
+        np.empty(width, dtype=np.float32),
     )
 
 
@@ -414,17 +426,16 @@ def attend(
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
     num_heads, head_dim = out.shape[1], out.shape[2]
     group = num_heads // num_kv_heads
-    tile_tokens = max(1, TILE_ROWS // group)
-    width = max(1, MAX_SEGMENT_POSITIONS // block_size) * block_size
-    num_units, num_partials = count_units(cu_seqlens, context_lens, tile_tokens, width)
+    tokens, width = tile_tokens(group), segment_positions(block_size)
+    num_units, num_partials = count_units(cu_seqlens, context_lens, tokens, width)
     units = np.empty((num_units, 7), dtype=np.int64)
     first_partial = np.empty(context_lens.shape[0] + 1, dtype=np.int64)
-    fill_units(cu_seqlens, context_lens, tile_tokens, width, units, first_partial)
+    fill_units(cu_seqlens, context_lens, tokens, width, units, first_partial)
     partial_max = np.empty((num_partials, num_heads), dtype=np.float32)
     partial_sum = np.empty((num_partials, num_heads), dtype=np.float32)
     partial_sums = np.empty((num_partials, num_heads, head_dim), dtype=np.float32)
     for worker in numba.prange(num_workers):
-        scratch = new_scratch(tile_tokens * group, head_dim, width)
+        scratch = new_scratch(tokens * group, head_dim, width)
         for i in range(worker, num_units * num_kv_heads, num_workers):
             partials = Partials(partial_max, partial_sum, partial_sums)
             unit, head = units[i // num_kv_heads], i % num_kv_heads

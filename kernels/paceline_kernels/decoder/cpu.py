@@ -77,8 +77,9 @@ class CpuDecoder:
 
     def _cut(self, batch: Batch, block_size: int) -> Splits:
         """How attention is shared out in this batch."""
-        width, tile_tokens = segment_positions(block_size), _tile_tokens(self._shape)
-        num_units, num_partials = attention.count_units(batch.cu_seqlens, batch.context_lens, tile_tokens, width)
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        tile = (attention.tile_tokens(group), attention.segment_positions(block_size))
+        num_units, num_partials = attention.count_units(batch.cu_seqlens, batch.context_lens, *tile)
         num_rows, splits = batch.context_lens.shape[0], self._splits
         room = (splits.first_partial.shape[0] - 1, splits.units.shape[0], splits.max.shape[0])
         if any(has < needs for has, needs in zip(room, (num_rows, num_units, num_partials), strict=True)):
@@ -86,8 +87,7 @@ class CpuDecoder:
             self._splits = new_splits(self._shape, *(max(has, 2 * n) for has, n in zip(room, needed, strict=True)))
             self._folds = team.new_counters((self._splits.first_partial.shape[0] - 1) * self._shape.num_kv_heads)
         splits = self._splits
-        rows = (batch.cu_seqlens, batch.context_lens, tile_tokens, width)
-        attention.fill_units(*rows, splits.units, splits.first_partial)
+        attention.fill_units(batch.cu_seqlens, batch.context_lens, *tile, splits.units, splits.first_partial)
         return splits._replace(num_units=num_units)
 
     def _make_room(self, batch: Batch) -> None:
@@ -99,15 +99,6 @@ class CpuDecoder:
                 has if has >= needs else 2 * needs for has, needs in zip(room, needed, strict=True)
             )
             self._activations = new_activations(self._shape, num_tokens, num_logits, self._vocab_columns)
-
-
-def segment_positions(block_size: int) -> int:
-    """How many positions attention takes at a time."""
-    return max(1, attention.MAX_SEGMENT_POSITIONS // block_size) * block_size
-
-
-def _tile_tokens(shape: Shape) -> int:
-    return max(1, attention.TILE_ROWS * shape.num_kv_heads // shape.num_heads)
 
 
 def _shape(weights: DecoderWeights) -> Shape:
@@ -190,9 +181,8 @@ def _work(
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
     normalized = np.empty(shape.hidden, dtype=np.float32)
     group = shape.num_heads // shape.num_kv_heads
-    block_size = keys.shape[3]
-    width = max(1, attention.MAX_SEGMENT_POSITIONS // block_size) * block_size
-    scratch = attention.new_scratch(max(1, attention.TILE_ROWS // group) * group, shape.head_dim, width)
+    width = attention.segment_positions(keys.shape[3])
+    scratch = attention.new_scratch(attention.tile_tokens(group) * group, shape.head_dim, width)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1

@@ -14,7 +14,6 @@ from paceline_kernels.decoder.state import (
     ATTENTION_OUTPUT,
     DOWN,
     GATE_UP,
-    GROUP,
     QKV,
     Activations,
     Batch,
@@ -29,7 +28,7 @@ from paceline_kernels.decoder.state import (
 )
 from paceline_kernels.elementary import exp
 from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, quantize_span, unpack_row
-from paceline_kernels.quantized_linear.tiles import TILE
+from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
 
@@ -50,15 +49,23 @@ def num_blocks(num_tokens: int) -> int:
 
 @jit.compiled
 def _dot(
-    address: int, weight_format: int, tile: int, num_tiles: int, x: Quantized, first: int, rows: int, out: Float32Array
+    address: int,
+    weight_format: int,
+    tile: int,
+    num_tiles: int,
+    x: Quantized,
+    first: int,
+    rows: int,
+    out: int,
+    out_stride: int,
 ) -> None:
-    """out[:rows, 16 * i + j] = rows `first`… of x times output j of the tiles from `tile` on."""
+    """out[:rows, 16 * i + j] = rows `first`… of x times output j of the tiles from `tile` on; out is an address."""
     num_groups = x.scales.shape[1]
     tile_bytes = num_groups * group_bytes(weight_format)
     inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]), simd.address(x.sums[first]))
     for i in range(num_tiles):
-        w, target = address + (tile + i) * tile_bytes, simd.address(out) + simd.FLOAT_BYTES * TILE * i
-        dot_tile_rows(weight_format, *inputs, w, num_groups, target, out.shape[1])
+        w, target = address + (tile + i) * tile_bytes, out + simd.FLOAT_BYTES * TILE * i
+        dot_tile_rows(weight_format, *inputs, w, num_groups, target, out_stride)
 
 
 @jit.compiled
@@ -130,11 +137,8 @@ def _store(x: Float32Array, cache: attention.Cache, block: int, head: int, offse
     if cache.itemsize == 1:
         scale, _ = quantize_span(source, count, slot)
         simd.put(slot + count, 0, scale)
-    elif cache.itemsize == 2:
-        simd.narrow(source, count, slot)
     else:
-        for d in range(count):
-            simd.put(slot, d, x[d])
+        simd.narrow(source, count, slot)
 
 
 @jit.compiled
@@ -157,7 +161,7 @@ def project_qkv(
     projected = scratch[: TOKENS_PER_PIECE * head_dim].reshape((TOKENS_PER_PIECE, head_dim))
     address, weight_format = weights.matrices[layer, QKV]
     tiles = head_dim // TILE
-    _dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, projected)
+    _dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, simd.address(projected), head_dim)
     block_size = keys.shape[2]
     for row in range(rows):
         token = first + row
@@ -225,7 +229,7 @@ def _add_product(
     first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
     rows = min(TOKENS_PER_PIECE, num_tokens - first)
     products = scratch[: TOKENS_PER_PIECE * width].reshape((TOKENS_PER_PIECE, width))
-    _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, products)
+    _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, simd.address(products), width)
     for row in range(rows):
         for i in range(width):
             out[first + row, column + i] += products[row, i]
@@ -252,9 +256,19 @@ def gate(
     size = TOKENS_PER_PIECE * width
     gates, ups = scratch[:size].reshape((-1, width)), scratch[size : 2 * size].reshape((-1, width))
     address, weight_format = weights.matrices[layer, GATE_UP]
-    _dot(address, weight_format, group * OUTPUT_TILES, OUTPUT_TILES, hidden(work), first, rows, gates)
+    _dot(
+        address,
+        weight_format,
+        group * OUTPUT_TILES,
+        OUTPUT_TILES,
+        hidden(work),
+        first,
+        rows,
+        simd.address(gates),
+        width,
+    )
     tile = shape.intermediate // TILE + group * OUTPUT_TILES
-    _dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, ups)
+    _dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, simd.address(ups), width)
     flat_gates, flat_ups = scratch[: rows * width], scratch[size : size + rows * width]
     for i in range(rows * width):
         value = flat_gates[i]
@@ -284,12 +298,7 @@ def project_logits(piece: int, num_logits: int, weights: Weights, work: Activati
     pieces = num_logit_pieces(weights)
     first, tile = piece // pieces * TOKENS_PER_PIECE, piece % pieces * LOGIT_TILES
     rows, tiles = min(TOKENS_PER_PIECE, num_logits - first), min(LOGIT_TILES, weights.lm_head.shape[0] - tile)
-    out = work.logits[first:, tile * TILE :]
-    # Not `_dot`: the rows of `out` lie further apart than they are long.
-    x, stride = hidden(work), work.logits.shape[1]
-    num_groups = x.scales.shape[1]
-    inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]))
-    sums = simd.address(x.sums[first])
-    for i in range(tiles):
-        w, target = simd.address(weights.lm_head[tile + i]), simd.address(out) + simd.FLOAT_BYTES * TILE * i
-        dot_tile_rows(weights.lm_head_format, *inputs, sums, w, num_groups, target, stride)
+    stride = work.logits.shape[1]
+    out = simd.address(work.logits) + simd.FLOAT_BYTES * (first * stride + tile * TILE)
+    address = simd.address(weights.lm_head)
+    _dot(address, weights.lm_head_format, tile, tiles, hidden(work), first, rows, out, stride)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_kernels.jit import compiled
+from paceline_kernels.quantized_linear.tiles import GROUP
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
@@ -16,7 +17,6 @@ Int64Array = npt.NDArray[np.int64]
 
 # Columns of `Weights.matrices`.
 QKV, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
-GROUP = 32
 
 
 class Shape(NamedTuple):

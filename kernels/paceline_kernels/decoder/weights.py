@@ -9,8 +9,7 @@ import torch
 
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import PackedWeight
-
-_GROUP = 32
+from paceline_kernels.quantized_linear.tiles import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class DecoderWeights:
             raise KernelArgumentError("decoder", f"a norm does not have {hidden} weights")
         if self.num_heads % self.num_kv_heads or self.rope_table.shape[1:] != (self.head_dim,):
             raise KernelArgumentError("decoder", "heads, KV heads and rotary table do not fit together")
-        if any(size % _GROUP for size in (hidden, intermediate, self.head_dim)):
+        if any(size % GROUP for size in (hidden, intermediate, self.head_dim)):
             raise KernelArgumentError("decoder", "hidden size, intermediate size and head_dim must be multiples of 32")
 
     @property

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.quantized_linear.tiles import GROUP, INT4_GROUP_BYTES, INT8_GROUP_BYTES, TILE
+from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 
 _MAX_INT8 = 127
 # A group all below this has no scale that float16 could hold: it becomes zeros.
@@ -31,11 +31,6 @@ class WeightFormat(enum.IntEnum):
 
     INT4 = 0
     INT8 = 1
-
-    @property
-    def group_bytes(self) -> int:
-        """The size of 32 inputs of 16 outputs."""
-        return INT4_GROUP_BYTES if self is WeightFormat.INT4 else INT8_GROUP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
