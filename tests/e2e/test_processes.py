@@ -8,7 +8,8 @@ import pytest
 from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
 
 NUM_STREAMS = 16
-STOPPING = Stopping(max_tokens=32, ignore_eos=True)
+# Seconds of work for all streams together: what is done to the processes is done while they run.
+STOPPING = Stopping(max_tokens=128, ignore_eos=True)
 
 
 def requests():
