@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from paceline_kernels.activation import silu_and_multiply
+from paceline_kernels.activation import Gate, gate_and_multiply
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.linear import linear
 from paceline_kernels.rms_norm import rms_norm
-from paceline_kernels.rope import rope_and_write_kv, rope_table
-from paceline_kernels.sampling import SamplingParameters, sample
+from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
+from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
 
 
 def cpu_warm_up_calls() -> tuple[tuple[str, Callable[[], object]], ...]:
@@ -24,17 +24,19 @@ def cpu_warm_up_calls() -> tuple[tuple[str, Callable[[], object]], ...]:
         ("linear", lambda: linear(torch.ones(1, 8), torch.ones(3, 8))),
         ("rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5)),
         ("add_rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8))),
-        ("silu_and_multiply", lambda: silu_and_multiply(torch.ones(1, 16))),
+        ("gate_and_multiply", lambda: gate_and_multiply(torch.ones(1, 16), Gate.SILU)),
         ("rope_and_write_kv", _rope),
         ("paged_attention", _attention),
         ("sample", _sample),
+        ("sample by rules", _sample_by_rules),
     )
 
 
 def _rope() -> None:
     cache = torch.zeros(2, 1, 1, 1, 8)
     index = torch.zeros(1, dtype=torch.int32)
-    rope_and_write_kv(torch.ones(1, 3, 8), rope_table(1, 8, 10_000.0), index, index.long(), cache[0], cache[1])
+    table = rope_table(1, rope_frequencies(8, 10_000.0))
+    rope_and_write_kv(torch.ones(1, 3, 8), table, index, index.long(), cache[0], cache[1])
 
 
 def _attention() -> None:
@@ -46,5 +48,16 @@ def _attention() -> None:
 
 
 def _sample() -> None:
+    sample(torch.ones(1, 8), _parameters())
+
+
+def _sample_by_rules() -> None:
+    none = TokenLists(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
+    zero = torch.zeros(1)
+    rules = LogitRules(none, none, none, torch.zeros(0), zero, zero, zero + 1, none, none)
+    sample(torch.ones(1, 8), _parameters(), rules)
+
+
+def _parameters() -> SamplingParameters:
     one, one_float = torch.ones(1, dtype=torch.int32), torch.ones(1)
-    sample(torch.ones(1, 8), SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one))
+    return SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one)

@@ -1,32 +1,38 @@
-"""silu_and_multiply: right against float64 over the whole range, invariant."""
+"""gate_and_multiply, softcap: right against float64 over the whole range, invariant."""
 
 import pytest
 import torch
 
-from paceline_kernels.activation import reference, silu_and_multiply
+from paceline_kernels.activation import Gate, gate_and_multiply, reference, softcap
 from paceline_kernels.errors import KernelArgumentError
 
 
+@pytest.mark.parametrize("gate", Gate)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 1), (3, 7), (7, 64), (8, 100), (33, 1000)])
-def test_silu_and_multiply_equals_the_reference(num_tokens, width):
+def test_gate_and_multiply_equals_the_reference(num_tokens, width, gate):
     """In the serial and in the parallel range of rows, for ordinary and for large gates."""
     generator = torch.Generator().manual_seed(0)
     gate_up = torch.randn(num_tokens, 2 * width, generator=generator)
     gate_up[:, :width] *= torch.logspace(-3, 2, width)
-    torch.testing.assert_close(silu_and_multiply(gate_up), reference.silu_and_multiply(gate_up), rtol=1e-6, atol=1e-30)
+    # GELU's gate comes close to zero far left, where only its distance from zero matters.
+    bounds = {"rtol": 1e-6, "atol": 1e-30} if gate is Gate.SILU else {"rtol": 2e-6, "atol": 1e-6}
+    expected = reference.gate_and_multiply(gate_up, gate)
+    torch.testing.assert_close(gate_and_multiply(gate_up, gate), expected, **bounds)
 
 
-def test_an_element_has_the_same_bits_in_any_batch():
+@pytest.mark.parametrize("gate", Gate)
+def test_an_element_has_the_same_bits_in_any_batch(gate):
     """Rows alone, and all of them together."""
     gate_up = torch.randn(20, 66, generator=torch.Generator().manual_seed(1))
-    rows = [silu_and_multiply(row[None].clone()) for row in gate_up]
-    assert torch.equal(torch.cat(rows), silu_and_multiply(gate_up))
+    rows = [gate_and_multiply(row[None].clone(), gate) for row in gate_up]
+    assert torch.equal(torch.cat(rows), gate_and_multiply(gate_up, gate))
 
 
-def test_gates_beyond_the_range_of_exp_saturate():
+@pytest.mark.parametrize("gate", Gate)
+def test_gates_beyond_the_range_of_exp_saturate(gate):
     """Far left the gate is closed, far right it is open, NaN stays NaN."""
     gates = torch.tensor([-1e30, -200.0, 200.0, 1e30, float("nan")])
-    out = silu_and_multiply(torch.cat((gates, torch.full((5,), 2.0)))[None])[0]
+    out = gate_and_multiply(torch.cat((gates, torch.full((5,), 2.0)))[None], gate)[0]
     assert out[:4].tolist() == [-0.0, -0.0, 400.0, torch.tensor(2e30).item()]
     assert out[4].isnan()
 
@@ -34,4 +40,18 @@ def test_gates_beyond_the_range_of_exp_saturate():
 def test_an_odd_width_is_refused():
     """There is a gate for every value, or something is wrong."""
     with pytest.raises(KernelArgumentError, match="even width"):
-        silu_and_multiply(torch.zeros(1, 3))
+        gate_and_multiply(torch.zeros(1, 3), Gate.SILU)
+
+
+def test_softcap_equals_the_reference():
+    """In place, for values far below the cap and far beyond it."""
+    x = torch.randn(3, 101, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, 101)
+    expected = reference.softcap(x, 30.0)
+    softcap(x, 30.0)
+    torch.testing.assert_close(x, expected, rtol=1e-6, atol=0)
+
+
+def test_a_cap_of_nothing_is_refused():
+    """It would make every logit NaN."""
+    with pytest.raises(KernelArgumentError, match="must be above 0"):
+        softcap(torch.zeros(1, 3), 0.0)

@@ -17,11 +17,11 @@ def contexts(lengths, heads=ODD):
     return [random_context(length, *heads, seed=index) for index, length in enumerate(lengths)]
 
 
-def attend_in_chunks(context, length, chunk, block_size, seed):
+def attend_in_chunks(context, length, chunk, block_size, seed, rules=None):
     """The first `length` tokens of a context, computed chunk by chunk: [length, num_heads, head_dim]."""
     starts = range(0, length, chunk)
     batches = [paged_batch([(context, s, min(s + chunk, length))], block_size, seed + s) for s in starts]
-    return torch.cat([paged_attention(*batch.arguments()) for batch in batches])
+    return torch.cat([paged_attention(*batch.arguments(), **(rules or {})) for batch in batches])
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,40 @@ def test_chunks_do_not_change_a_bit(heads, seed):
     at_once = attend_in_chunks(context, length, length, 16, seed)
     for chunk in (1, 7, 16, 200):
         assert torch.equal(attend_in_chunks(context, length, chunk, 16, seed + 1), at_once), chunk
+
+
+RULES = {"window": 50}, {"window": 1}, {"window": 300}, {"softcap": 1.5}, {"window": 270, "softcap": 0.5}
+WINDOWS = pytest.mark.parametrize("rules", RULES, ids=str)
+
+
+@WINDOWS
+def test_windows_and_caps_equal_the_reference(rules):
+    """Decodes and chunks, over several segments; windows that end in a block, in a segment, and before both."""
+    rows = [(300, 299, 300), (290, 0, 290), (600, 595, 600), (5, 4, 5)]
+    made = contexts([length for length, _, _ in rows])
+    batch = paged_batch([(c, start, stop) for c, (_, start, stop) in zip(made, rows, strict=True)], 16)
+    expected = reference.paged_attention(*batch.arguments(), **rules)
+    torch.testing.assert_close(paged_attention(*batch.arguments(), **rules), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 200])
+@WINDOWS
+def test_chunks_do_not_change_a_bit_with_windows_and_caps(rules, chunk):
+    """Nor do the places of the blocks."""
+    context = random_context(300, *ODD, seed=3)
+    at_once = attend_in_chunks(context, 300, 300, 16, 0, rules)
+    assert torch.equal(attend_in_chunks(context, 300, chunk, 16, 1, rules), at_once)
+
+
+@pytest.mark.parametrize("chunk", [1, 40])
+def test_a_token_sees_nothing_before_its_window(chunk):
+    """NaN in all earlier slots does not reach it, whoever is computed beside it."""
+    context = random_context(40, *ODD, seed=0)
+    whole = attend_in_chunks(context, 40, chunk, 16, 0, {"window": 7})
+    context.keys[:21], context.values[:21] = float("nan"), float("nan")
+    spoilt = attend_in_chunks(context, 40, chunk, 16, 0, {"window": 7})
+    assert torch.equal(spoilt[27:], whole[27:])
+    assert spoilt[:27].isnan().all()
 
 
 def test_batch_mates_do_not_change_a_bit():
@@ -142,3 +176,11 @@ def test_heads_that_do_not_divide_are_refused():
     batch = paged_batch([(context, 0, 5) for context in contexts([5])], 16)
     with pytest.raises(KernelArgumentError, match="3 heads are no multiple of 2 KV heads"):
         paged_attention(batch.query[:, :3].contiguous(), *batch.arguments()[1:])
+
+
+@pytest.mark.parametrize("rules", [{"window": 0}, {"softcap": 0.0}], ids=str)
+def test_rules_that_leave_nothing_are_refused(rules):
+    """A window has at least the token itself."""
+    batch = paged_batch([(context, 0, 5) for context in contexts([5])], 16)
+    with pytest.raises(KernelArgumentError, match="leaves nothing"):
+        paged_attention(*batch.arguments(), **rules)

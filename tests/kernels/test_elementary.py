@@ -1,8 +1,8 @@
-"""exp: two units in the last place over its whole range, and sound beyond it."""
+"""exp and tanh: right to a few units in the last place over their whole range, and sound beyond it."""
 
 import numpy as np
 
-from paceline_kernels.elementary import exp, exp_of_negative
+from paceline_kernels.elementary import exp, exp_of_negative, tanh
 from paceline_kernels.jit import compiled
 
 
@@ -18,6 +18,13 @@ def exp_of_negative_all(values, out):
     """exp_of_negative of every element."""
     for i in range(len(values)):
         out[i] = exp_of_negative(values[i])
+
+
+@compiled
+def tanh_all(values, out):
+    """tanh of every element."""
+    for i in range(len(values)):
+        out[i] = tanh(values[i])
 
 
 def exp_of(values):
@@ -55,3 +62,14 @@ def test_exp_has_the_same_bits_in_vectors_and_in_remainders():
     whole = exp_of(values)
     for length in (1, 3, 7, 8, 9, 31, 33):
         np.testing.assert_array_equal(exp_of(values[50 : 50 + length].copy()), whole[50 : 50 + length])
+
+
+def test_tanh_is_right_to_three_units_in_the_last_place():
+    """Against float64, where it bends and where it is flat; NaN stays NaN."""
+    values = np.concatenate((np.linspace(-10, 10, 200_001), np.geomspace(1e-30, 1e30, 1001))).astype(np.float32)
+    values = np.append(values[values != 0], np.float32(np.nan))
+    out = np.empty_like(values)
+    tanh_all(values, out)
+    expected = np.tanh(values[:-1].astype(np.float64))
+    assert np.abs(out[:-1] / expected - 1).max() < 3 * 2.0**-24
+    assert np.isnan(out[-1])

@@ -56,6 +56,15 @@ def test_no_tokens_give_no_rows():
     assert linear(torch.zeros(0, 8), normal(3, 8)).shape == (0, 3)
 
 
+def test_a_bias_is_added_to_every_row():
+    """After the product, so that a row has the same bits with the bias added by hand."""
+    x, weight, bias = normal(5, 8), normal(3, 8), normal(1, 3)[0]
+    assert torch.equal(linear(x, weight, bias), linear(x, weight) + bias)
+    torch.testing.assert_close(linear(x, weight, bias), reference.linear(x, weight, bias))
+    with pytest.raises(KernelArgumentError, match="bias must have shape"):
+        linear(x, weight, bias[:2])
+
+
 @pytest.mark.parametrize(
     ("x", "weight", "problem"),
     [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.rms_norm import reference, rms_norm
+from paceline_kernels.rms_norm import reference, rms_norm, rms_norm_heads
 
 
 def normal(*shape, seed=0):
@@ -47,3 +47,22 @@ def test_a_residual_of_another_shape_is_refused():
     """Nothing is written."""
     with pytest.raises(KernelArgumentError, match="residual must have shape"):
         rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5, residual=torch.zeros(3, 8))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_heads_are_normalised_each_by_itself(num_tokens):
+    """Queries and keys with their own weights; values are left as they are."""
+    qkv, query, key = normal(num_tokens, 7, 20), normal(20, seed=1), normal(20, seed=2)
+    expected = reference.rms_norm_heads(qkv, query, key, 2, 1e-5)
+    alone = qkv[:1].clone()
+    rms_norm_heads(alone, query, key, 2, 1e-5)
+    rms_norm_heads(qkv, query, key, 2, 1e-5)
+    torch.testing.assert_close(qkv, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(qkv[:, 5:], expected[:, 5:])
+    assert torch.equal(alone, qkv[:1])
+
+
+def test_heads_that_do_not_fit_their_norms_are_refused():
+    """Two KV heads need four of the heads, and there must be queries."""
+    with pytest.raises(KernelArgumentError, match="does not fit 2 KV heads"):
+        rms_norm_heads(torch.zeros(1, 4, 8), torch.ones(8), torch.ones(8), 2, 1e-5)

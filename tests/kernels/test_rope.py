@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.rope import reference, rope_and_write_kv, rope_table
+from paceline_kernels.rope import reference, rope_and_write_kv, rope_frequencies, rope_table
 
 
 def call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks):
@@ -13,7 +13,7 @@ def call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, nu
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return {
         "qkv": torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, generator=generator),
-        "table": rope_table(64, head_dim, 10_000.0),
+        "table": rope_table(64, rope_frequencies(head_dim, 10_000.0)),
         "positions": torch.randint(0, 64, (num_tokens,), generator=generator, dtype=torch.int32),
         "slot_mapping": torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens].contiguous(),
         "key_cache": torch.full(shape, float("nan")),
@@ -90,3 +90,10 @@ def test_what_would_write_out_of_bounds_is_refused(changes, problem):
     with pytest.raises(KernelArgumentError, match=problem):
         rope_and_write_kv(**arguments)
     assert arguments["key_cache"].isnan().all()
+
+
+def test_a_table_holds_cosines_and_sines_times_the_factor():
+    """Of the position times each pair's frequency."""
+    table = rope_table(3, torch.tensor([1.0, 0.5]), factor=2.0)
+    angles = torch.tensor([[0, 0], [1, 0.5], [2, 1]])
+    torch.testing.assert_close(table, 2 * torch.cat((angles.cos(), angles.sin()), dim=1))

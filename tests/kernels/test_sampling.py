@@ -1,4 +1,7 @@
-"""sample: the defined draw, token for token; the softmax it must follow; ties, log-probabilities and bad logits."""
+"""sample: the defined draw, token for token; the softmax it must follow; ties, log-probabilities and bad logits.
+
+What rules do to logits is in test_sampling_rules.
+"""
 
 import numpy as np
 import pytest
@@ -7,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.philox import philox4x32
-from paceline_kernels.sampling import SamplingParameters, reference, sample
+from paceline_kernels.jit import compiled
+from paceline_kernels.philox import NUM_COUNTERS, NUM_WORDS, philox4x32
+from paceline_kernels.sampling import SampleOutcome, SamplingParameters, noise, reference, sample, token_logprobs
+from paceline_kernels.simd import address
 
 # From kat_vectors of the Random123 library: counter, key, output.
 KNOWN_ANSWERS = [
@@ -45,11 +50,41 @@ def random_logits(num_rows, vocab_size, seed=0, spread=3.0):
     return (logits * 4).round() / 4
 
 
+@compiled
+def _philox(words, c0, c1, k0, k1):
+    philox4x32(address(words), np.uint32(c0), np.uint32(c1), np.uint32(k0), np.uint32(k1))
+
+
+@compiled
+def _noise_and_bound(words, gumbels, bounds):
+    for i in range(len(words)):
+        gumbels[i], bounds[i] = noise.gumbel(words[i]), noise.gumbel_bound(words[i])
+
+
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_known_answers(counter, key, expected):
-    """Compiled and in numpy."""
-    assert philox4x32(*(np.uint32(word) for word in counter + key)) == expected
+    """In numpy."""
     assert tuple(reference.philox4x32(np.array([counter], dtype=np.uint64), key)[0]) == expected
+
+
+@pytest.mark.parametrize(("c0", "c1"), [(0, 0), (5, 0xFFFFFFFF), (0xFFFFFFFF, 7), (0x243F6A88, 0x85A308D3)])
+@pytest.mark.parametrize("key", [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (0xA4093822, 0x299F31D0)])
+def test_compiled_philox_works_on_ascending_counters_at_once(c0, c1, key):
+    """Word by word what numpy gives; a counter beyond 32 bits begins at zero again."""
+    words = np.empty(NUM_WORDS, dtype=np.uint32)
+    _philox(words, c0, c1, *key)
+    counters = np.array([((c0 + i) % 2**32, c1, 0, 0) for i in range(NUM_COUNTERS)], dtype=np.uint64)
+    assert words.tolist() == reference.philox4x32(counters, key).reshape(-1).tolist()
+
+
+def test_no_noise_exceeds_its_bound():
+    """At both ends of the range and at every 97th word between; the bound is useful where noise is loud."""
+    ranks = np.concatenate((np.arange(5000), np.arange(5000, 2**23, 97), np.arange(2**23 - 5000, 2**23)))
+    words = (ranks << 9).astype(np.uint32)
+    gumbels, bounds = np.empty(len(words), dtype=np.float32), np.empty(len(words), dtype=np.float32)
+    _noise_and_bound(words, gumbels, bounds)
+    assert (gumbels <= bounds).all()
+    assert (bounds - gumbels)[gumbels > 4].max() < 0.08
 
 
 def test_the_noise_of_a_token_is_a_word_of_its_own():
@@ -78,7 +113,9 @@ def test_sample_equals_the_reference(temperature, top_k, top_p, min_p, seed, voc
 def test_sample_equals_the_reference_over_a_large_vocabulary():
     """Where noise is drawn for a part of the tokens only."""
     logits = torch.randn(8, 49_152, generator=torch.Generator().manual_seed(0)) * 2
-    for chosen in (parameters(8, seed=5), parameters(8, top_p=0.95, seed=6), parameters(8, top_k=50, seed=7)):
+    filters = ({}, {"top_p": 0.95}, {"top_k": 50}, {"temperature": 30.0}, {"temperature": 0.3})
+    for seed, filtering in enumerate(filters):
+        chosen = parameters(8, seed=seed, **filtering)
         assert torch.equal(sample(logits, chosen).token_ids, reference.sample(logits, chosen).token_ids)
 
 
@@ -199,7 +236,7 @@ def test_a_row_that_is_not_finite_is_marked_and_others_are_not(bad, temperature)
     clean = sample(logits, parameters(3, temperature=temperature))
     logits[1, 49] = bad
     marked = sample(logits, parameters(3, temperature=temperature, num_logprobs=2))
-    assert marked.is_finite.tolist() == [True, False, True]
+    assert marked.outcomes.tolist() == [SampleOutcome.DRAWN, SampleOutcome.NOT_FINITE, SampleOutcome.DRAWN]
     assert torch.equal(marked.token_ids[[0, 2]], clean.token_ids[[0, 2]])
 
 
@@ -212,6 +249,31 @@ def test_logprobs_are_of_the_distribution_before_temperature_and_filters(num_log
     torch.testing.assert_close(ours.logprobs, expected.logprobs, rtol=0, atol=2e-6)
     assert torch.equal(ours.top_token_ids, expected.top_token_ids)
     torch.testing.assert_close(ours.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
+
+
+def test_logprobs_of_given_tokens_are_those_of_the_softmax():
+    """Against float64; the best ones beside them."""
+    logits = random_logits(3, 50)
+    given, wanted = torch.tensor([0, 49, 7], dtype=torch.int32), torch.tensor([2, 2, 2], dtype=torch.int32)
+    taken = token_logprobs(logits, given, wanted)
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    torch.testing.assert_close(taken.logprobs.double(), expected[range(3), given.long()], rtol=0, atol=2e-6)
+    torch.testing.assert_close(taken.top_logprobs.double(), expected.topk(2).values, rtol=0, atol=2e-6)
+
+
+def test_logprobs_of_a_row_that_is_not_finite_are_no_number():
+    """So that whoever reads them knows."""
+    logits = random_logits(2, 8)
+    logits[1, 3] = float("nan")
+    zero = torch.zeros(2, dtype=torch.int32)
+    assert token_logprobs(logits, zero, zero).logprobs.isnan().tolist() == [False, True]
+
+
+def test_logprobs_of_a_token_beyond_the_vocabulary_are_refused():
+    """No memory beside the logits is read."""
+    one = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(KernelArgumentError, match="token_ids must be 0 to 7"):
+        token_logprobs(torch.zeros(1, 8), one * 8, one)
 
 
 def test_rows_get_as_many_logprobs_as_each_asked_for():

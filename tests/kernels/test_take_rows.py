@@ -8,10 +8,11 @@ from paceline_kernels.take_rows import reference, take_rows
 
 
 def test_take_rows_equals_the_reference():
-    """In any order, with repetition."""
+    """In any order, with repetition; scaled where that is asked for."""
     table = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
     indices = torch.tensor([10, 0, 3, 3, 7], dtype=torch.int32)
     assert torch.equal(take_rows(table, indices), reference.take_rows(table, indices))
+    assert torch.equal(take_rows(table, indices, 3.0), reference.take_rows(table, indices, 3.0))
 
 
 def test_no_indices_give_no_rows():

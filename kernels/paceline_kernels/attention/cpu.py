@@ -3,12 +3,8 @@
 Positions are cut into segments of 256 (fewer where the block size does not divide that), counted from position 0. In a
 segment a token's scores are taken against their own maximum, summed in the order of `simd.dot`, and its values are
 added in ascending position. Segments are folded into the result one after the other, the first to the last. Nothing
-else enters a token's arithmetic, so the same token computed in a chunk of 1, 7 or 512 has the same bits.
-
-The work is cut into units: a unit is a tile of tokens of one row and one KV head, whose query heads are done together,
-so that a key or value fetched once serves them all. A row of one token (a decode) with several segments has one unit
-per segment, because its few heads alone would not keep the threads busy; its segments are folded afterwards.
-Units are dealt out to the workers in turn, which evens out that later tiles of a chunk see more positions.
+else enters a token's arithmetic, so the same token computed in a chunk of 1, 7 or 512 has the same bits. A window
+leaves out what lies before it: segments wholly, and in the first segment it reaches into, the positions before it.
 
 Knows addresses inside the caches; block ids are checked before compiled code sees them.
 """
@@ -21,7 +17,21 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels import jit, simd
-from paceline_kernels.elementary import exp, exp_of_negative
+from paceline_kernels.attention.units import (
+    END_SEGMENT,
+    IS_SPLIT,
+    NUM_TOKENS,
+    PARTIAL,
+    ROW,
+    SEGMENT,
+    TOKEN,
+    count_units,
+    fill_units,
+    first_segment,
+    segment_positions,
+    tile_tokens,
+)
+from paceline_kernels.elementary import exp, exp_of_negative, tanh
 from paceline_kernels.errors import KernelArgumentError
 
 _Float32Array = npt.NDArray[np.float32]
@@ -29,15 +39,16 @@ _Float32Array = npt.NDArray[np.float32]
 Cache = npt.NDArray[Any]
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
-
-_MAX_SEGMENT_POSITIONS = 256
-# Query rows (tokens times the heads of a group) in a tile: their scores of a segment take 48 KiB.
-_TILE_ROWS = 48
+# The window of a token that sees all positions: more than any context has.
+ALL_POSITIONS = 2**62
 
 
-# The columns of the unit table: a tile of tokens of one row, and the segments of it to do. A split unit leaves its one
-# segment as a partial result; a whole one does all segments and writes the output.
-ROW, TOKEN, NUM_TOKENS, SEGMENT, END_SEGMENT, IS_SPLIT, PARTIAL = range(7)
+class Scoring(NamedTuple):
+    """How scores come about, and which positions have one."""
+
+    scale: Any  # float32, of q . k
+    softcap: Any  # float32, above 0: scores become softcap * tanh(score / softcap); 0: they stay as they are
+    window: int  # how many positions a token sees, its own included
 
 
 class Scratch(NamedTuple):
@@ -45,8 +56,9 @@ class Scratch(NamedTuple):
 
     queries: _Float32Array  # [rows, head_dim], scaled
     scores: _Float32Array  # [rows, positions of a segment]
-    num_rows: _Int64Array  # [1] how many rows the tile in hand has
-    visible: _Int64Array  # [rows] how many positions of the segment the row may see; never falls from row to row
+    num_rows: _Int64Array  # [1] how many rows of the tile in hand come before the first that is past the segment
+    hidden: _Int64Array  # [rows] how many positions of the segment lie before the row's window
+    visible: _Int64Array  # [rows] where the row stops to see positions of the segment; neither falls from row to row
     max: _Float32Array  # [rows] of the segment: the largest score,
     sum: _Float32Array  # [rows] the sum of the scores' exponentials,
     sums: _Float32Array  # [rows, head_dim] the values weighted by them
@@ -73,6 +85,8 @@ def paged_attention(
     cu_seqlens: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """See `paceline_kernels.attention.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
@@ -84,8 +98,15 @@ def paged_attention(
     token_stride = query.stride(0)
     flat_size = (num_tokens - 1) * token_stride + num_heads * head_dim if num_tokens else 0
     flat = query.as_strided((flat_size,), (1,)).numpy()
-    attend(flat, token_stride, keys, values, tables, starts, lens, np.float32(scale), out.numpy(), workers)
+    attend(
+        flat, token_stride, keys, values, tables, starts, lens, scoring(scale, window, softcap), out.numpy(), workers
+    )
     return out
+
+
+def scoring(scale: float, window: int | None, softcap: float | None) -> Scoring:
+    """As compiled code takes it; None is no window, and no cap."""
+    return Scoring(np.float32(scale), np.float32(softcap or 0.0), ALL_POSITIONS if window is None else window)
 
 
 def check_rows(
@@ -121,79 +142,13 @@ def count_sound_rows(
 
 
 @jit.compiled
-def segment_positions(block_size: int) -> int:
-    """How many positions a segment has: whole blocks."""
-    return max(1, _MAX_SEGMENT_POSITIONS // block_size) * block_size
-
-
-@jit.compiled
-def tile_tokens(group: int) -> int:
-    """How many tokens a tile has, for so many query heads on one KV head."""
-    return max(1, _TILE_ROWS // group)
-
-
-@jit.compiled
-def num_segments(context_len: int, width: int) -> int:
-    """How many segments cover this many positions."""
-    return (context_len + width - 1) // width
-
-
-@jit.compiled
-def count_units(
-    cu_seqlens: _Int32Array, context_lens: _Int32Array, tokens_per_tile: int, width: int
-) -> tuple[int, int]:
-    """How many units there are, and how many of them are split."""
-    num_units, num_partials = 0, 0
-    for row in range(context_lens.shape[0]):
-        length = cu_seqlens[row + 1] - cu_seqlens[row]
-        segments = num_segments(context_lens[row], width)
-        if length == 1 and segments > 1:
-            num_partials += segments
-        else:
-            num_units += (length + tokens_per_tile - 1) // tokens_per_tile
-    return num_units + num_partials, num_partials
-
-
-@jit.compiled
-def fill_units(
-    cu_seqlens: _Int32Array,
-    context_lens: _Int32Array,
-    tokens_per_tile: int,
-    width: int,
-    units: _Int64Array,
-    first_partial: _Int64Array,
-) -> None:
-    """Write the unit table, and where each row's partial results begin; the results of row i end where i + 1 begins."""
-    unit, partial = 0, 0
-    for row in range(context_lens.shape[0]):
-        start, stop = cu_seqlens[row], cu_seqlens[row + 1]
-        segments = num_segments(context_lens[row], width)
-        first_partial[row] = partial
-        if stop - start == 1 and segments > 1:
-            for segment in range(segments):
-                units[unit, ROW], units[unit, TOKEN], units[unit, NUM_TOKENS] = row, start, 1
-                units[unit, SEGMENT], units[unit, END_SEGMENT] = segment, segment + 1
-                units[unit, IS_SPLIT], units[unit, PARTIAL] = 1, partial
-                unit += 1
-                partial += 1
-        else:
-            for token in range(start, stop, tokens_per_tile):
-                tokens = min(tokens_per_tile, stop - token)
-                seen = context_lens[row] - (stop - token - tokens)
-                units[unit, ROW], units[unit, TOKEN], units[unit, NUM_TOKENS] = row, token, tokens
-                units[unit, SEGMENT], units[unit, END_SEGMENT] = 0, num_segments(seen, width)
-                units[unit, IS_SPLIT], units[unit, PARTIAL] = 0, 0
-                unit += 1
-    first_partial[context_lens.shape[0]] = partial
-
-
-@jit.compiled
 def new_scratch(rows: int, head_dim: int, width: int) -> Scratch:
     """Memory for one worker."""
     return Scratch(
         np.empty((rows, head_dim), dtype=np.float32),
         np.empty((rows, width), dtype=np.float32),
         np.zeros(1, dtype=np.int64),
+        np.empty(rows, dtype=np.int64),
         np.empty(rows, dtype=np.int64),
         np.empty(rows, dtype=np.float32),
         np.empty(rows, dtype=np.float32),
@@ -235,11 +190,17 @@ def _fetch_block(cache: Cache, head: int, table: _Int32Array, begin: int, count:
 
 
 @jit.compiled
+def _first_block(first_row: int, block_size: int, scratch: Scratch) -> int:
+    """The position in the segment at which the first block begins that rows from `first_row` on see anything of."""
+    return int(scratch.hidden[first_row] // block_size * block_size)
+
+
+@jit.compiled
 def _scale_scores(cache: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
     """Multiply every row's scores with the scales that int8 keys or values have, position by position."""
     block_size, stride, head_dim = cache.shape[2], cache.shape[3], scratch.queries.shape[1]
     num_rows = scratch.num_rows[0]
-    for begin in range(0, scratch.visible[num_rows - 1], block_size):
+    for begin in range(_first_block(first_row, block_size, scratch), scratch.visible[num_rows - 1], block_size):
         first = _block_address(cache, table[begin // block_size], head) + head_dim
         for i in range(min(block_size, scratch.visible[num_rows - 1] - begin)):
             scratch.scales[begin + i] = simd.float_at(first + i * stride)
@@ -257,7 +218,7 @@ def _score(keys: Cache, head: int, table: _Int32Array, first_row: int, scratch: 
     count = scratch.visible[scratch.num_rows[0] - 1]
     queries = simd.address(scratch.queries) + simd.FLOAT_BYTES * first_row * head_dim
     scores = simd.address(scratch.scores) + simd.FLOAT_BYTES * first_row * width
-    for begin in range(0, count, block_size):
+    for begin in range(_first_block(first_row, block_size, scratch), count, block_size):
         _fetch_block(keys, head, table, begin + block_size, count)
         slots = _block_address(keys, table[begin // block_size], head)
         columns = min(block_size, count - begin)
@@ -280,41 +241,74 @@ def _weigh(values: Cache, head: int, table: _Int32Array, first_row: int, group: 
         for d in range(head_dim):
             scratch.sums[row, d] = np.float32(0.0)
     scores, sums = simd.address(scratch.scores), simd.address(scratch.sums)
-    for begin in range(0, count, block_size):
+    for begin in range(_first_block(first_row, block_size, scratch), count, block_size):
         _fetch_block(values, head, table, begin + block_size, count)
         slots = _block_address(values, table[begin // block_size], head)
         end = begin + block_size
         row = first_row
-        while row < num_rows:
-            # Where the first row sees all of the block, so do the rest; else the heads of one token go together.
-            rows = num_rows - row if scratch.visible[row] >= end else group
-            columns = min(end, scratch.visible[row]) - begin
+        while row < num_rows and scratch.hidden[row] < end:
+            # Where all rows see all of the block, they go together; else the heads of one token do.
+            whole = scratch.visible[row] >= end and scratch.hidden[num_rows - 1] <= begin
+            rows = num_rows - row if whole else group
+            first = max(begin, scratch.hidden[row])
+            columns = min(end, scratch.visible[row]) - first
             if columns > 0:
-                weights = scores + simd.FLOAT_BYTES * (row * width + begin)
+                weights = scores + simd.FLOAT_BYTES * (row * width + first)
+                seen = slots + int((first - begin) * stride * values.itemsize)
                 target = sums + simd.FLOAT_BYTES * row * head_dim
-                simd.add_weighted_rows(weights, width, rows, slots, stride, columns, head_dim, target, head_dim, values)
+                simd.add_weighted_rows(weights, width, rows, seen, stride, columns, head_dim, target, head_dim, values)
             row += rows
 
 
 @jit.compiled
-def _do_segment(keys: Cache, values: Cache, head: int, table: _Int32Array, group: int, scratch: Scratch) -> int:
-    """Maximum, sum and weighted values of one segment, for the rows of the tile from the one returned on."""
+def _cap_scores(softcap: jit.Float32, first_row: int, scratch: Scratch) -> None:
+    for row in range(first_row, scratch.num_rows[0]):
+        for i in range(scratch.visible[row]):
+            scratch.scores[row, i] = softcap * tanh(scratch.scores[row, i] / softcap)
+
+
+@jit.compiled
+def _do_segment(
+    keys: Cache, values: Cache, head: int, table: _Int32Array, group: int, softcap: jit.Float32, scratch: Scratch
+) -> int:
+    """Maximum, sum and weighted values of one segment, for the rows from the one returned on that see any of it.
+
+    Loops over scores begin at 0, though those before the window hold anything and are never used: from another start
+    they would not become vector code.
+    """
     first_row = 0
     while scratch.visible[first_row] <= 0:
         first_row += group
-    _fetch_block(keys, head, table, 0, 1)
+    begin = _first_block(first_row, keys.shape[2], scratch)
+    _fetch_block(keys, head, table, begin, begin + 1)
     _score(keys, head, table, first_row, scratch)
-    _fetch_block(values, head, table, 0, 1)
+    if softcap > 0:
+        _cap_scores(softcap, first_row, scratch)
+    _fetch_block(values, head, table, begin, begin + 1)
     width, scores = scratch.scores.shape[1], simd.address(scratch.scores)
     for row in range(first_row, scratch.num_rows[0]):
-        start, seen = scores + simd.FLOAT_BYTES * row * width, scratch.visible[row]
-        largest = simd.maximum(start, seen)
+        hidden, seen = scratch.hidden[row], scratch.visible[row]
+        start = scores + simd.FLOAT_BYTES * int(row * width + hidden)
+        largest = simd.maximum(start, seen - hidden)
         for i in range(seen):
             scratch.scores[row, i] = exp_of_negative(scratch.scores[row, i] - largest)
         scratch.max[row] = largest
-        scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen)
+        scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen - hidden)
     _weigh(values, head, table, first_row, group, scratch)
     return first_row
+
+
+@jit.compiled
+def _see(begin: int, position: int, num_rows: int, group: int, window: int, scratch: Scratch) -> None:
+    """Which rows of the tile see what of the segment that begins at position `begin`."""
+    width = scratch.scores.shape[1]
+    for row in range(num_rows):
+        seen = position + row // group + 1 - begin
+        scratch.visible[row] = min(seen, width)
+        scratch.hidden[row] = max(0, seen - window)
+    while scratch.hidden[num_rows - 1] >= width:
+        num_rows -= group
+    scratch.num_rows[0] = num_rows
 
 
 @jit.compiled
@@ -364,27 +358,32 @@ def do_unit(
     keys: Cache,
     values: Cache,
     table: _Int32Array,
-    scale: jit.Float32,
+    rules: Scoring,
     scratch: Scratch,
     partials: Partials,
     out: _Float32Array,
 ) -> None:
-    """One unit for one KV head; `position` is that of the unit's first token, `table` the row's blocks."""
+    """One unit for one KV head; `position` is that of the unit's first token, `table` the row's blocks.
+
+    A split unit whose segment lies before the window leaves nothing.
+    """
     group, head_dim, width = out.shape[1] // keys.shape[1], out.shape[2], scratch.scores.shape[1]
     token, num_rows = unit[TOKEN], unit[NUM_TOKENS] * group
+    start = max(unit[SEGMENT], first_segment(position, rules.window, width))
+    if start >= unit[END_SEGMENT]:
+        return
     first = query[token * token_stride + head * group * head_dim :]
-    _take_queries(first, token_stride, unit[NUM_TOKENS], group, scale, scratch.queries)
-    scratch.num_rows[0] = num_rows
+    _take_queries(first, token_stride, unit[NUM_TOKENS], group, rules.scale, scratch.queries)
     _clear_totals(num_rows, scratch)
-    for segment in range(unit[SEGMENT], unit[END_SEGMENT]):
+    for segment in range(start, unit[END_SEGMENT]):
         begin = segment * width
-        for row in range(num_rows):
-            scratch.visible[row] = min(position + row // group + 1 - begin, width)
-        first_row = _do_segment(keys, values, head, table[begin // keys.shape[2] :], group, scratch)
+        _see(begin, position, num_rows, group, rules.window, scratch)
+        blocks = table[begin // keys.shape[2] :]
+        first_row = _do_segment(keys, values, head, blocks, group, rules.softcap, scratch)
         if unit[IS_SPLIT] == 1:
             _keep_partial(unit[PARTIAL], head * group, group, scratch, partials)
             return
-        for row in range(first_row, num_rows):
+        for row in range(first_row, scratch.num_rows[0]):
             totals = (scratch.total_max, scratch.total_sum, scratch.total)
             _fold(scratch.max[row], scratch.sum[row], scratch.sums[row], *totals, row)
     for row in range(num_rows):
@@ -418,7 +417,7 @@ def attend(
     block_tables: _Int32Array,
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
-    scale: jit.Float32,
+    rules: Scoring,
     out: _Float32Array,
     num_workers: int,
 ) -> None:
@@ -442,9 +441,10 @@ def attend(
             row, token = unit[ROW], unit[TOKEN]
             position = context_lens[row] - (cu_seqlens[row + 1] - token)
             table = block_tables[row]
-            do_unit(unit, head, position, query, token_stride, keys, values, table, scale, scratch, partials, out)
+            do_unit(unit, head, position, query, token_stride, keys, values, table, rules, scratch, partials, out)
     # Serial: folding is a hundredth of the work, and another parallel region costs more than it saves.
     for row in range(len(context_lens)):
         if first_partial[row + 1] > first_partial[row]:
             partials = Partials(partial_max, partial_sum, partial_sums)
-            fold_partials(first_partial[row], first_partial[row + 1], 0, num_heads, partials, out[cu_seqlens[row]])
+            first = first_partial[row] + first_segment(context_lens[row] - 1, rules.window, width)
+            fold_partials(first, first_partial[row + 1], 0, num_heads, partials, out[cu_seqlens[row]])

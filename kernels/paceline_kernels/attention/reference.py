@@ -11,6 +11,9 @@ def paged_attention(
     cu_seqlens: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """See `paceline_kernels.attention.paged_attention`; rounded to float32 once, at the end."""
     out = torch.empty(query.shape, dtype=torch.float32)
@@ -21,8 +24,11 @@ def paged_attention(
         start, stop = int(cu_seqlens[row]), int(cu_seqlens[row + 1])
         for token in range(start, stop):
             visible = context_len - (stop - 1 - token)
-            scores = torch.einsum("hd,hpd->hp", query[token].double(), keys[:, :visible]) * scale
-            out[token] = torch.einsum("hp,hpd->hd", scores.softmax(-1), values[:, :visible]).float()
+            seen = slice(0 if window is None else max(0, visible - window), visible)
+            scores = torch.einsum("hd,hpd->hp", query[token].double(), keys[:, seen]) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[token] = torch.einsum("hp,hpd->hd", scores.softmax(-1), values[:, seen]).float()
     return out
 
 

@@ -8,10 +8,10 @@ import torch
 
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.decoder import cpu
-from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights"]
+__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights", "HeadNorms", "PostNorms"]
 
 # Behind the values of an int8 slot stands their scale, a float32.
 INT8_SCALE_BYTES = 4

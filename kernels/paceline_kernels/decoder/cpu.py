@@ -10,17 +10,20 @@ import torch
 
 from paceline_kernels import jit, team
 from paceline_kernels.attention import cpu as attention
+from paceline_kernels.attention import units
 from paceline_kernels.decoder import phases
 from paceline_kernels.decoder.state import (
+    WINDOW,
     Activations,
     Batch,
+    Float32Array,
     Shape,
     Splits,
     Weights,
     new_activations,
     new_splits,
 )
-from paceline_kernels.decoder.weights import DecoderBatch, DecoderWeights
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.tiles import TILE
 
@@ -78,8 +81,8 @@ class CpuDecoder:
     def _cut(self, batch: Batch, block_size: int) -> Splits:
         """How attention is shared out in this batch."""
         group = self._shape.num_heads // self._shape.num_kv_heads
-        tile = (attention.tile_tokens(group), attention.segment_positions(block_size))
-        num_units, num_partials = attention.count_units(batch.cu_seqlens, batch.context_lens, *tile)
+        tile = (units.tile_tokens(group), units.segment_positions(block_size))
+        num_units, num_partials = units.count_units(batch.cu_seqlens, batch.context_lens, *tile)
         num_rows, splits = batch.context_lens.shape[0], self._splits
         room = (splits.first_partial.shape[0] - 1, splits.units.shape[0], splits.max.shape[0])
         if any(has < needs for has, needs in zip(room, (num_rows, num_units, num_partials), strict=True)):
@@ -87,7 +90,7 @@ class CpuDecoder:
             self._splits = new_splits(self._shape, *(max(has, 2 * n) for has, n in zip(room, needed, strict=True)))
             self._folds = team.new_counters((self._splits.first_partial.shape[0] - 1) * self._shape.num_kv_heads)
         splits = self._splits
-        attention.fill_units(batch.cu_seqlens, batch.context_lens, *tile, splits.units, splits.first_partial)
+        units.fill_units(batch.cu_seqlens, batch.context_lens, *tile, splits.units, splits.first_partial)
         return splits._replace(num_units=num_units)
 
     def _make_room(self, batch: Batch) -> None:
@@ -111,23 +114,46 @@ def _shape(weights: DecoderWeights) -> Shape:
         head_dim=weights.head_dim,
         vocab=weights.embedding.num_outputs,
         eps=np.float32(weights.rms_norm_eps),
-        scale=np.float32(weights.head_dim**-0.5),
+        gate=int(weights.gate),
+        embedding_scale=np.float32(weights.embedding_scale),
+        attention_scale=np.float32(weights.attention_scale or weights.head_dim**-0.5),
+        attention_softcap=np.float32(weights.attention_softcap or 0.0),
+        logit_softcap=np.float32(weights.logit_softcap or 0.0),
     )
 
 
 def _compiled_weights(weights: DecoderWeights) -> Weights:
-    matrices = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in weights.layers]
-    norms = [norm for layer in weights.layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
+    layers = weights.layers
+    matrices = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]
+    norms = [norm for layer in layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
+    extras = [_extras(layer) for layer in layers]
+    options = [
+        (layer.rope_table, attention.ALL_POSITIONS if layer.window is None else layer.window) for layer in layers
+    ]
     addresses = [[(matrix.data.data_ptr(), int(matrix.format)) for matrix in layer] for layer in matrices]
     return Weights(
         matrices=np.array(addresses, dtype=np.int64),
+        extras=np.stack([np.concatenate(vectors) for vectors in extras]),
+        extra_starts=np.cumsum([0, *(len(vector) for vector in extras[0])], dtype=np.int64),
         norms=torch.stack([*norms, weights.final_norm]).numpy(),
         embedding=weights.embedding.data.numpy(),
         embedding_format=int(weights.embedding.format),
         lm_head=weights.lm_head.data.numpy(),
         lm_head_format=int(weights.lm_head.format),
-        rope_table=weights.rope_table.numpy(),
+        rope_tables=weights.rope_tables.numpy(),
+        layer_options=np.array(options, dtype=np.int64),
     )
+
+
+def _extras(layer: DecoderLayer) -> list[Float32Array]:
+    """The vectors that not every model has, in the order in which `state` names them."""
+    heads, post = layer.head_norms, layer.post_norms
+    vectors = (
+        *(layer.qkv_bias, layer.attention_output_bias, layer.gate_up_bias, layer.down_bias),
+        *((None, None) if heads is None else (heads.query, heads.key)),
+        *((None, None) if post is None else (post.attention, post.feed_forward)),
+    )
+    return [np.empty(0, dtype=np.float32) if vector is None else vector.numpy() for vector in vectors]
 
 
 def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> None:
@@ -135,7 +161,7 @@ def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> N
     num_tokens = batch.token_ids.shape[0]
     bounds = (
         ("token ids", batch.token_ids, weights.embedding.num_outputs),
-        ("positions", batch.positions, weights.rope_table.shape[0]),
+        ("positions", batch.positions, weights.rope_tables.shape[1]),
         ("slots", batch.slots, keys.shape[1] * keys.shape[3]),
         ("tokens whose logits are wanted", batch.logit_tokens, num_tokens),
     )
@@ -181,8 +207,8 @@ def _work(
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
     normalized = np.empty(shape.hidden, dtype=np.float32)
     group = shape.num_heads // shape.num_kv_heads
-    width = attention.segment_positions(keys.shape[3])
-    scratch = attention.new_scratch(attention.tile_tokens(group) * group, shape.head_dim, width)
+    width = units.segment_positions(keys.shape[3])
+    scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
@@ -199,7 +225,10 @@ def _work(
                 cache = (keys[layer], values[layer])
                 phases.project_qkv(piece, layer, shape, weights, batch, *cache, work, products)
             elif phase == _ATTEND:
-                phases.attend(piece, shape, batch, keys[layer], values[layer], splits, folds, work, scratch)
+                rules = attention.Scoring(
+                    shape.attention_scale, shape.attention_softcap, weights.layer_options[layer, WINDOW]
+                )
+                phases.attend(piece, shape, batch, keys[layer], values[layer], rules, splits, folds, work, scratch)
             elif phase == _OUTPUT:
                 phases.project_output(piece, layer, num_tokens, weights, work, products)
             elif phase == _NORMALIZE:
@@ -209,7 +238,7 @@ def _work(
             elif phase == _DOWN:
                 phases.project_down(piece, layer, num_tokens, weights, work, products)
             elif phase == _LOGITS:
-                phases.project_logits(piece, num_logits, weights, work)
+                phases.project_logits(piece, num_logits, shape, weights, work)
             elif layer == shape.num_layers - 1:
                 phases.normalize_last(piece, shape, weights, batch, work, normalized)
             else:

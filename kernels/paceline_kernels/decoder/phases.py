@@ -9,12 +9,23 @@ Every output of a piece depends on one token's inputs alone, and is computed in 
 import numpy as np
 
 from paceline_kernels import jit, simd, team
+from paceline_kernels.activation.cpu import SILU, gelu_tanh, silu
 from paceline_kernels.attention import cpu as attention
+from paceline_kernels.attention import units
 from paceline_kernels.decoder.state import (
+    ATTENTION_NORM,
     ATTENTION_OUTPUT,
     DOWN,
+    DOWN_BIAS,
+    FEED_FORWARD_NORM,
     GATE_UP,
+    GATE_UP_BIAS,
+    KEY_NORM,
+    OUTPUT_BIAS,
     QKV,
+    QKV_BIAS,
+    QUERY_NORM,
+    ROPE_TABLE,
     Activations,
     Batch,
     Float32Array,
@@ -23,10 +34,12 @@ from paceline_kernels.decoder.state import (
     Splits,
     Weights,
     attended,
+    extra,
     fed,
+    has_extra,
     hidden,
 )
-from paceline_kernels.elementary import exp
+from paceline_kernels.elementary import tanh
 from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, quantize_span, unpack_row
 from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
@@ -83,17 +96,28 @@ def _quantize(x: int, num_groups: int, out: Quantized, row: int, first_group: in
 
 @jit.compiled
 def _normalize(
-    shape: Shape,
-    weights: Weights,
-    norm: int,
-    token: int,
-    row: int,
-    work: Activations,
-    normalized: Float32Array,
+    x: Float32Array, norm: Float32Array, eps: jit.Float32, row: int, work: Activations, normalized: Float32Array
 ) -> None:
-    """hidden[row] = the stream of this token, normalised; `normalized` is memory for it."""
-    normalize_row(work.stream[token], weights.norms[norm], shape.eps, normalized)
-    _quantize(simd.address(normalized), shape.hidden // GROUP, hidden(work), row, 0)
+    """hidden[row] = x, normalised; `normalized` is memory for it, and may be x."""
+    normalize_row(x, norm, eps, normalized)
+    _quantize(simd.address(normalized), x.shape[0] // GROUP, hidden(work), row, 0)
+
+
+@jit.compiled
+def _add_normalized(
+    stream: Float32Array, addend: Float32Array, norm: Float32Array, eps: jit.Float32, out: Float32Array
+) -> None:
+    """out = the stream of a token and what is to be added to it, normalised before."""
+    normalize_row(addend, norm, eps, out)
+    for i in range(out.shape[0]):
+        out[i] += stream[i]
+
+
+@jit.compiled
+def _scale(x: Float32Array, factor: jit.Float32) -> None:
+    """x *= factor."""
+    for i in range(x.shape[0]):
+        x[i] *= factor
 
 
 @jit.compiled
@@ -103,7 +127,9 @@ def embed(
     """The tokens' embeddings begin the stream; the first norm follows at once."""
     for token in range(piece * TOKENS_PER_NORM, min(batch.token_ids.shape[0], (piece + 1) * TOKENS_PER_NORM)):
         unpack_row(weights.embedding, weights.embedding_format, batch.token_ids[token], work.stream[token])
-        _normalize(shape, weights, 0, token, token, work, normalized)
+        if shape.embedding_scale != 1:
+            _scale(work.stream[token], shape.embedding_scale)
+        _normalize(work.stream[token], weights.norms[0], shape.eps, token, work, normalized)
 
 
 @jit.compiled
@@ -116,18 +142,34 @@ def normalize(
     work: Activations,
     normalized: Float32Array,
 ) -> None:
-    """The stream of some tokens, normalised with norm `norm`."""
+    """The stream of some tokens, normalised with norm `norm`, which is not the first."""
+    layer, part = (norm - 1) // 2, ATTENTION_NORM + (norm - 1) % 2
     for token in range(piece * TOKENS_PER_NORM, min(num_tokens, (piece + 1) * TOKENS_PER_NORM)):
-        _normalize(shape, weights, norm, token, token, work, normalized)
+        if has_extra(weights, part):
+            post_norm = extra(weights, layer, part)
+            _add_normalized(work.stream[token], work.addend[token], post_norm, shape.eps, normalized)
+            for i in range(shape.hidden):
+                work.stream[token, i] = normalized[i]
+        _normalize(work.stream[token], weights.norms[norm], shape.eps, token, work, normalized)
 
 
 @jit.compiled
 def normalize_last(
     piece: int, shape: Shape, weights: Weights, batch: Batch, work: Activations, normalized: Float32Array
 ) -> None:
-    """The same with the last norm, for the tokens whose logits are wanted, row after row."""
+    """The same with the last norm, for the tokens whose logits are wanted, row after row.
+
+    The stream stays as it is, because a token may be wanted more than once.
+    """
+    norm = weights.norms[2 * shape.num_layers]
     for row in range(piece * TOKENS_PER_NORM, min(batch.logit_tokens.shape[0], (piece + 1) * TOKENS_PER_NORM)):
-        _normalize(shape, weights, 2 * shape.num_layers, batch.logit_tokens[row], row, work, normalized)
+        token = batch.logit_tokens[row]
+        x = work.stream[token]
+        if has_extra(weights, FEED_FORWARD_NORM):
+            post_norm = extra(weights, shape.num_layers - 1, FEED_FORWARD_NORM)
+            _add_normalized(x, work.addend[token], post_norm, shape.eps, normalized)
+            x = normalized
+        _normalize(x, norm, shape.eps, row, work, normalized)
 
 
 @jit.compiled
@@ -139,6 +181,13 @@ def _store(x: Float32Array, cache: attention.Cache, block: int, head: int, offse
         simd.put(slot + count, 0, scale)
     else:
         simd.narrow(source, count, slot)
+
+
+@jit.compiled
+def _add(x: Float32Array, bias: Float32Array) -> None:
+    """x += as much of the bias."""
+    for i in range(x.shape[0]):
+        x[i] += bias[i]
 
 
 @jit.compiled
@@ -162,11 +211,17 @@ def project_qkv(
     address, weight_format = weights.matrices[layer, QKV]
     tiles = head_dim // TILE
     _dot(address, weight_format, head * tiles, tiles, hidden(work), first, rows, simd.address(projected), head_dim)
-    block_size = keys.shape[2]
+    block_size, norm = keys.shape[2], QUERY_NORM if head < num_heads else KEY_NORM
+    is_normalized = has_extra(weights, norm) and head < num_heads + num_kv_heads
+    table = weights.rope_tables[weights.layer_options[layer, ROPE_TABLE]]
     for row in range(rows):
         token = first + row
         block, offset = batch.slots[token] // block_size, batch.slots[token] % block_size
-        angles = weights.rope_table[batch.positions[token]]
+        angles = table[batch.positions[token]]
+        if has_extra(weights, QKV_BIAS):
+            _add(projected[row], extra(weights, layer, QKV_BIAS)[head * head_dim :])
+        if is_normalized:
+            normalize_row(projected[row], extra(weights, layer, norm), shape.eps, projected[row])
         if head < num_heads:
             rotate(projected[row], angles, work.query[token, head])
         elif head < num_heads + num_kv_heads:
@@ -183,6 +238,7 @@ def attend(
     batch: Batch,
     keys: attention.Cache,
     values: attention.Cache,
+    rules: attention.Scoring,
     splits: Splits,
     folds: team.Counters,
     work: Activations,
@@ -192,22 +248,23 @@ def attend(
     num_kv_heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
     # The last units of a chunk see most positions: they are begun first.
     unit, head = splits.units[splits.num_units - 1 - piece // num_kv_heads], piece % num_kv_heads
-    row, token = unit[attention.ROW], unit[attention.TOKEN]
+    row, token = unit[units.ROW], unit[units.TOKEN]
     position = batch.context_lens[row] - (batch.cu_seqlens[row + 1] - token)
     flat = work.query.reshape(-1)
     stride = shape.num_heads * shape.head_dim
     partials = attention.Partials(splits.max, splits.sum, splits.sums)
     table, out = batch.block_tables[row], work.attended
-    attention.do_unit(unit, head, position, flat, stride, keys, values, table, shape.scale, scratch, partials, out)
-    if unit[attention.IS_SPLIT] == 1:
+    attention.do_unit(unit, head, position, flat, stride, keys, values, table, rules, scratch, partials, out)
+    if unit[units.IS_SPLIT] == 1:
         first, end = splits.first_partial[row], splits.first_partial[row + 1]
         fold = row * num_kv_heads + head
         if team.finish(folds, fold, 1) + 1 < end - first:
             return
         team.reset(folds, fold)
+        first += units.first_segment(position, rules.window, scratch.scores.shape[1])
         attention.fold_partials(first, end, head * group, (head + 1) * group, partials, out[token])
     groups_per_head = shape.head_dim // GROUP
-    for i in range(token, token + unit[attention.NUM_TOKENS]):
+    for i in range(token, token + unit[units.NUM_TOKENS]):
         for query_head in range(head * group, (head + 1) * group):
             at = simd.address(out[i, query_head])
             _quantize(at, groups_per_head, attended(work), i, query_head * groups_per_head)
@@ -220,35 +277,66 @@ def _add_product(
     weight_format: int,
     x: Quantized,
     num_tokens: int,
+    keeps: bool,
     out: Float32Array,
     scratch: Float32Array,
 ) -> None:
-    """out += x times a matrix, for some tokens and 32 outputs."""
+    """x times a matrix, for some tokens and 32 outputs: out += that, or = that where `keeps` is False."""
     width = OUTPUT_TILES * TILE
     pieces = out.shape[1] // width
     first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
     rows = min(TOKENS_PER_PIECE, num_tokens - first)
     products = scratch[: TOKENS_PER_PIECE * width].reshape((TOKENS_PER_PIECE, width))
     _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, simd.address(products), width)
+    if not keeps:
+        for row in range(rows):
+            for i in range(width):
+                out[first + row, column + i] = np.float32(0.0)
     for row in range(rows):
         for i in range(width):
             out[first + row, column + i] += products[row, i]
 
 
 @jit.compiled
+def _add_bias(piece: int, bias: Float32Array, num_tokens: int, out: Float32Array) -> None:
+    """The bias of the same outputs."""
+    width = OUTPUT_TILES * TILE
+    pieces = out.shape[1] // width
+    first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
+    for token in range(first, min(first + TOKENS_PER_PIECE, num_tokens)):
+        for i in range(column, column + width):
+            out[token, i] += bias[i]
+
+
+@jit.compiled
 def project_output(
     piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
 ) -> None:
-    """What was attended to, added to the stream."""
+    """What was attended to, added to the stream; where that is normalised first, it becomes the addend."""
     address, weight_format = weights.matrices[layer, ATTENTION_OUTPUT]
-    _add_product(piece, address, weight_format, attended(work), num_tokens, work.stream, scratch)
+    is_normalized = has_extra(weights, ATTENTION_NORM)
+    out = work.addend if is_normalized else work.stream
+    _add_product(piece, address, weight_format, attended(work), num_tokens, not is_normalized, out, scratch)
+    if has_extra(weights, OUTPUT_BIAS):
+        _add_bias(piece, extra(weights, layer, OUTPUT_BIAS), num_tokens, out)
+
+
+@jit.compiled
+def _let_through(gates: Float32Array, ups: Float32Array, kind: int) -> None:
+    """gates = gate(gates) * ups."""
+    if kind == SILU:
+        for i in range(gates.shape[0]):
+            gates[i] = silu(gates[i]) * ups[i]
+    else:
+        for i in range(gates.shape[0]):
+            gates[i] = gelu_tanh(gates[i]) * ups[i]
 
 
 @jit.compiled
 def gate(
     piece: int, layer: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations, scratch: Float32Array
 ) -> None:
-    """silu(gate) * up of some tokens for one group of the feed-forward network, made int8 at once."""
+    """gate(gates) * up of some tokens for one group of the feed-forward network, made int8 at once."""
     width = OUTPUT_TILES * TILE
     pieces = shape.intermediate // width
     first, group = piece // pieces * TOKENS_PER_PIECE, piece % pieces
@@ -269,10 +357,12 @@ def gate(
     )
     tile = shape.intermediate // TILE + group * OUTPUT_TILES
     _dot(address, weight_format, tile, OUTPUT_TILES, hidden(work), first, rows, simd.address(ups), width)
-    flat_gates, flat_ups = scratch[: rows * width], scratch[size : size + rows * width]
-    for i in range(rows * width):
-        value = flat_gates[i]
-        flat_gates[i] = value / (np.float32(1.0) + exp(-value)) * flat_ups[i]
+    if has_extra(weights, GATE_UP_BIAS):
+        bias = extra(weights, layer, GATE_UP_BIAS)
+        for row in range(rows):
+            _add(gates[row], bias[group * width :])
+            _add(ups[row], bias[shape.intermediate + group * width :])
+    _let_through(scratch[: rows * width], scratch[size : size + rows * width], shape.gate)
     for row in range(rows):
         _quantize(simd.address(gates) + simd.FLOAT_BYTES * width * row, 1, fed(work), first + row, group)
 
@@ -281,9 +371,13 @@ def gate(
 def project_down(
     piece: int, layer: int, num_tokens: int, weights: Weights, work: Activations, scratch: Float32Array
 ) -> None:
-    """What the gates let through, added to the stream."""
+    """What the gates let through, likewise."""
     address, weight_format = weights.matrices[layer, DOWN]
-    _add_product(piece, address, weight_format, fed(work), num_tokens, work.stream, scratch)
+    is_normalized = has_extra(weights, FEED_FORWARD_NORM)
+    out = work.addend if is_normalized else work.stream
+    _add_product(piece, address, weight_format, fed(work), num_tokens, not is_normalized, out, scratch)
+    if has_extra(weights, DOWN_BIAS):
+        _add_bias(piece, extra(weights, layer, DOWN_BIAS), num_tokens, out)
 
 
 @jit.compiled
@@ -293,7 +387,7 @@ def num_logit_pieces(weights: Weights) -> int:
 
 
 @jit.compiled
-def project_logits(piece: int, num_logits: int, weights: Weights, work: Activations) -> None:
+def project_logits(piece: int, num_logits: int, shape: Shape, weights: Weights, work: Activations) -> None:
     """The logits of some rows for 64 tokens of the vocabulary."""
     pieces = num_logit_pieces(weights)
     first, tile = piece // pieces * TOKENS_PER_PIECE, piece % pieces * LOGIT_TILES
@@ -302,3 +396,7 @@ def project_logits(piece: int, num_logits: int, weights: Weights, work: Activati
     out = simd.address(work.logits) + simd.FLOAT_BYTES * (first * stride + tile * TILE)
     address = simd.address(weights.lm_head)
     _dot(address, weights.lm_head_format, tile, tiles, hidden(work), first, rows, out, stride)
+    if shape.logit_softcap > 0:
+        for row in range(first, first + rows):
+            for column in range(tile * TILE, (tile + tiles) * TILE):
+                work.logits[row, column] = shape.logit_softcap * tanh(work.logits[row, column] / shape.logit_softcap)

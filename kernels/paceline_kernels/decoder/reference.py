@@ -5,8 +5,8 @@ in the way the cache keeps them.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812, the name that everyone knows
 
+from paceline_kernels.activation.reference import gate
 from paceline_kernels.attention.reference import paged_attention
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.quantized_linear.packing import PackedWeight
@@ -22,15 +22,24 @@ _SMALLEST = 1e-30
 def forward(weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """See `paceline_kernels.decoder.Decoder.forward`."""
     eps = weights.rms_norm_eps
-    stream = _embed(weights.embedding, batch.token_ids)  # [tokens, hidden] float64
+    stream = _embed(weights.embedding, batch.token_ids) * weights.embedding_scale  # [tokens, hidden] float64
     for index, layer in enumerate(weights.layers):
+        post = layer.post_norms
         hidden = rms_norm(stream, layer.attention_norm, eps)
         attended = _attend(weights, layer, hidden, batch, keys[index], values[index])
-        stream = stream + _product(attended, layer.attention_output)
-        gates, ups = _product(rms_norm(stream, layer.feed_forward_norm, eps), layer.gate_up).chunk(2, dim=1)
-        stream = stream + _product(F.silu(gates) * ups, layer.down)
+        output = _product(attended, layer.attention_output, layer.attention_output_bias)
+        stream = stream + _normalised(output, post.attention if post else None, eps)
+        hidden = rms_norm(stream, layer.feed_forward_norm, eps)
+        gates, ups = _product(hidden, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
+        fed = _product(gate(gates, weights.gate) * ups, layer.down, layer.down_bias)
+        stream = stream + _normalised(fed, post.feed_forward if post else None, eps)
     last = rms_norm(stream[batch.logit_tokens.long()], weights.final_norm, eps)
-    return _product(last, weights.lm_head).float()
+    logits, cap = _product(last, weights.lm_head), weights.logit_softcap
+    return (logits if cap is None else cap * torch.tanh(logits / cap)).float()
+
+
+def _normalised(x: torch.Tensor, norm: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x if norm is None else rms_norm(x, norm, eps)
 
 
 def _embed(embedding: PackedWeight, token_ids: torch.Tensor) -> torch.Tensor:
@@ -38,8 +47,9 @@ def _embed(embedding: PackedWeight, token_ids: torch.Tensor) -> torch.Tensor:
     return (integers * scales[:, :, None] + minima[:, :, None]).flatten(1)
 
 
-def _product(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    return quantized_linear(x.float(), weight).double()
+def _product(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    product = quantized_linear(x.float(), weight).double()
+    return product if bias is None else product + bias
 
 
 def _attend(
@@ -52,14 +62,19 @@ def _attend(
 ) -> torch.Tensor:
     """What the heads of one layer see, [tokens, num_heads * head_dim]; writes the layer's slots first."""
     num_kv_heads, head_dim = weights.num_kv_heads, weights.head_dim
-    qkv = _product(hidden, layer.qkv).view(hidden.shape[0], -1, head_dim)
+    qkv = _product(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, head_dim)
     queries, new_keys, new_values = torch.split(qkv, [weights.num_heads, num_kv_heads, num_kv_heads], dim=1)
-    angles = weights.rope_table[batch.positions.long()].double().unsqueeze(1).chunk(2, dim=-1)
+    norms = layer.head_norms
+    queries = _normalised(queries, norms.query if norms else None, weights.rms_norm_eps).double()
+    new_keys = _normalised(new_keys, norms.key if norms else None, weights.rms_norm_eps).double()
+    angles = weights.rope_tables[layer.rope_table][batch.positions.long()].double().unsqueeze(1).chunk(2, dim=-1)
     _write(keys, batch.slot_mapping, rotate(new_keys, *angles))
     _write(values, batch.slot_mapping, new_values)
     caches = (_read(keys, head_dim), _read(values, head_dim))
     rows = (batch.block_tables, batch.cu_seqlens, batch.context_lens)
-    return paged_attention(rotate(queries, *angles), *caches, *rows, head_dim**-0.5).flatten(1)
+    scale, cap = weights.attention_scale or head_dim**-0.5, weights.attention_softcap
+    queries = rotate(queries, *angles)
+    return paged_attention(queries, *caches, *rows, scale, window=layer.window, softcap=cap).flatten(1)
 
 
 def _write(cache: torch.Tensor, slot_mapping: torch.Tensor, written: torch.Tensor) -> None:

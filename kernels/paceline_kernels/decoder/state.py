@@ -17,6 +17,10 @@ Int64Array = npt.NDArray[np.int64]
 
 # Columns of `Weights.matrices`.
 QKV, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
+# Parts of `Weights.extras`: biases of the matrices, norms of heads, norms of what a layer adds.
+QKV_BIAS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, QUERY_NORM, KEY_NORM, ATTENTION_NORM, FEED_FORWARD_NORM = range(8)
+# Columns of `Weights.layer_options`.
+ROPE_TABLE, WINDOW = range(2)
 
 
 class Shape(NamedTuple):
@@ -30,19 +34,26 @@ class Shape(NamedTuple):
     head_dim: int
     vocab: int
     eps: Any  # float32, of the norms
-    scale: Any  # float32, of the attention scores
+    gate: int  # a value of `paceline_kernels.activation.Gate`
+    embedding_scale: Any  # float32
+    attention_scale: Any  # float32
+    attention_softcap: Any  # float32; 0 where scores are not capped
+    logit_softcap: Any  # float32; 0 where logits are not capped
 
 
 class Weights(NamedTuple):
-    """The packed matrices of all layers by address, and the rest as arrays."""
+    """The packed matrices of all layers by address, and the rest in few arrays: each takes the compiler a second."""
 
     matrices: Int64Array  # [num_layers, 4, 2]: address, format
+    extras: Float32Array  # [num_layers, ...]: the vectors that not every model has, side by side
+    extra_starts: Int64Array  # [9]: where each begins, and the last ends; what a model lacks is empty
     norms: Float32Array  # [2 * num_layers + 1, hidden]: two of each layer, then the last
     embedding: npt.NDArray[np.uint8]
     embedding_format: int
     lm_head: npt.NDArray[np.uint8]
     lm_head_format: int
-    rope_table: Float32Array
+    rope_tables: Float32Array  # [num_tables, num_positions, head_dim]
+    layer_options: Int64Array  # [num_layers, 2]: which of them, and how many positions a token sees
 
 
 class Batch(NamedTuple):
@@ -72,6 +83,7 @@ class Activations(NamedTuple):
     """
 
     stream: Float32Array  # [tokens, hidden] that every layer adds to
+    addend: Float32Array  # [tokens, hidden] what is normalised before it is added, where layers do that
     hidden_integers: npt.NDArray[np.int8]  # the normalised stream
     hidden_scales: Float32Array
     hidden_sums: Float32Array
@@ -84,6 +96,18 @@ class Activations(NamedTuple):
     fed_scales: Float32Array
     fed_sums: Float32Array
     logits: Float32Array  # [logits, vocab, rounded up to tiles]
+
+
+@compiled
+def has_extra(weights: Weights, part: int) -> bool:
+    """Whether the model has this part. Asked before `extra`, which counts a reference in and out."""
+    return int(weights.extra_starts[part + 1]) > int(weights.extra_starts[part])
+
+
+@compiled
+def extra(weights: Weights, layer: int, part: int) -> Float32Array:
+    """A vector that not every model has."""
+    return weights.extras[layer, weights.extra_starts[part] : weights.extra_starts[part + 1]]
 
 
 @compiled
@@ -119,6 +143,7 @@ def new_activations(shape: Shape, num_tokens: int, num_logits: int, vocab_column
     """Memory for so many tokens and rows of logits."""
     heads = (num_tokens, shape.num_heads, shape.head_dim)
     return Activations(
+        np.empty((num_tokens, shape.hidden), dtype=np.float32),
         np.empty((num_tokens, shape.hidden), dtype=np.float32),
         *_new_quantized(num_tokens, shape.hidden),
         np.empty(heads, dtype=np.float32),

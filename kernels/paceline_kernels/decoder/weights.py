@@ -3,18 +3,39 @@
 Knows shapes. It refuses to know devices and files.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 
+from paceline_kernels.activation import Gate
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import PackedWeight
 from paceline_kernels.quantized_linear.tiles import GROUP
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of every query head and every key head, before they are rotated: [head_dim] float32."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PostNorms:
+    """Norms of what attention, and the feed-forward network, add to the stream: [hidden] float32."""
+
+    attention: torch.Tensor
+    feed_forward: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer: norm, attention, norm, gated feed-forward network."""
+    """One layer: norm, attention, norm, gated feed-forward network. What is None, a layer does without.
+
+    All layers of a decoder have the same parts.
+    """
 
     attention_norm: torch.Tensor  # [hidden] float32
     qkv: PackedWeight  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values
@@ -22,6 +43,14 @@ class DecoderLayer:
     feed_forward_norm: torch.Tensor  # [hidden] float32
     gate_up: PackedWeight  # hidden -> 2 * intermediate: gates, then what they gate
     down: PackedWeight  # intermediate -> hidden
+    qkv_bias: torch.Tensor | None = None  # float32, of the outputs of `qkv`; the other biases likewise
+    attention_output_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    head_norms: HeadNorms | None = None
+    post_norms: PostNorms | None = None
+    rope_table: int = 0  # which of the decoder's
+    window: int | None = None  # how many positions a token sees, its own included; None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +61,16 @@ class DecoderWeights:
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # [hidden] float32
     lm_head: PackedWeight  # hidden -> vocab; may be the embedding
-    rope_table: torch.Tensor  # [num_positions, head_dim] float32, see `paceline_kernels.rope.rope_table`
+    rope_tables: torch.Tensor  # [num_tables, num_positions, head_dim] float32, see `paceline_kernels.rope.rope_table`
     num_heads: int
     num_kv_heads: int
     head_dim: int  # a multiple of 32
     rms_norm_eps: float
+    gate: Gate = Gate.SILU
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of q . k; None is head_dim**-0.5
+    attention_softcap: float | None = None  # above 0: scores become cap * tanh(score / cap)
+    logit_softcap: float | None = None  # above 0: logits likewise
 
     def __post_init__(self) -> None:
         """Check every shape."""
@@ -47,14 +81,44 @@ class DecoderWeights:
             _check("attention_output", layer.attention_output, hidden, attended)
             _check("gate_up", layer.gate_up, 2 * intermediate, hidden)
             _check("down", layer.down, hidden, intermediate)
+            if not 0 <= layer.rope_table < self.rope_tables.shape[0]:
+                raise KernelArgumentError("decoder", f"there is no rotary table {layer.rope_table}")
+            if layer.window is not None and layer.window < 1:
+                raise KernelArgumentError("decoder", f"a window of {layer.window} positions shows nothing")
         _check("lm_head", self.lm_head, self.embedding.num_outputs, hidden)
-        norms = [norm for layer in self.layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
-        if any(norm.shape != (hidden,) for norm in (*norms, self.final_norm)):
-            raise KernelArgumentError("decoder", f"a norm does not have {hidden} weights")
-        if self.num_heads % self.num_kv_heads or self.rope_table.shape[1:] != (self.head_dim,):
-            raise KernelArgumentError("decoder", "heads, KV heads and rotary table do not fit together")
+        if self.num_heads % self.num_kv_heads or self.rope_tables.shape[2:] != (self.head_dim,):
+            raise KernelArgumentError("decoder", "heads, KV heads and rotary tables do not fit together")
+        self._check_vectors()
         if any(size % GROUP for size in (hidden, intermediate, self.head_dim)):
             raise KernelArgumentError("decoder", "hidden size, intermediate size and head_dim must be multiples of 32")
+
+    def _check_vectors(self) -> None:
+        """Norms and biases: of the right sizes, and every layer with the same ones."""
+        hidden = self.embedding.num_inputs
+        vectors = [self._vectors(layer) for layer in self.layers]
+        for name, vector, size in (("final_norm", self.final_norm, hidden), *itertools.chain(*vectors)):
+            if vector.shape != (size,) or vector.dtype != torch.float32:
+                raise KernelArgumentError("decoder", f"{name} must be {size} float32 numbers")
+        if len({tuple(name for name, _, _ in of_layer) for of_layer in vectors}) > 1:
+            raise KernelArgumentError("decoder", "not all layers have the same norms and biases")
+
+    def _vectors(self, layer: DecoderLayer) -> list[tuple[str, torch.Tensor, int]]:
+        """The norms and biases that a layer has: name, numbers, and how many there should be."""
+        hidden, head_dim = self.embedding.num_inputs, self.head_dim
+        heads, post = layer.head_norms, layer.post_norms
+        vectors = (
+            ("attention_norm", layer.attention_norm, hidden),
+            ("feed_forward_norm", layer.feed_forward_norm, hidden),
+            ("qkv_bias", layer.qkv_bias, layer.qkv.num_outputs),
+            ("attention_output_bias", layer.attention_output_bias, hidden),
+            ("gate_up_bias", layer.gate_up_bias, layer.gate_up.num_outputs),
+            ("down_bias", layer.down_bias, hidden),
+            ("head_norms.query", heads.query if heads else None, head_dim),
+            ("head_norms.key", heads.key if heads else None, head_dim),
+            ("post_norms.attention", post.attention if post else None, hidden),
+            ("post_norms.feed_forward", post.feed_forward if post else None, hidden),
+        )
+        return [(name, vector, size) for name, vector, size in vectors if vector is not None]
 
     @property
     def intermediate_size(self) -> int:

@@ -12,15 +12,24 @@ from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.rope import cpu
 
 
-def rope_table(num_positions: int, head_dim: int, theta: float) -> torch.Tensor:
+def rope_frequencies(head_dim: int, theta: float) -> torch.Tensor:
+    """The angle per position of every pair of dimensions: [head_dim / 2] float32.
+
+    That of pair i is theta**(-2 i / head_dim), computed in float32 in the order of Hugging Face.
+    """
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+
+
+def rope_table(num_positions: int, frequencies: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
     """The cosines, then the sines, of every position: [num_positions, head_dim] float32.
 
-    The angle of pair i at position p is p / theta**(2 i / head_dim), computed in float32 in the order of Hugging Face.
+    frequencies: [head_dim / 2] float32, of every pair, times the position the angle. factor: of cosines and sines.
     """
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     # numpy, because torch would share a table of this size out among threads of its own.
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequencies.numpy()
-    return torch.from_numpy(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))
+    table = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+    table *= np.float32(factor)
+    return torch.from_numpy(table)
 
 
 def rope_and_write_kv(

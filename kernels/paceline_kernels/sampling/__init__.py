@@ -1,9 +1,15 @@
 """sampling: one token per row of logits, drawn so that the same draw can be repeated anywhere, alone or in any batch.
 
-Knows logits and parameters; not what a token means, nor penalties and masks, which change the logits before.
+Knows logits, parameters and rules; not what a token means, nor why one is masked.
 
 The definition, which every implementation follows:
 
+0. Where a row has rules, they change a copy of its logits, in float32 and in the order of vLLM's sampler
+   (https://docs.vllm.ai/en/v0.20.0/api/vllm/v1/sample/sampler/): all but the allowed tokens become -inf; forbidden
+   tokens become -inf; biases are added; the logit of every token in prompt or output is divided by the repetition
+   penalty if it is above 0, else multiplied by it; from that of every token in the output are taken the frequency
+   penalty times its occurrences there, and then the presence penalty. A row whose every token is -inf draws none.
+   What follows applies to the copy.
 1. A temperature below 1e-5 takes the largest logit, the lowest id on ties, and nothing of what follows applies. So does
    one by which the largest logit divided is beyond float32.
 2. scaled = logit / temperature, in float32. The filters apply to the scaled logits in the order of vLLM's sampler,
@@ -29,15 +35,32 @@ import torch
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.errors import UnsupportedDeviceError
 from paceline_kernels.sampling import cpu
-from paceline_kernels.sampling.columns import Samples, SamplingParameters
+from paceline_kernels.sampling.columns import (
+    LogitRules,
+    Logprobs,
+    SampleOutcome,
+    Samples,
+    SamplingParameters,
+    TokenLists,
+)
 
-__all__ = ["Samples", "SamplingParameters", "sample"]
+__all__ = [
+    "LogitRules",
+    "Logprobs",
+    "SampleOutcome",
+    "Samples",
+    "SamplingParameters",
+    "TokenLists",
+    "sample",
+    "token_logprobs",
+]
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
+def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None = None) -> Samples:
     """Draw a token for every row of logits, [num_rows, vocab] float32, contiguous, as the module defines.
 
     Batch-invariant: rows do not influence each other. num_logprobs beyond the vocabulary counts as the vocabulary.
+    Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
@@ -49,6 +72,33 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
     check_tensor("sample", "seeds", parameters.seeds, torch.int64, (num_rows,))
     check_tensor("sample", "offsets", parameters.offsets, torch.int32, (num_rows,))
     check_tensor("sample", "num_logprobs", parameters.num_logprobs, torch.int32, (num_rows,))
+    if rules is not None:
+        _check_rules(rules, num_rows)
     if logits.device.type == "cpu":
-        return cpu.sample(logits, parameters)
+        return cpu.sample(logits, parameters, rules)
     raise UnsupportedDeviceError("sample", logits.device)
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+    """The log-probability of a token per row of logits, [num_rows, vocab] float32, and of the likeliest ones.
+
+    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters. A row with a logit that is NaN or
+    +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
+    """
+    num_rows = logits.shape[0]
+    check_tensor("token_logprobs", "logits", logits, torch.float32, (None, None))
+    check_tensor("token_logprobs", "token_ids", token_ids, torch.int32, (num_rows,))
+    check_tensor("token_logprobs", "num_logprobs", num_logprobs, torch.int32, (num_rows,))
+    if logits.device.type == "cpu":
+        return cpu.token_logprobs(logits, token_ids, num_logprobs)
+    raise UnsupportedDeviceError("token_logprobs", logits.device)
+
+
+def _check_rules(rules: LogitRules, num_rows: int) -> None:
+    for name, lists in rules.lists():
+        check_tensor("sample", f"{name}.cu_lens", lists.cu_lens, torch.int32, (num_rows + 1,))
+        check_tensor("sample", f"{name}.token_ids", lists.token_ids, torch.int32, (None,))
+    check_tensor("sample", "biases", rules.biases, torch.float32, tuple(rules.biased.token_ids.shape))
+    check_tensor("sample", "presence_penalty", rules.presence_penalty, torch.float32, (num_rows,))
+    check_tensor("sample", "frequency_penalty", rules.frequency_penalty, torch.float32, (num_rows,))
+    check_tensor("sample", "repetition_penalty", rules.repetition_penalty, torch.float32, (num_rows,))

@@ -1,5 +1,6 @@
 """What sampling takes and gives, column by column."""
 
+import enum
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,61 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLists:
+    """A list of tokens per row, one list after another: those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
+
+    cu_lens: torch.Tensor  # [num_rows + 1] int32, from 0 on, ascending
+    token_ids: torch.Tensor  # [cu_lens[-1]] int32
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What changes the logits of rows before tokens are drawn; the same contiguous columns for every row.
+
+    A row is left alone by empty lists and by penalties of 0, 0 and 1. A row without penalties needs no prompt and
+    output, one without a repetition penalty no prompt.
+    """
+
+    allowed: TokenLists  # the only tokens that can be drawn, each once; empty allows all
+    forbidden: TokenLists  # tokens that cannot be drawn
+    biased: TokenLists  # tokens whose logit is changed, each once
+    biases: torch.Tensor  # [biased.cu_lens[-1]] float32, finite
+    presence_penalty: torch.Tensor  # [num_rows] float32, finite
+    frequency_penalty: torch.Tensor  # [num_rows] float32, finite
+    repetition_penalty: torch.Tensor  # [num_rows] float32, > 0, finite
+    prompt: TokenLists
+    output: TokenLists
+
+    def lists(self) -> tuple[tuple[str, TokenLists], ...]:
+        """All lists by name."""
+        names = ("allowed", "forbidden", "biased", "prompt", "output")
+        lists = (self.allowed, self.forbidden, self.biased, self.prompt, self.output)
+        return tuple(zip(names, lists, strict=True))
+
+
+class SampleOutcome(enum.IntEnum):
+    """What became of a row."""
+
+    DRAWN = 0
+    NOT_FINITE = 1  # a logit was NaN or infinite as it came
+    NOTHING_LEFT = 2  # the rules mask every token
+
+
+@dataclass(frozen=True, slots=True)
 class Samples:
-    """What was drawn. A row with a logit that is NaN or infinite is marked, and its other values mean nothing."""
+    """What was drawn. Of a row that is not `DRAWN` the other values mean nothing."""
 
     token_ids: torch.Tensor  # [num_rows] int32
-    is_finite: torch.Tensor  # [num_rows] bool
+    outcomes: torch.Tensor  # [num_rows] int32, of SampleOutcome
     logprobs: torch.Tensor  # [num_rows] float32, of the chosen token; set where num_logprobs >= 0
     top_token_ids: torch.Tensor  # [num_rows, max(num_logprobs, 0)] int32, the likeliest first, the lower id on ties
     top_logprobs: torch.Tensor  # of the same shape, float32; each row is set up to its own num_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of given tokens; NaN where the row's logits are not finite."""
+
+    logprobs: torch.Tensor  # [num_rows] float32
+    top_token_ids: torch.Tensor  # [num_rows, num_top] int32, the likeliest first, the lower id on ties
+    top_logprobs: torch.Tensor  # [num_rows, num_top] float32

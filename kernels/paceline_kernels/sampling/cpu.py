@@ -1,7 +1,8 @@
-"""sampling for CPUs: row by row, noise drawn for those tokens alone that it could still make the winner.
+"""sampling for CPUs: row by row, each alone.
 
 Knows the definition in the package's docstring. Filters are kept as a threshold, so that nothing the size of the
-vocabulary is sorted: what top_p sorts is first cut down to tokens that could be kept.
+vocabulary is sorted: what top_p sorts is first cut down to tokens that could be kept. A row that has rules is copied,
+so that log-probabilities are of the logits as given; there are as many copies at a time as threads.
 """
 
 import numba
@@ -11,30 +12,26 @@ import torch
 
 from paceline_kernels import jit, simd
 from paceline_kernels.elementary import exp
-from paceline_kernels.philox import philox4x32
-from paceline_kernels.sampling.columns import Samples, SamplingParameters
+from paceline_kernels.sampling.columns import LogitRules, Logprobs, SampleOutcome, Samples, SamplingParameters
+from paceline_kernels.sampling.noise import loudest
+from paceline_kernels.sampling.rules import RuleArrays, check_token_ids, rule_arrays, ruled
 
 _Float32Array = npt.NDArray[np.float32]
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
+
 _MIN_TEMPERATURE = np.float32(1e-5)
-_MAX_GUMBEL = np.float32(16.64)
 _EXPONENT_BITS = np.int32(0x7F800000)
-_LOW_HALF = np.uint64(0xFFFFFFFF)
+# Plain integers for compiled code.
+_DRAWN, _NOT_FINITE, _NOTHING_LEFT = (int(outcome) for outcome in SampleOutcome)
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
+def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None) -> Samples:
     """See `paceline_kernels.sampling.sample`."""
-    num_rows, vocab_size = logits.shape
-    num_top = min(max([0, *parameters.num_logprobs.tolist()]), vocab_size)
-    samples = Samples(
-        token_ids=torch.empty(num_rows, dtype=torch.int32),
-        is_finite=torch.empty(num_rows, dtype=torch.bool),
-        logprobs=torch.empty(num_rows, dtype=torch.float32),
-        top_token_ids=torch.empty((num_rows, num_top), dtype=torch.int32),
-        top_logprobs=torch.empty((num_rows, num_top), dtype=torch.float32),
-    )
+    num_rows = logits.shape[0]
+    token_ids, outcomes = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows, dtype=torch.int32)
+    # Two specialisations are compiled: without rules, rows pay nothing for them.
     draw_rows(
         logits.numpy(),
         parameters.temperature.numpy(),
@@ -43,19 +40,38 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
         parameters.min_p.numpy(),
         parameters.seeds.numpy(),
         parameters.offsets.numpy(),
-        samples.token_ids.numpy(),
-        samples.is_finite.numpy(),
+        None if rules is None else rule_arrays(rules, logits.shape[1]),
+        token_ids.numpy(),
+        outcomes.numpy(),
     )
-    if (parameters.num_logprobs.numpy() >= 0).any():
+    logprobs = _logprobs(logits, token_ids, parameters.num_logprobs)
+    return Samples(token_ids, outcomes, logprobs.logprobs, logprobs.top_token_ids, logprobs.top_logprobs)
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+    """See `paceline_kernels.sampling.token_logprobs`."""
+    check_token_ids("token_logprobs", "token_ids", token_ids.numpy(), logits.shape[1])
+    return _logprobs(logits, token_ids, num_logprobs)
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+    num_rows, vocab_size = logits.shape
+    num_top = min(max([0, *num_logprobs.tolist()]), vocab_size)
+    taken = Logprobs(
+        logprobs=torch.empty(num_rows, dtype=torch.float32),
+        top_token_ids=torch.empty((num_rows, num_top), dtype=torch.int32),
+        top_logprobs=torch.empty((num_rows, num_top), dtype=torch.float32),
+    )
+    if (num_logprobs.numpy() >= 0).any():
         take_logprobs(
             logits.numpy(),
-            samples.token_ids.numpy(),
-            parameters.num_logprobs.numpy(),
-            samples.logprobs.numpy(),
-            samples.top_token_ids.numpy(),
-            samples.top_logprobs.numpy(),
+            token_ids.numpy(),
+            num_logprobs.numpy(),
+            taken.logprobs.numpy(),
+            taken.top_token_ids.numpy(),
+            taken.top_logprobs.numpy(),
         )
-    return samples
+    return taken
 
 
 @jit.compiled_parallel
@@ -67,18 +83,28 @@ def draw_rows(
     min_p: _Float32Array,
     seeds: _Int64Array,
     offsets: _Int32Array,
+    rules: RuleArrays | None,
     token_ids: _Int32Array,
-    is_finite: npt.NDArray[np.bool_],
+    outcomes: _Int32Array,
 ) -> None:
-    """Draw a token per row; token 0 where a logit is not finite."""
+    """Draw a token per row, and say whether one was drawn; token 0 where none was."""
     if logits.shape[0] == 1:
-        token_ids[0], is_finite[0] = _draw_row(
-            logits[0], temperature[0], top_k[0], top_p[0], min_p[0], seeds[0], offsets[0]
+        token_ids[0], outcomes[0] = _draw_row(
+            logits[0], temperature[0], top_k[0], top_p[0], min_p[0], seeds[0], offsets[0], np.int64(0), rules
         )
     else:
         for row in numba.prange(logits.shape[0]):
-            token_ids[row], is_finite[row] = _draw_row(
-                logits[row], temperature[row], top_k[row], top_p[row], min_p[row], seeds[row], offsets[row]
+            index = np.int64(row)  # of prange it is unsigned, and all below would be compiled twice
+            token_ids[row], outcomes[row] = _draw_row(
+                logits[row],
+                temperature[row],
+                top_k[row],
+                top_p[row],
+                min_p[row],
+                seeds[row],
+                offsets[row],
+                index,
+                rules,
             )
 
 
@@ -91,13 +117,19 @@ def _draw_row(
     min_p: jit.Float32,
     seed: int,
     offset: int,
-) -> tuple[int, bool]:
-    """The token of one row, and whether its logits are finite."""
+    row: np.int64,
+    rules: RuleArrays | None,
+) -> tuple[int, int]:
+    """The token of one row, and a SampleOutcome."""
     if not _all_finite(logits):
-        return 0, False
+        return 0, _NOT_FINITE
+    if rules is not None:
+        logits = ruled(logits, row, rules)
+        if simd.maximum(simd.address(logits), len(logits)) == -np.inf:
+            return 0, _NOTHING_LEFT
     if temperature < _MIN_TEMPERATURE:
-        return _greedy(logits), True
-    return _draw(logits, temperature, top_k, top_p, min_p, seed, offset), True
+        return _greedy(logits), _DRAWN
+    return _draw(logits, temperature, top_k, top_p, min_p, seed, offset), _DRAWN
 
 
 @jit.compiled
@@ -119,13 +151,6 @@ def _greedy(logits: _Float32Array) -> int:
 
 
 @jit.compiled
-def gumbel(word: np.uint32) -> jit.Float32:
-    """The noise made of a random word, see the package's docstring."""
-    u = (np.float32(word >> np.uint32(9)) + np.float32(0.5)) * np.float32(2.0**-23)
-    return -np.log(-np.log(u))
-
-
-@jit.compiled
 def _draw(
     logits: _Float32Array,
     temperature: jit.Float32,
@@ -135,7 +160,7 @@ def _draw(
     seed: int,
     offset: int,
 ) -> int:
-    """Draw from one row of finite logits."""
+    """Draw from one row of logits, of which at least one is not masked."""
     scaled = logits / temperature
     largest = simd.maximum(simd.address(scaled), len(scaled))
     if not np.isfinite(largest):
@@ -147,7 +172,7 @@ def _draw(
         threshold = max(threshold, _kth_largest(scaled, top_k))
     if top_p < 1:
         threshold, last_at_threshold = _cut_top_p(scaled, largest, threshold, top_p)
-    return _loudest(scaled, threshold, last_at_threshold, seed, offset)
+    return loudest(scaled, threshold, last_at_threshold, seed, offset)
 
 
 @jit.compiled
@@ -181,18 +206,21 @@ def _cut_top_p(
     scaled: _Float32Array, largest: jit.Float32, threshold: jit.Float32, top_p: jit.Float32
 ) -> tuple[jit.Float32, int]:
     """The value and the token that top_p keeps last, of those at or above the threshold."""
+    masses = np.empty(len(scaled), dtype=np.float32)
+    for i in range(len(scaled)):
+        masses[i] = exp(scaled[i] - largest)
     total, num_left = 0.0, 0
-    for value in scaled:
-        if value >= threshold:
-            total += exp(value - largest)
+    for i in range(len(scaled)):
+        if scaled[i] >= threshold:
+            total += masses[i]
             num_left += 1
     # All tokens below this mass together weigh less than 1 - top_p: top_p keeps none of them.
     smallest_mass = (1.0 - top_p) * total / num_left
     values = np.empty(num_left, dtype=np.float32)
     num_values = 0
-    for value in scaled:
-        if value >= threshold and exp(value - largest) >= smallest_mass:
-            values[num_values] = value
+    for i in range(len(scaled)):
+        if scaled[i] >= threshold and masses[i] >= smallest_mass:
+            values[num_values] = scaled[i]
             num_values += 1
     values = np.sort(values[:num_values])[::-1]
     before, num_kept = exp(values[0] - largest), 1
@@ -215,31 +243,6 @@ def _last_kept(scaled: _Float32Array, kept: _Float32Array) -> tuple[jit.Float32,
             last = token
             num_ties -= 1
     return smallest, last
-
-
-@jit.compiled
-def _loudest(scaled: _Float32Array, threshold: jit.Float32, last_at_threshold: int, seed: int, offset: int) -> int:
-    """The token with the largest score among those above the threshold, or at it and not after the last that is."""
-    key_low = np.uint32(np.uint64(seed) & _LOW_HALF)
-    key_high = np.uint32(np.uint64(seed) >> np.uint64(32))
-    best_token, best = 0, np.float32(-np.inf)
-    for first in range(0, scaled.shape[0], 4):
-        end = min(first + 4, scaled.shape[0])
-        loudest_possible = np.float32(-np.inf)
-        for token in range(first, end):
-            value = scaled[token]
-            if value > threshold or (value == threshold and token <= last_at_threshold):
-                loudest_possible = max(loudest_possible, value + _MAX_GUMBEL)
-        if loudest_possible < best or loudest_possible == -np.inf:
-            continue
-        words = philox4x32(np.uint32(first // 4), np.uint32(offset), np.uint32(0), np.uint32(0), key_low, key_high)
-        for i in range(end - first):
-            value = scaled[first + i]
-            if value > threshold or (value == threshold and first + i <= last_at_threshold):
-                score = value + gumbel(words[i])
-                if score > best:
-                    best_token, best = first + i, score
-    return best_token
 
 
 @jit.compiled_parallel

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels.sampling.columns import Samples, SamplingParameters
+from paceline_kernels.sampling.columns import LogitRules, SampleOutcome, Samples, SamplingParameters, TokenLists
 
 _Float32Array = npt.NDArray[np.float32]
 _UInt32Array = npt.NDArray[np.uint32]
@@ -55,32 +55,64 @@ def filtered(scaled: _Float32Array, top_k: int, top_p: float, min_p: float) -> _
     return left
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters) -> Samples:
+def ruled(logits: _Float32Array, rules: LogitRules, row: int) -> _Float32Array:
+    """A row's logits with its rules applied, by masks and counts as long as the vocabulary."""
+
+    def listed(lists: TokenLists) -> npt.NDArray[np.int32]:
+        start, end = lists.cu_lens[row : row + 2].tolist()
+        token_ids: npt.NDArray[np.int32] = lists.token_ids.numpy()[start:end]
+        return token_ids
+
+    left = logits.copy()
+    allowed = listed(rules.allowed)
+    if len(allowed):
+        left[~np.isin(np.arange(len(left)), allowed)] = -np.inf
+    left[listed(rules.forbidden)] = -np.inf
+    start, end = rules.biased.cu_lens[row : row + 2].tolist()
+    left[listed(rules.biased)] += rules.biases.numpy()[start:end]
+    counts = np.bincount(listed(rules.output), minlength=len(left))
+    is_seen = (counts > 0) | np.isin(np.arange(len(left)), listed(rules.prompt))
+    repetition = rules.repetition_penalty.numpy()[row]
+    repeated = np.where(left > 0, left / repetition, left * repetition)
+    left = np.where(is_seen, repeated, left)
+    left -= rules.frequency_penalty.numpy()[row] * counts.astype(np.float32)
+    left -= rules.presence_penalty.numpy()[row] * (counts > 0).astype(np.float32)
+    return left
+
+
+def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None = None) -> Samples:
     """See `paceline_kernels.sampling.sample`."""
-    rows = [_sample_row(logits.numpy()[row], parameters, row) for row in range(len(logits))]
+    rows = [_sample_row(logits.numpy()[row], parameters, rules, row) for row in range(len(logits))]
     num_top = max([0, *parameters.num_logprobs.tolist()])
     logprobs = torch.log_softmax(logits.double(), dim=-1).float()
     top = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-    token_ids = torch.tensor(rows, dtype=torch.int32)
+    token_ids = torch.tensor([token for token, _ in rows], dtype=torch.int32)
     return Samples(
         token_ids=token_ids,
-        is_finite=logits.isfinite().all(-1),
+        outcomes=torch.tensor([outcome for _, outcome in rows], dtype=torch.int32),
         logprobs=logprobs.gather(1, token_ids.long().unsqueeze(1)).squeeze(1),
         top_token_ids=top.indices[:, :num_top].int(),
         top_logprobs=top.values[:, :num_top],
     )
 
 
-def _sample_row(logits: _Float32Array, parameters: SamplingParameters, row: int) -> int:
+def _sample_row(
+    logits: _Float32Array, parameters: SamplingParameters, rules: LogitRules | None, row: int
+) -> tuple[int, SampleOutcome]:
     if not np.isfinite(logits).all():
-        return 0
+        return 0, SampleOutcome.NOT_FINITE
+    if rules is not None:
+        logits = ruled(logits, rules, row)
+        if logits.max() == -np.inf:
+            return 0, SampleOutcome.NOTHING_LEFT
     temperature = np.float32(parameters.temperature[row])
     with np.errstate(over="ignore"):
         is_greedy = temperature < np.float32(1e-5) or not np.isfinite((logits / temperature).max())
     if is_greedy:
-        return int(np.argmax(logits))
+        return int(np.argmax(logits)), SampleOutcome.DRAWN
     left = filtered(
         logits / temperature, int(parameters.top_k[row]), float(parameters.top_p[row]), float(parameters.min_p[row])
     )
     seed = int(parameters.seeds[row]) % 2**64
-    return int(np.argmax(left + gumbel_noise(len(left), seed, int(parameters.offsets[row]))))
+    noise = gumbel_noise(len(left), seed, int(parameters.offsets[row]))
+    return int(np.argmax(left + noise)), SampleOutcome.DRAWN

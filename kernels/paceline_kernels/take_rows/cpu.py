@@ -6,7 +6,7 @@ import torch
 from paceline_kernels.errors import KernelArgumentError
 
 
-def take_rows(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float) -> torch.Tensor:
     """See `paceline_kernels.take_rows.take_rows`."""
     rows = indices.numpy()
     if rows.size and not (rows.min() >= 0 and rows.max() < table.shape[0]):
@@ -14,4 +14,6 @@ def take_rows(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows.size, table.shape[1]), dtype=torch.float32)
     # The indices were checked: "clip" only spares numpy a buffer.
     np.take(table.numpy(), rows, axis=0, out=out.numpy(), mode="clip")
+    if scale != 1.0:
+        np.multiply(out.numpy(), np.float32(scale), out=out.numpy())
     return out

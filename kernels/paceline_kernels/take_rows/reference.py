@@ -3,6 +3,6 @@
 import torch
 
 
-def take_rows(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """See `paceline_kernels.take_rows.take_rows`."""
-    return table[indices.long()]
+    return table[indices.long()] * scale

@@ -1,0 +1,120 @@
+"""What rules make of a row of logits, for CPUs: masks, biases and penalties, in the order of the package's docstring.
+
+Knows lists of tokens. It refuses to know how a token is drawn, and why one is masked.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_kernels import jit
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.sampling.columns import LogitRules
+
+_Float32Array = npt.NDArray[np.float32]
+_Int32Array = npt.NDArray[np.int32]
+
+_MASKED = np.float32(-np.inf)
+_DONE = np.int32(-1)
+
+
+class RuleArrays(NamedTuple):
+    """The columns of LogitRules as compiled code takes them."""
+
+    cu_allowed: _Int32Array
+    allowed: _Int32Array
+    cu_forbidden: _Int32Array
+    forbidden: _Int32Array
+    cu_biased: _Int32Array
+    biased: _Int32Array
+    biases: _Float32Array
+    presence_penalty: _Float32Array
+    frequency_penalty: _Float32Array
+    repetition_penalty: _Float32Array
+    cu_prompt: _Int32Array
+    prompt: _Int32Array
+    cu_output: _Int32Array
+    output: _Int32Array
+
+
+def rule_arrays(rules: LogitRules, vocab_size: int) -> RuleArrays:
+    """The rules' columns, not copied. Raises KernelArgumentError for lists that do not fit or name no token."""
+    lists = {}
+    for name, columns in rules.lists():
+        cu_lens, token_ids = columns.cu_lens.numpy(), columns.token_ids.numpy()
+        if cu_lens[0] != 0 or cu_lens[-1] != len(token_ids) or (cu_lens[1:] < cu_lens[:-1]).any():
+            raise KernelArgumentError("sample", f"{name}.cu_lens must ascend from 0 to the number of token_ids")
+        check_token_ids("sample", f"{name}.token_ids", token_ids, vocab_size)
+        lists[name] = (cu_lens, token_ids)
+    return RuleArrays(
+        *lists["allowed"],
+        *lists["forbidden"],
+        *lists["biased"],
+        rules.biases.numpy(),
+        rules.presence_penalty.numpy(),
+        rules.frequency_penalty.numpy(),
+        rules.repetition_penalty.numpy(),
+        *lists["prompt"],
+        *lists["output"],
+    )
+
+
+def check_token_ids(op: str, name: str, token_ids: _Int32Array, vocab_size: int) -> None:
+    """Raise KernelArgumentError for ids outside the vocabulary: compiled code checks no index."""
+    if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
+        raise KernelArgumentError(op, f"{name} must be 0 to {vocab_size - 1}")
+
+
+@jit.compiled
+def ruled(logits: _Float32Array, row: np.int64, rules: RuleArrays) -> _Float32Array:
+    """A copy of one row's logits with its rules applied. logits: [vocab]."""
+    allowed = rules.allowed[rules.cu_allowed[row] : rules.cu_allowed[row + 1]]
+    if len(allowed):
+        left = np.full(len(logits), _MASKED)
+        for token in allowed:
+            left[token] = logits[token]
+    else:
+        left = logits.copy()
+    for token in rules.forbidden[rules.cu_forbidden[row] : rules.cu_forbidden[row + 1]]:
+        left[token] = _MASKED
+    for i in range(rules.cu_biased[row], rules.cu_biased[row + 1]):
+        left[rules.biased[i]] += rules.biases[i]
+    presence, frequency = rules.presence_penalty[row], rules.frequency_penalty[row]
+    repetition = rules.repetition_penalty[row]
+    if presence != 0 or frequency != 0 or repetition != 1:
+        prompt = rules.prompt[rules.cu_prompt[row] : rules.cu_prompt[row + 1]]
+        output = rules.output[rules.cu_output[row] : rules.cu_output[row + 1]]
+        _penalize(left, prompt, output, presence, frequency, repetition)
+    return left
+
+
+@jit.compiled
+def _penalize(
+    left: _Float32Array,
+    prompt: _Int32Array,
+    output: _Int32Array,
+    presence: jit.Float32,
+    frequency: jit.Float32,
+    repetition: jit.Float32,
+) -> None:
+    """Change the logits of tokens in prompt and output, each once."""
+    counts = np.zeros(len(left), dtype=np.int32)
+    for token in output:
+        counts[token] += 1
+    for token in output:
+        count = counts[token]
+        if count != _DONE:
+            counts[token] = _DONE
+            logit = _repeated(left[token], repetition)
+            left[token] = logit - frequency * np.float32(count) - presence
+    if repetition != 1:
+        for token in prompt:
+            if counts[token] != _DONE:
+                counts[token] = _DONE
+                left[token] = _repeated(left[token], repetition)
+
+
+@jit.compiled
+def _repeated(logit: jit.Float32, penalty: jit.Float32) -> jit.Float32:
+    return logit / penalty if logit > 0 else logit * penalty

@@ -1,0 +1,83 @@
+"""Random decoders for tests: one as Llama has it, and one with everything that other families have besides.
+
+Knows sizes, small and different from each other. It asserts nothing.
+"""
+
+import dataclasses
+
+import torch
+
+from paceline_kernels.activation import Gate
+from paceline_kernels.decoder import DecoderLayer, DecoderWeights, HeadNorms, PostNorms
+from paceline_kernels.quantized_linear import WeightFormat
+from paceline_kernels.rope import rope_frequencies, rope_table
+from paceline_kernels.testing import random_packed_weight
+
+HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB = 96, 64, 3, 1, 32, 100
+NUM_LAYERS, NUM_POSITIONS = 2, 600
+_INT4, _INT8 = WeightFormat.INT4, WeightFormat.INT8
+
+
+def llama_weights() -> DecoderWeights:
+    """Two layers that hold 4 and 8 bits in turn."""
+    return DecoderWeights(
+        embedding=random_packed_weight(VOCAB, HIDDEN, _INT8, 1),
+        layers=(_layer((_INT4, _INT8, _INT4, _INT8), 10), _layer((_INT8, _INT4, _INT8, _INT4), 20)),
+        final_norm=_norm(2),
+        lm_head=random_packed_weight(VOCAB, HIDDEN, _INT4, 3),
+        rope_tables=_table(10_000.0)[None],
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        rms_norm_eps=1e-5,
+    )
+
+
+def weights_with_everything() -> DecoderWeights:
+    """The same matrices with all that a decoder may have; the first layer sees 50 positions, the second all."""
+    plain = llama_weights()
+    first, second = plain.layers
+    return dataclasses.replace(
+        plain,
+        layers=(_with_everything(first, 230, 1, 50), _with_everything(second, 240, 0, None)),
+        rope_tables=torch.stack((_table(10_000.0), _table(100.0))),
+        gate=Gate.GELU_TANH,
+        embedding_scale=2.0,
+        attention_scale=1.0,
+        attention_softcap=6.0,
+        logit_softcap=2.0,
+    )
+
+
+def _norm(seed: int, size: int = HIDDEN) -> torch.Tensor:
+    """Weights around 1."""
+    return 1 + 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _table(theta: float) -> torch.Tensor:
+    return rope_table(NUM_POSITIONS, rope_frequencies(HEAD_DIM, theta))
+
+
+def _layer(formats: tuple[WeightFormat, WeightFormat, WeightFormat, WeightFormat], seed: int) -> DecoderLayer:
+    """One layer, each of its four matrices in its own format."""
+    shapes = [((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, NUM_HEADS * HEAD_DIM)]
+    shapes += [(2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
+    qkv, output, gate_up, down = (
+        random_packed_weight(*shape, kind, seed + i)
+        for i, (shape, kind) in enumerate(zip(shapes, formats, strict=True))
+    )
+    return DecoderLayer(_norm(seed), qkv, output, _norm(seed + 1), gate_up, down)
+
+
+def _with_everything(layer: DecoderLayer, seed: int, rope_table: int, window: int | None) -> DecoderLayer:
+    return dataclasses.replace(
+        layer,
+        qkv_bias=_norm(seed, layer.qkv.num_outputs) - 1,
+        attention_output_bias=_norm(seed + 1) - 1,
+        gate_up_bias=_norm(seed + 2, layer.gate_up.num_outputs) - 1,
+        down_bias=_norm(seed + 3) - 1,
+        head_norms=HeadNorms(_norm(seed + 4, HEAD_DIM), _norm(seed + 5, HEAD_DIM)),
+        post_norms=PostNorms(_norm(seed + 6), _norm(seed + 7)),
+        rope_table=rope_table,
+        window=window,
+    )
