@@ -19,6 +19,7 @@ from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _Kind = TypeVar("_Kind", bound=enum.Enum)
+_TRUE = ("1", "on", "yes", "true")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _DESCRIPTION = """\
 Serves one model on one device to Paceline schedulers, which attach to it and decide what runs.
@@ -33,7 +34,10 @@ exit codes:
   3  the model is missing, corrupt, not supported or could not be fetched
 
 environment:
-  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline"""
+  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline
+  HF_TOKEN            token for gated and private models of the Hugging Face hub; else that of 'hf auth login'
+  HF_ENDPOINT         URL of another hub than https://huggingface.co
+  HF_HUB_OFFLINE      1: as --offline"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ class Config:
 
     model: str
     served_model_name: str | None
+    revision: str | None
+    offline: bool
+    hub_endpoint: str | None
     cache_dir: Path
     host: str
     port: int
@@ -77,7 +84,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error("--port and --health-port are two different ports")
     if values.max_num_batched_tokens < values.max_num_seqs:
         parser.error("--max-num-batched-tokens is at least --max-num-seqs, so that every row can advance in one step")
-    return Config(**vars(values))
+    return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -85,7 +92,17 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--model",
         default=DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
-        help="known name, GGUF file or folder with one (default: %(default)s)",
+        help="known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face hub: "
+        "org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M (default: %(default)s)",
+    )
+    group.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of a model of the Hugging Face hub (default: main)"
+    )
+    group.add_argument(
+        "--offline",
+        action="store_true",
+        default=os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
+        help="fetch nothing: use only models that are here already",
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="what requests call the model (default: its name or file name)"

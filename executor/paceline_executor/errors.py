@@ -5,7 +5,8 @@
     │   ├── ModelNotFoundError      nothing there, or an unknown name
     │   ├── ModelCorruptError       there, but damaged, truncated or hostile
     │   ├── UnsupportedModelError   sound, but of a kind this version does not run
-    │   └── ModelFetchError         a known model that could not be downloaded, checked or stored
+    │   └── ModelFetchError         a model that could not be downloaded, checked or stored
+    │       └── HubUnreachableError the Hugging Face hub gave no usable answer
     ├── StartError                  the process cannot start
     │   ├── PortError               a port in use, or an address that is not this machine's
     │   ├── ShortMemoryError        too little memory for weights and KV cache
@@ -59,7 +60,11 @@ class UnsupportedModelError(ModelError):
 
 
 class ModelFetchError(ModelError):
-    """A known model could not be downloaded, verified or stored; the message says what to do."""
+    """A model could not be downloaded, verified or stored; the message says what to do."""
+
+
+class HubUnreachableError(ModelFetchError):
+    """The Hugging Face hub cannot be reached, or fails itself; what the cache holds may do instead."""
 
 
 class StartError(ExecutorError):
@@ -230,3 +235,9 @@ class NumericError(RequestError):
     """The model produced no usable number for the request, such as NaN logits."""
 
     reason = "NUMERIC_FAULT"
+
+
+class NoTokenLeftError(RequestError):
+    """Everything that the request allows is masked, so that no token can be drawn for it."""
+
+    reason = "NO_TOKEN_LEFT"

@@ -19,7 +19,7 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.weights import FetchProgress, ModelConfig, load_model, resolve_model
+from paceline_executor.weights import FetchOptions, FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
 
 _MAX_DEFAULT_KV_BYTES = 2 * 2**30
@@ -57,7 +57,13 @@ def load(config: Config) -> Loaded:
     Raises ModelError for the model's faults, ShortMemoryError and LimitError for those of the configuration.
     """
     progress = ProgressLog()
-    path = resolve_model(config.model, cache_dir=config.cache_dir, on_progress=progress.fetch)
+    path = resolve_model(
+        config.model,
+        cache_dir=config.cache_dir,
+        on_progress=progress.fetch,
+        options=FetchOptions(config.revision, config.hub_endpoint, config.offline),
+    )
+    structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
     checkpoint, tokenizer = load_model(path)
     numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config)
@@ -74,6 +80,7 @@ def load(config: Config) -> Loaded:
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         numerics=numerics,
+        max_model_len=limits.max_model_len,
         num_threads=config.num_threads,
         on_progress=on_warm_up,
     )
@@ -100,10 +107,16 @@ def load(config: Config) -> Loaded:
 
 
 def served_name(config: Config, path: Path) -> str:
-    """What requests call the model: as configured, else its known name, else its file's name without ending."""
+    """What requests call the model: as configured, else its known name or that on the hub, else its file's or folder's.
+
+    A file's name is taken without its ending.
+    """
     if config.served_model_name is not None:
         return config.served_model_name
-    return config.model if config.model in KNOWN_MODELS else path.stem
+    is_fetched = path != Path(config.model).expanduser()
+    if config.model in KNOWN_MODELS or is_fetched:
+        return config.model
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def num_parameters(model: ModelConfig) -> int:

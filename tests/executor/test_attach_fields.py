@@ -30,10 +30,8 @@ def _placing(row=0, **options):
 
 
 LATER_FIELDS = {
-    "id.index": plan_pb2.NewRequest(id=plan_pb2.RecordId(index=1)),
-    "min_tokens": plan_pb2.NewRequest(min_tokens=1),
-    "num_prompt_logprobs": plan_pb2.NewRequest(num_prompt_logprobs=0),
     "structured": plan_pb2.NewRequest(structured=sampling_pb2.StructuredOutput(json_object=True)),
+    "sampling.bad_words": plan_pb2.NewRequest(sampling=sampling_pb2.SamplingParams(bad_words=["x"])),
     "sampling.n": plan_pb2.NewRequest(sampling=sampling_pb2.SamplingParams(n=2)),
 }
 
@@ -55,14 +53,29 @@ async def test_what_a_later_version_acts_on_is_refused_by_name(executor, field):
 
 
 async def test_fields_of_a_later_version_that_change_nothing_are_honoured(executor):
-    """No minimum, the first completion."""
+    """No minimum."""
     placing = _placing()
-    placing.new_requests[0].MergeFrom(plan_pb2.NewRequest(min_tokens=0, id=plan_pb2.RecordId(index=0)))
+    placing.new_requests[0].MergeFrom(plan_pb2.NewRequest(min_tokens=0))
     async with attached(executor.address) as client:
         result = await client.run([(0, 6)], placing)
 
     assert not result.errors
     assert tokens_by_row(result)[0] == _expected(1)
+
+
+async def test_completions_of_a_request_run_side_by_side(executor):
+    """Each on its row, under its own name."""
+    cells = [(row, index, row * 5 + index) for row in (0, 1) for index in range(5)]
+    placing = plan_pb2.BatchPlan(new_requests=[request(row, PROMPT) for row in (0, 1)], grants=grants(cells))
+    for row in (0, 1):
+        placing.new_requests[row].id.CopyFrom(plan_pb2.RecordId(request_id="r", index=row))
+    async with attached(executor.address) as client:
+        result = await client.run([(0, 6), (1, 6)], placing)
+    async with attached(executor.address) as client:
+        ids = [row.id for row in client.rows]
+
+    assert not result.errors
+    assert ids == [plan_pb2.RecordId(request_id="r"), plan_pb2.RecordId(request_id="r", index=1)]
 
 
 async def test_another_completion_of_a_request_is_another_record(executor):

@@ -103,14 +103,14 @@ async def test_results_carry_identities_finishes_and_timings(executor):
 
 async def test_a_request_that_cannot_run_fails_alone_with_a_typed_error(executor):
     """The error names the field and parses as a google.rpc.Status."""
-    sampling = sampling_pb2.SamplingParams(temperature=0, seed=0, frequency_penalty=0.5, repetition_penalty=1)
+    sampling = sampling_pb2.SamplingParams(temperature=0, seed=0, bad_words=["x"], repetition_penalty=1)
     async with attached(executor.address) as client:
         await client.run((), _placing(1))
         result = await client.run([(1, 6), (0, 6)], _placing(0, sampling=sampling))
 
     (error,) = result.errors
     assert (error.row, error.error.code) == (0, grpc.StatusCode.UNIMPLEMENTED.value[0])
-    assert "sampling.frequency_penalty" in error.error.message
+    assert "sampling.bad_words" in error.error.message
     assert error.error.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
     assert values_of(result.num_accepted) == [1, 0]
 

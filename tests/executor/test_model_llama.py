@@ -32,7 +32,7 @@ def oracle(checkpoint):
             head_dim=config.head_dim,
             max_position_embeddings=config.max_model_len,
             rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
             tie_word_embeddings=config.tie_word_embeddings,
             attention_bias=False,
             mlp_bias=False,

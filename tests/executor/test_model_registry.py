@@ -6,22 +6,23 @@ import torch
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
-from paceline_executor.models.registry import build_model
+from paceline_executor.models.registry import ARCHITECTURES, build_model
 from paceline_executor.numerics import WeightKind
 from paceline_executor.testing.tiny import tiny_checkpoint
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     ("weights", "model"), [(WeightKind.FLOAT32, LlamaModel), (WeightKind.PACKED, PackedLlamaModel)]
 )
-def test_llama_is_computed_by_the_llama_model_of_its_weights(weights, model):
+def test_llama_and_its_relatives_are_computed_by_the_model_of_their_weights(weights, model, architecture):
     """The name in the checkpoint is the key, then how its weights are held."""
-    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96)
+    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, architecture=architecture)
     assert isinstance(build_model(checkpoint, torch.device("cpu"), 256, weights), model)
 
 
 @pytest.mark.parametrize("weights", WeightKind)
 def test_an_unknown_architecture_is_refused_by_name(weights):
     """The sentence says what is known."""
-    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: llama"):
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: gemma2, gemma3"):
         build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"), 256, weights)

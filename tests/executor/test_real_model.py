@@ -7,11 +7,11 @@ All that in float32. With packed weights, the same bits again, for three prompts
 log-probabilities that lie as near those in float32 as rounding lets them.
 """
 
-import dataclasses
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -224,9 +224,9 @@ def log_distributions(runner, token_ids):
     """What the model expects after each of these tokens: the log-probabilities of all tokens, [tokens, vocab]."""
     num_tokens = len(token_ids)
     row = DrivenRow(token_ids, num_tokens, Draw(), list(range(-(-num_tokens // 16))), max_chunk=num_tokens)
-    inputs = forward_inputs(step_batch([row], counts=[num_tokens], sampled=[0]), 16)
-    every = dataclasses.replace(inputs, logit_tokens=torch.arange(num_tokens, dtype=torch.int32))
-    return runner._model.forward(every, runner._kv_cache).log_softmax(-1)
+    every = np.arange(num_tokens, dtype=np.int32)
+    inputs = forward_inputs(step_batch([row], counts=[num_tokens], sampled=[0]), 16, every)
+    return runner._model.forward(inputs, runner._kv_cache).log_softmax(-1)
 
 
 def test_packed_weights_expect_what_float32_expects(packed_runner, runner, prompts, plain, three):

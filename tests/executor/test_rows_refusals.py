@@ -181,9 +181,33 @@ REFUSED_REQUESTS = {
     "end_token_ids": placement(2, [1], end_token_ids=[1000]),
     "max_tokens": placement(2, [1], output=[5, 6], max_tokens=2),
     "num_logprobs": placement(2, [1], num_logprobs=21),
+    "num_prompt_logprobs": placement(2, [1], num_prompt_logprobs=21),
+    "num_cached_tokens": placement(2, [1, 2, 3, 4, 5], num_prompt_logprobs=0, num_cached_tokens=4),
+    "ignored_end_token_ids": placement(2, [1], ignored_end_token_ids=[1000]),
+    "bad_word_token_ids": placement(2, [1], bad_words=[[1], []]),
     "context": placement(2, [1], context=bytes(MAX_CONTEXT_BYTES + 1)),
     "sampling": replace(placement(2, [1]), sampling_message=bytes(MAX_SAMPLING_BYTES + 1)),
 }
+
+
+RULES_OUT_OF_RANGE = [
+    *[("sampling.presence_penalty", {"presence_penalty": value}) for value in (-2.1, 2.1, math.nan, math.inf)],
+    *[("sampling.frequency_penalty", {"frequency_penalty": value}) for value in (-2.1, 2.1, math.nan, -math.inf)],
+    *[("sampling.repetition_penalty", {"repetition_penalty": value}) for value in (0.0, -1.0, 10.1, math.nan)],
+    *[("sampling.logit_bias", {"logit_bias": ((1, value),)}) for value in (-100.1, 100.1, math.nan)],
+    ("sampling.logit_bias", {"logit_bias": ((1000, 0.0),)}),
+    ("sampling.logit_bias", {"logit_bias": ((1, 0.0),) * 1025}),
+    ("sampling.allowed_token_ids", {"allowed_token_ids": (-1,)}),
+    ("sampling.allowed_token_ids", {"allowed_token_ids": (1,) * 4097}),
+]
+
+
+@pytest.mark.parametrize(("field", "rules"), RULES_OUT_OF_RANGE)
+def test_a_rule_out_of_range_fails_its_request(engine, field, rules):
+    """Just beyond the ends, and no number at all."""
+    request = placement(2, [1], sampling=replace(GREEDY, **rules))
+    result = engine.execute(plan([(2, 1)], step_id=3, place=[request], grants=[(2, 0, 5)])).result
+    assert [(fault.row, fault.error.field) for fault in result.faults] == [(2, field)]
 
 
 @pytest.mark.parametrize(("field", "request_"), REFUSED_REQUESTS.items(), ids=REFUSED_REQUESTS)
@@ -221,8 +245,29 @@ def test_a_prompt_that_is_empty_or_leaves_no_room_fails_alone(engine, num_tokens
 
 def test_the_largest_request_that_fits_runs(engine):
     """15 prompt tokens and one of output; every sampling value at its edge."""
-    edge = Sampling(temperature=100.0, top_k=1000, top_p=1.0, min_p=1.0, seed=2**64 - 1)
-    request = placement(2, [999] * 15, sampling=edge, max_tokens=2**32 - 1, end_token_ids=[0, 999], num_logprobs=20)
+    edge = Sampling(
+        temperature=100.0,
+        top_k=1000,
+        top_p=1.0,
+        min_p=1.0,
+        seed=2**64 - 1,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        repetition_penalty=10.0,
+        logit_bias=tuple((token_id % 1000, -100.0) for token_id in range(1024)),
+        allowed_token_ids=(0, 999) * 2048,
+    )
+    request = placement(
+        2,
+        [999] * 15,
+        sampling=edge,
+        max_tokens=2**32 - 1,
+        end_token_ids=[0, 999],
+        num_logprobs=20,
+        min_tokens=0,
+        num_prompt_logprobs=20,
+        bad_words=[[1] * 10] * 256 + [[1] * 11] * 512,
+    )
     blocks = [(2, index, 4 + index) for index in range(4)]
 
     result = engine.execute(plan([(2, 15)], step_id=3, place=[request], grants=blocks)).result

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline_executor.errors import StartError, UnsupportedModelError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.interface import RowProblem
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
 from paceline_executor.testing.tiny import tiny_checkpoint
 from paceline_executor.weights.checkpoint import Checkpoint
@@ -158,7 +159,7 @@ def test_logits_that_are_not_finite_are_the_fault_of_their_row(case):
     broken = runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3]
     broken.fill_(-1 if broken.dtype == torch.int8 else float("nan"))
     driver.run(rows, 6)
-    assert rows[1].fault == "the model's logits are not finite numbers"
+    assert rows[1].fault == RowProblem.NOT_FINITE.value
     assert len(rows[1].output) == 1
     assert [(row.output, row.logprobs) for row in (rows[0], rows[2])] == [clean[0], clean[2]]
 
@@ -206,7 +207,7 @@ def test_a_step_that_samples_nothing_draws_nothing(case):
     driver = Driver(new_runner(case))
     output = driver.step([driver.add(random_prompt(20, seed=1), max_chunk=8)])
     assert output.token_ids.size == 0
-    assert output.faults == {}
+    assert output.problems == {}
     assert output.forward_ns > 0
 
 
@@ -243,7 +244,7 @@ def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
 def test_positions_beyond_the_pool_take_no_memory():
     """A file may claim any context length; what the rotary table covers is what the blocks can hold."""
     runner = new_runner(Case(tiny_checkpoint(max_model_len=1 << 24)), num_blocks=4, block_size=16)
-    assert len(runner._model._rope_table) == 64
+    assert runner._model._rope_tables.shape[1] == 64
 
 
 def test_warm_up_reports_each_step_and_measures_rising_times(case):

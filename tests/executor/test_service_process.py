@@ -85,7 +85,7 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
                 await client.result()
         stdout, stderr = process.communicate(timeout=30)
 
-    assert {event["event"] for event in events} == {"listening", "model_load", "warm_up", "numerics", "ready"}
+    assert {event["event"] for event in events} == {"listening", "model", "model_load", "warm_up", "numerics", "ready"}
     numerics = next(event for event in events if event["event"] == "numerics")
     assert (numerics["weights"], numerics["kv_cache"]) == ("float32", "float32")  # its heads have 16 dimensions
     assert (ready["model"], ready["max_model_len"], client.welcome.model.name) == ("tiny", 256, "tiny")

@@ -42,13 +42,13 @@ def test_a_folder_is_read_whole(tmp_path):
                 "add_bos_token": True,
                 "chat_template": "{{ messages }}",
             },
-            generation_config={"eos_token_id": [2, 5], "temperature": 0.6, "top_p": 0.9, "top_k": 40},
+            generation_config={"eos_token_id": [2, 5], "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1},
         )
     )
     assert (bundle.bos_token_id, bundle.eos_token_id, bundle.pad_token_id) == (3, 5, 5)
     assert bundle.end_token_ids == (5, 2, 4)
     assert bundle.add_bos
-    assert bundle.defaults == GenerationDefaults(temperature=0.6, top_p=0.9, top_k=40)
+    assert bundle.defaults == GenerationDefaults(temperature=0.6, top_p=0.9, top_k=40, min_p=0.1)
     assert bundle.chat_template == "{{ messages }}"
     assert Tokenizer.from_str(bundle.tokenizer_json.decode()).encode("a<s>").ids == [0, 3]
 
@@ -69,6 +69,16 @@ def test_a_lone_tokenizer_json_is_enough(tmp_path):
     assert bundle.end_token_ids == (4,)
     assert not bundle.add_bos
     assert bundle.defaults == GenerationDefaults()
+
+
+def test_a_repetition_penalty_that_a_folder_recommends_is_a_default(tmp_path):
+    """As Qwen2.5 comes; the bundle is another one than without."""
+    write_folder(tmp_path)
+    without = load_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "repetition_penalty": 1.05, "min_p": null}')
+    bundle = load_tokenizer(tmp_path)
+    assert bundle.defaults == GenerationDefaults(repetition_penalty=1.05)
+    assert bundle.digest != without.digest
 
 
 def test_a_folder_encodes_as_transformers_does(tmp_path):
@@ -107,7 +117,7 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     """The message says what is missing."""
-    with pytest.raises(UnsupportedModelError, match="a folder without a GGUF file"):
+    with pytest.raises(UnsupportedModelError, match=r"neither a model\.safetensors nor a GGUF file"):
         load_tokenizer(tmp_path)
 
 
@@ -136,6 +146,10 @@ BROKEN = {
         b'{"temperature": NaN}',
         b'{"top_p": 0}',
         b'{"top_k": -2}',
+        b'{"min_p": 1.5}',
+        b'{"repetition_penalty": "1.1"}',
+        b'{"repetition_penalty": 0}',
+        b'{"repetition_penalty": 10.5}',
         b'{"top_k": 1' + b"0" * 400 + b"}",
         b'{"eos_token_id": [1, "2"]}',
         b'{"eos_token_id": -1}',

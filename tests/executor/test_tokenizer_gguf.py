@@ -136,6 +136,12 @@ EXPRESSIONS = {
     "smollm": [r"\p{N}", GPT2_EXPRESSION],
     "llama-bpe": [CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST],
     "qwen2": [CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST],
+    # llama.cpp writes the cases of letters as [^a-z] and [^A-Z], which differs outside of ASCII; Mistral's files say:
+    "tekken": [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
 }
 
 
@@ -200,26 +206,7 @@ def test_a_llama3_piece_that_is_a_token_is_taken_whole(tmp_path):
     assert len(encode(tokenizer_of(bundle_of(tmp_path, metadata)), "hello")) == 4
 
 
-PIECES = [
-    "h",
-    "e",
-    "l",
-    "o",
-    "w",
-    "r",
-    "d",
-    "▁",
-    "he",
-    "ll",
-    "▁w",
-    "or",
-    "llo",
-    "hello",
-    "▁hello",
-    "▁world",
-    "▁▁",
-    "rl",
-]
+PIECES = [*"helowrd▁", "he", "ll", "▁w", "or", "llo", "hello", "▁hello", "▁world", "▁▁", "rl"]
 
 
 def sentence_piece_metadata():
@@ -236,10 +223,10 @@ def sentence_piece_metadata():
     }
 
 
-def ids_by_llama_cpp(text, metadata):
+def ids_by_llama_cpp(text, metadata, prefix="▁"):
     """SentencePiece encoding as llama.cpp does it: always merge the neighbours that form the best token, left first."""
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
-    symbols = list(("▁" + text.replace(" ", "▁")) if text else "")
+    symbols = list((prefix + text.replace(" ", "▁")) if text else "")
     while True:
         joined = [left + right for left, right in itertools.pairwise(symbols)]
         known = [(-scores[tokens.index(pair)], place) for place, pair in enumerate(joined) if pair in tokens[260:]]
@@ -297,6 +284,37 @@ def test_sentence_piece_leaves_the_prefix_space_out_where_told(tmp_path):
     assert tokenizer.decode(ids) == " hello"
 
 
+def gemma_metadata():
+    """As Gemma's: no prefix space, and runs of white space that stand for themselves."""
+    metadata = sentence_piece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    runs = ["\n\n", "\n", "   "]
+    return metadata | {
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], *runs],
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], *[4] * len(runs)],
+        "tokenizer.ggml.scores": [*metadata["tokenizer.ggml.scores"], *[0.0] * len(runs)],
+    }
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    """A tokenizer like Gemma's out of a GGUF."""
+    return tokenizer_of(bundle_of(tmp_path_factory.mktemp("gemma"), gemma_metadata()))
+
+
+@given(text=st.text("helowrd \n", max_size=20) | st.text("héo 日\n", max_size=8))
+def test_a_gemma_vocabulary_encodes_as_llama_cpp_does(gemma, text):
+    """Text is cut at the tokens that stand for themselves, longest first, and what is between is merged."""
+    metadata = gemma_metadata()
+    expected = []
+    for fragment in regex.split(r"(\n\n|\n|   )", text):
+        tokens = metadata["tokenizer.ggml.tokens"]
+        is_token = fragment in tokens[-3:]
+        expected += [tokens.index(fragment)] if is_token else ids_by_llama_cpp(fragment, metadata, prefix="")
+    ids = encode(gemma, text)
+    assert ids == expected
+    assert gemma.decode(ids, skip_special_tokens=False) == text
+
+
 def test_end_tokens_come_from_ids_and_names(tmp_path):
     """eos, eot and eom by key, then control tokens by their well-known texts; none twice."""
     metadata = byte_level_metadata()
@@ -306,9 +324,11 @@ def test_end_tokens_come_from_ids_and_names(tmp_path):
 
 
 def test_generation_defaults_are_read_where_the_file_names_them(tmp_path):
-    """Three keys, each optional."""
-    metadata = byte_level_metadata() | {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
-    assert bundle_of(tmp_path, metadata).defaults == GenerationDefaults(temperature=0.5, top_k=20)
+    """Five keys, each optional."""
+    named = {"temp": 0.5, "top_k": 20, "min_p": 0.25, "penalty_repeat": 1.125}
+    metadata = byte_level_metadata() | {f"general.sampling.{name}": value for name, value in named.items()}
+    expected = GenerationDefaults(temperature=0.5, top_k=20, min_p=0.25, repetition_penalty=1.125)
+    assert bundle_of(tmp_path, metadata).defaults == expected
 
 
 CORRUPT = {

@@ -16,7 +16,7 @@ from paceline_executor.rows.plan import Plan, StepResult
 from paceline_executor.rows.table import Applied, RowTable
 from paceline_executor.runner.interface import Runner, StepOutput
 
-_NO_OUTPUT = StepOutput(token_ids=np.empty(0, dtype=np.int32), logprobs={}, faults={}, forward_ns=0, sample_ns=0)
+_NO_OUTPUT = StepOutput(token_ids=np.empty(0, dtype=np.int32), logprobs={}, problems={}, forward_ns=0, sample_ns=0)
 
 
 @dataclass(frozen=True, slots=True)

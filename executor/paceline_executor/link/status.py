@@ -27,6 +27,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.InvalidFieldError: code_pb2.INVALID_ARGUMENT,
     errors.UnsupportedFieldError: code_pb2.UNIMPLEMENTED,
     errors.NumericError: code_pb2.INTERNAL,
+    errors.NoTokenLeftError: code_pb2.FAILED_PRECONDITION,
 }
 
 

@@ -103,6 +103,10 @@ def _decode_placement(request: plan_pb2.NewRequest) -> rows.Placement:
         num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
         context=request.context,
         sampling_message=request.sampling.SerializeToString(),
+        min_tokens=request.min_tokens,
+        ignored_end_token_ids=tuple(request.ignored_end_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in request.bad_word_token_ids),
+        num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
     )
 
 
@@ -114,12 +118,22 @@ def _decode_sampling(sampling: sampling_pb2.SamplingParams, record_id: rows.Reco
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
         min_p=sampling.min_p if sampling.HasField("min_p") else 0.0,
         seed=sampling.seed if sampling.HasField("seed") else seed_of(record_id),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
     )
 
 
 def seed_of(record_id: rows.RecordId) -> int:
-    """The seed of a request that names none: BLAKE2b-64 of tenant, a zero byte and request_id, little-endian."""
+    """The seed of a request that names none: BLAKE2b-64 of tenant, a zero byte and request_id, little-endian.
+
+    For a completion other than the first, a zero byte and its index in decimal follow.
+    """
     name = f"{record_id.tenant}\0{record_id.request_id}".encode()
+    if record_id.index:
+        name += f"\0{record_id.index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
@@ -127,16 +141,8 @@ def _unsupported_fields(request: plan_pb2.NewRequest) -> tuple[str, ...]:
     # A field that is set to the value that changes nothing is honoured.
     sampling = request.sampling
     in_use = {
-        "id.index": request.id.index != 0,
-        "min_tokens": request.min_tokens != 0,
-        "num_prompt_logprobs": request.HasField("num_prompt_logprobs"),
         "structured": request.HasField("structured"),
-        "sampling.presence_penalty": sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-        "sampling.allowed_token_ids": bool(sampling.allowed_token_ids),
-        "sampling.bad_words": bool(sampling.bad_words),
+        "sampling.bad_words": bool(sampling.bad_words),  # texts, and there is no tokenizer here
         "sampling.n": sampling.HasField("n") and sampling.n != 1,
     }
     return tuple(field for field, is_set in in_use.items() if is_set)
@@ -204,6 +210,7 @@ class ResponseEncoder:
             finishes=result.finishes.tobytes(),
             logprobs=[_encode_logprobs(logprobs) for logprobs in result.logprobs],
             errors=[_encode_fault(fault) for fault in result.faults],
+            prompt_logprobs=[_encode_prompt_logprobs(logprobs) for logprobs in result.prompt_logprobs],
             grant_hash=result.grant_hash,
             timings=plan_pb2.StepTimings(
                 waited_ns=timings.waited_ns,
@@ -236,7 +243,11 @@ def encode_defaults(description: Description) -> sampling_pb2.SamplingParams:
     """The generation defaults that came with the model; 0 for top_k, which keeps all, is sent as unset."""
     defaults = description.tokenizer.defaults
     return sampling_pb2.SamplingParams(
-        temperature=defaults.temperature, top_k=defaults.top_k or None, top_p=defaults.top_p
+        temperature=defaults.temperature,
+        top_k=defaults.top_k or None,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
 
 
@@ -312,6 +323,13 @@ def _encode_logprobs(logprobs: rows.RowLogprobs) -> plan_pb2.RowLogprobs:
     values = logprobs.values
     top = zip(values.top_token_ids, values.top_logprobs, strict=True)
     return plan_pb2.RowLogprobs(row=logprobs.row, tokens=[_token_logprobs(logprobs.token_id, values.chosen, top)])
+
+
+def _encode_prompt_logprobs(logprobs: rows.RowPromptLogprobs) -> plan_pb2.RowPromptLogprobs:
+    values = logprobs.values
+    columns = OutputLogprobs(logprobs.position, values.logprobs, values.top_token_ids, values.top_logprobs)
+    tokens = encode_token_logprobs(columns, logprobs.token_ids.tolist())
+    return plan_pb2.RowPromptLogprobs(row=logprobs.row, position=logprobs.position, tokens=tokens)
 
 
 def encode_token_logprobs(logprobs: OutputLogprobs, token_ids: list[int]) -> list[sampling_pb2.TokenLogprobs]:

@@ -1,22 +1,40 @@
-"""The Llama architecture: pre-norm layers of grouped-query attention and a gated feed-forward network, no biases.
+"""The Llama architecture and its relatives: pre-norm layers of grouped-query attention and a gated feed-forward net.
 
-Knows the order of operations. It refuses to know how they are computed (`paceline_kernels` does), what kind of weights
-a layer has (`layers` does), and how a batch came to be. Touvron et al., 2023, https://arxiv.org/abs/2302.13971; grouped
-queries: Ainslie et al., 2023, https://arxiv.org/abs/2305.13245.
+What distinguishes Mistral, Qwen and Gemma from it (windows, biases, further norms, caps) is in the configuration; what
+a layer does without is None. Knows the order of operations. It refuses to know how they are computed
+(`paceline_kernels` does), what kind of weights a layer has (`layers` does), and how a batch came to be.
+
+Touvron et al., 2023, https://arxiv.org/abs/2302.13971; grouped queries: Ainslie et al., 2023,
+https://arxiv.org/abs/2305.13245; norms of queries and keys, and after a block: Gemma 2 and 3,
+https://arxiv.org/abs/2408.00118 and https://arxiv.org/abs/2503.19786.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.models.layers import DenseLinear, Linear, read_linear, read_tensor
-from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_kernels.activation import silu_and_multiply
+from paceline_executor.models.layers import (
+    DOWN,
+    GATE_UP,
+    OUTPUT,
+    QKV,
+    DenseLinear,
+    LayerReader,
+    Linear,
+    read_matrix,
+    read_norm,
+)
+from paceline_executor.models.rope import rope_tables
+from paceline_executor.weights.checkpoint import Activation, Checkpoint
+from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
-from paceline_kernels.rms_norm import rms_norm
-from paceline_kernels.rope import rope_and_write_kv, rope_table
+from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
+from paceline_kernels.rope import rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
+
+GATES: Mapping[Activation, Gate] = {Activation.SILU: Gate.SILU, Activation.GELU_TANH: Gate.GELU_TANH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +43,57 @@ class LlamaLayer:
 
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None  # [head_dim] of queries and of keys
+    rope_table: torch.Tensor  # [max_model_len, head_dim]
+    window: int | None
     attention_output: Linear  # num_heads * head_dim -> hidden
+    attention_post_norm: torch.Tensor | None  # [hidden] of what attention adds
     feed_forward_norm: torch.Tensor  # [hidden]
     gate_up: Linear  # hidden -> 2 * intermediate: gates, then what they gate
     down: Linear  # intermediate -> hidden
+    feed_forward_post_norm: torch.Tensor | None  # [hidden] of what the feed-forward network adds
 
 
 class LlamaModel:
-    """A Llama-architecture model, see `Model`."""
+    """A model of the Llama architecture or a relative of it, see `Model`."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> None:
         config = checkpoint.config
         self._config = config
-        self._embedding = read_tensor(checkpoint, "model.embed_tokens.weight", device)
-        self._layers = [_read_layer(checkpoint, layer, device) for layer in range(config.num_layers)]
-        self._final_norm = read_tensor(checkpoint, "model.norm.weight", device)
-        self._lm_head: Linear = (
-            DenseLinear(self._embedding)
-            if config.tie_word_embeddings
-            else read_linear(checkpoint, ("lm_head.weight",), device)
-        )
-        self._rope_table = rope_table(max_model_len, config.head_dim, config.rope_theta).to(device)
+        self._embedding = read_matrix(checkpoint, ("model.embed_tokens.weight",), device)
+        tables, table_of_layer = rope_tables(config, max_model_len)
+        self._rope_tables = tables.to(device)
+        self._layers = [
+            _read_layer(LayerReader(checkpoint, layer, device), self._rope_tables[table])
+            for layer, table in enumerate(table_of_layer)
+        ]
+        self._final_norm = read_norm(checkpoint, "model.norm.weight", device)
+        tied = config.tie_word_embeddings
+        self._lm_head = DenseLinear(self._embedding if tied else read_matrix(checkpoint, ("lm_head.weight",), device))
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
-        eps = self._config.rms_norm_eps
+        config, eps = self._config, self._config.rms_norm_eps
         # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
-        stream = take_rows(self._embedding, inputs.token_ids)
+        stream = take_rows(self._embedding, inputs.token_ids, config.embedding_scale)
         hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             attended = self._attend(layer, hidden, inputs, kv_cache.keys[index], kv_cache.values[index])
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
-            fed = layer.down(silu_and_multiply(layer.gate_up(hidden)))
-            hidden = rms_norm(fed, next_norm, eps, residual=stream)
-        return self._lm_head(take_rows(hidden, inputs.logit_tokens))
+            hidden = rms_norm(self._feed(layer, hidden), next_norm, eps, residual=stream)
+        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens))
+        if config.logit_softcap is not None:
+            softcap(logits, config.logit_softcap)
+        return logits
+
+    def _feed(self, layer: LlamaLayer, hidden: torch.Tensor) -> torch.Tensor:
+        """The feed-forward network of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
+        fed = layer.down(gate_and_multiply(layer.gate_up(hidden), GATES[self._config.activation]))
+        return self._normalised(fed, layer.feed_forward_post_norm)
+
+    def _normalised(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        return x if norm is None else rms_norm(x, norm, self._config.rms_norm_eps)
 
     def _attend(
         self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs, keys: torch.Tensor, values: torch.Tensor
@@ -67,8 +101,11 @@ class LlamaModel:
         """The attention block of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         config = self._config
         num_tokens, num_heads = hidden.shape[0], config.num_heads
-        qkv = layer.qkv(hidden).view(num_tokens, num_heads + 2 * config.num_kv_heads, config.head_dim)
-        rope_and_write_kv(qkv, self._rope_table, inputs.positions, inputs.slot_mapping, keys, values)
+        num_kv_heads, scale = config.num_kv_heads, config.attention_scale or config.head_dim**-0.5
+        qkv = layer.qkv(hidden).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
+        if layer.head_norms is not None:
+            rms_norm_heads(qkv, *layer.head_norms, num_kv_heads, config.rms_norm_eps)
+        rope_and_write_kv(qkv, layer.rope_table, inputs.positions, inputs.slot_mapping, keys, values)
         attended = paged_attention(
             qkv[:, :num_heads],
             keys,
@@ -76,22 +113,27 @@ class LlamaModel:
             inputs.block_tables,
             inputs.cu_seqlens,
             inputs.context_lens,
-            config.head_dim**-0.5,
+            scale,
+            window=layer.window,
+            softcap=config.attention_softcap,
         )
-        return layer.attention_output(attended.view(num_tokens, num_heads * config.head_dim))
+        output = layer.attention_output(attended.view(num_tokens, num_heads * config.head_dim))
+        return self._normalised(output, layer.attention_post_norm)
 
 
-def _read_layer(checkpoint: Checkpoint, layer: int, device: torch.device) -> LlamaLayer:
-    prefix = f"model.layers.{layer}."
-
-    def linear(*names: str) -> Linear:
-        return read_linear(checkpoint, tuple(f"{prefix}{name}.weight" for name in names), device)
-
+def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
+    config = reader.checkpoint.config
+    post_norms = config.post_norms
     return LlamaLayer(
-        attention_norm=read_tensor(checkpoint, f"{prefix}input_layernorm.weight", device),
-        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        attention_output=linear("self_attn.o_proj"),
-        feed_forward_norm=read_tensor(checkpoint, f"{prefix}post_attention_layernorm.weight", device),
-        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-        down=linear("mlp.down_proj"),
+        attention_norm=reader.norm("input_layernorm"),
+        qkv=reader.linear(*QKV),
+        head_norms=(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm")) if config.qk_norm else None,
+        rope_table=rope_table,
+        window=config.window(reader.layer),
+        attention_output=reader.linear(*OUTPUT),
+        attention_post_norm=reader.norm("post_attention_layernorm") if post_norms else None,
+        feed_forward_norm=reader.feed_forward_norm(),
+        gate_up=reader.linear(*GATE_UP),
+        down=reader.linear(*DOWN),
+        feed_forward_post_norm=reader.norm("post_feedforward_layernorm") if post_norms else None,
     )

@@ -1,4 +1,4 @@
-"""The Llama architecture with its weights packed: the same layers as `llama`, computed by one call per step.
+"""The Llama architecture and its relatives with packed weights: the layers of `llama`, computed by one call per step.
 
 Knows which tensors go together and how each kind of stored weight is packed. The arithmetic is
 `paceline_kernels.decoder`'s.
@@ -8,31 +8,41 @@ import numpy as np
 import torch
 
 from paceline_executor.models.interface import ForwardInputs, KvCache
-from paceline_executor.models.layers import read_tensor
+from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader, read_norm
+from paceline_executor.models.llama import GATES
+from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows, QuantizedRows
-from paceline_kernels.decoder import Decoder, DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.decoder import Decoder, DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
-from paceline_kernels.rope import rope_table
 
 
 class PackedLlamaModel:
-    """A Llama-architecture model, see `Model`."""
+    """A model of the Llama architecture or a relative of it, see `Model`."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> None:
         config = checkpoint.config
         embedding = read_packed(checkpoint, ("model.embed_tokens.weight",))
+        tables, table_of_layer = rope_tables(config, max_model_len)
         self._decoder = Decoder(
             DecoderWeights(
                 embedding=embedding,
-                layers=tuple(_read_layer(checkpoint, layer, device) for layer in range(config.num_layers)),
-                final_norm=read_tensor(checkpoint, "model.norm.weight", device),
+                layers=tuple(
+                    _read_layer(LayerReader(checkpoint, layer, device), table)
+                    for layer, table in enumerate(table_of_layer)
+                ),
+                final_norm=read_norm(checkpoint, "model.norm.weight", device),
                 lm_head=embedding if config.tie_word_embeddings else read_packed(checkpoint, ("lm_head.weight",)),
-                rope_table=rope_table(max_model_len, config.head_dim, config.rope_theta).to(device),
+                rope_tables=tables.to(device),
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 rms_norm_eps=config.rms_norm_eps,
+                gate=GATES[config.activation],
+                embedding_scale=config.embedding_scale,
+                attention_scale=config.attention_scale,
+                attention_softcap=config.attention_softcap,
+                logit_softcap=config.logit_softcap,
             )
         )
 
@@ -69,17 +79,33 @@ def _as_int8(checkpoint: Checkpoint, name: str, stored: QuantizedRows | None) ->
     return stored if isinstance(stored, Int8Rows) else Int8Rows(*quantize(checkpoint.tensor(name)))
 
 
-def _read_layer(checkpoint: Checkpoint, layer: int, device: torch.device) -> DecoderLayer:
-    prefix = f"model.layers.{layer}."
+def _read_layer(reader: LayerReader, rope_table: int) -> DecoderLayer:
+    config = reader.checkpoint.config
 
-    def packed(*names: str) -> PackedWeight:
-        return read_packed(checkpoint, tuple(f"{prefix}{name}.weight" for name in names))
+    def packed(*parts: str) -> PackedWeight:
+        return read_packed(reader.checkpoint, reader.names(*parts))
 
     return DecoderLayer(
-        attention_norm=read_tensor(checkpoint, f"{prefix}input_layernorm.weight", device),
-        qkv=packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        attention_output=packed("self_attn.o_proj"),
-        feed_forward_norm=read_tensor(checkpoint, f"{prefix}post_attention_layernorm.weight", device),
-        gate_up=packed("mlp.gate_proj", "mlp.up_proj"),
-        down=packed("mlp.down_proj"),
+        attention_norm=reader.norm("input_layernorm"),
+        qkv=packed(*QKV),
+        attention_output=packed(*OUTPUT),
+        feed_forward_norm=reader.feed_forward_norm(),
+        gate_up=packed(*GATE_UP),
+        down=packed(*DOWN),
+        qkv_bias=reader.bias(*QKV),
+        attention_output_bias=reader.bias(*OUTPUT),
+        gate_up_bias=reader.bias(*GATE_UP),
+        down_bias=reader.bias(*DOWN),
+        head_norms=_head_norms(reader) if config.qk_norm else None,
+        post_norms=_post_norms(reader) if config.post_norms else None,
+        rope_table=rope_table,
+        window=config.window(reader.layer),
     )
+
+
+def _head_norms(reader: LayerReader) -> HeadNorms:
+    return HeadNorms(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm"))
+
+
+def _post_norms(reader: LayerReader) -> PostNorms:
+    return PostNorms(reader.norm("post_attention_layernorm"), reader.norm("post_feedforward_layernorm"))

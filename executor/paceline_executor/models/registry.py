@@ -11,9 +11,13 @@ from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.numerics import WeightKind
 from paceline_executor.weights.checkpoint import Checkpoint
 
-ARCHITECTURES: Mapping[str, Mapping[WeightKind, Callable[[Checkpoint, torch.device, int], Model]]] = {
-    "llama": {WeightKind.FLOAT32: LlamaModel, WeightKind.PACKED: PackedLlamaModel},
-}
+_Builders = Mapping[WeightKind, Callable[[Checkpoint, torch.device, int], Model]]
+# What one of these has and another has not is in the configuration.
+_LLAMA_AND_RELATIVES: _Builders = {WeightKind.FLOAT32: LlamaModel, WeightKind.PACKED: PackedLlamaModel}
+
+ARCHITECTURES: Mapping[str, _Builders] = dict.fromkeys(
+    ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), _LLAMA_AND_RELATIVES
+)
 
 
 def build_model(checkpoint: Checkpoint, device: torch.device, max_model_len: int, weights: WeightKind) -> Model:

@@ -11,6 +11,7 @@ from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.plan import Placement, RowFinish
 
 NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
+NOT_ASKED = -1  # in columns that count alternatives
 GOES_ON = int(RowFinish.GOES_ON)  # numpy takes its time with members of an enum
 _NO_TOKEN = -1  # pads a row's end tokens; no model draws it
 
@@ -18,7 +19,7 @@ RowImage = tuple[npt.NDArray[np.generic], ...]
 
 
 class RowColumns:
-    """One element, or one line of a matrix, per row. A row that is not in use is all zeros and `NO_BLOCK`."""
+    """One element, or one line of a matrix, per row. A row not in use is all zeros, `NO_BLOCK` and `NOT_ASKED`."""
 
     def __init__(self, limits: RowLimits) -> None:
         num_rows = limits.num_rows
@@ -37,6 +38,7 @@ class RowColumns:
         self.min_p = np.zeros(num_rows, dtype=np.float32)
         self.seed = np.zeros(num_rows, dtype=np.uint64)
         self.num_logprobs = np.zeros(num_rows, dtype=np.int32)
+        self.num_prompt_logprobs = np.full(num_rows, NOT_ASKED, dtype=np.int32)
         self.end_tokens = np.full((num_rows, MAX_END_TOKENS), _NO_TOKEN, dtype=np.int32)
         self.block_table = np.full((num_rows, limits.max_blocks_per_row), NO_BLOCK, dtype=np.int32)
         # Memory of a token is touched, hence used, only once a row reaches it.
@@ -58,6 +60,7 @@ class RowColumns:
             array[row] = 0
         self.block_table[row] = NO_BLOCK
         self.end_tokens[row] = _NO_TOKEN
+        self.num_prompt_logprobs[row] = NOT_ASKED
 
     def place(self, placement: Placement) -> None:
         """Fill the columns of a free row from a placement whose fields have been checked."""
@@ -85,7 +88,8 @@ class RowColumns:
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
         self.seed[row] = sampling.seed
-        self.num_logprobs[row] = -1 if placement.num_logprobs is None else placement.num_logprobs
+        self.num_logprobs[row] = _asked(placement.num_logprobs)
+        self.num_prompt_logprobs[row] = _asked(placement.num_prompt_logprobs)
         num_end_tokens = len(placement.end_token_ids)
         self.end_tokens[row, :num_end_tokens] = placement.end_token_ids
         self.max_end_tokens = max(self.max_end_tokens, num_end_tokens)
@@ -106,6 +110,11 @@ class RowColumns:
             self.min_p,
             self.seed,
             self.num_logprobs,
+            self.num_prompt_logprobs,
             self.end_tokens,
             self.block_table,
         )
+
+
+def _asked(num_logprobs: int | None) -> int:
+    return NOT_ASKED if num_logprobs is None else num_logprobs

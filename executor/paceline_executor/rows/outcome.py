@@ -9,11 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline_executor.errors import NumericError
+from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
 from paceline_executor.rows.batch import Prepared
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.plan import Plan, RowFault, RowFinish, RowLogprobs, StepResult
-from paceline_executor.runner.interface import Int32Array, StepOutput
+from paceline_executor.rows.plan import Plan, RowFault, RowFinish, RowLogprobs, RowPromptLogprobs, StepResult
+from paceline_executor.runner.interface import Int32Array, RowProblem, StepOutput
+
+_ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
+    RowProblem.NOT_FINITE: (NumericError, "the model's logits are not finite numbers"),
+    RowProblem.NOTHING_LEFT: (
+        NoTokenLeftError,
+        "no token is left to draw: allowed_token_ids, bad_words and min_tokens together exclude every one",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class Drawn:
     token_ids: Int32Array  # [num_drawn]
     logprobs: tuple[RowLogprobs, ...]
     faults: tuple[RowFault, ...]
+    prompt_logprobs: tuple[RowPromptLogprobs, ...]
 
 
 def draw(prepared: Prepared, output: StepOutput) -> Drawn:
@@ -35,8 +44,7 @@ def draw(prepared: Prepared, output: StepOutput) -> Drawn:
     sampled = prepared.batch.sampled
     if output.token_ids.shape != sampled.shape:
         raise ValueError(f"{sampled.size} rows are sampled and the runner answered {output.token_ids.shape}")
-    has_token = np.ones(sampled.size, dtype=np.bool_)
-    has_token[list(output.faults)] = False
+    has_token = ~np.isin(sampled, list(output.problems)) if output.problems else np.ones(sampled.size, dtype=np.bool_)
     asked = np.flatnonzero(has_token & (prepared.batch.sampling.num_logprobs >= 0)).tolist()
     if not output.logprobs.keys() >= set(asked):
         raise ValueError("the runner left out log-probabilities that were asked for")
@@ -48,8 +56,33 @@ def draw(prepared: Prepared, output: StepOutput) -> Drawn:
         logprobs=tuple(
             RowLogprobs(int(rows[index]), int(output.token_ids[index]), output.logprobs[index]) for index in asked
         ),
-        faults=tuple(RowFault(int(rows[index]), NumericError(why)) for index, why in sorted(output.faults.items())),
+        faults=tuple(_fault(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
+        prompt_logprobs=_prompt_logprobs(prepared, output),
     )
+
+
+def _fault(row: int, problem: RowProblem) -> RowFault:
+    error, sentence = _ERRORS[problem]
+    return RowFault(row, error(sentence))
+
+
+def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowPromptLogprobs, ...]:
+    """Those of the batch's targets; raises ValueError where they are missing or of another number."""
+    targets = prepared.batch.prompt_targets
+    if targets is None:
+        return ()
+    told, start = [], 0
+    for index, num_tokens in zip(targets.rows.tolist(), targets.num_tokens.tolist(), strict=True):
+        token_ids = targets.token_ids[start : start + num_tokens]
+        start += num_tokens
+        if index in output.problems:
+            continue
+        values = output.prompt_logprobs.get(index)
+        if values is None or values.logprobs.shape != (num_tokens,):
+            raise ValueError("the runner left out log-probabilities of a prompt")
+        position = int(prepared.batch.positions[prepared.batch.cu_seqlens[index]]) + 1
+        told.append(RowPromptLogprobs(int(prepared.rows[index]), position, token_ids, values))
+    return tuple(told)
 
 
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
@@ -84,4 +117,5 @@ def report(
         logprobs=drawn.logprobs,
         faults=placement_faults + drawn.faults,
         grant_hash=grant_hash,
+        prompt_logprobs=drawn.prompt_logprobs,
     )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline_executor.errors import RequestError
 from paceline_executor.rows.logprobs import OutputLogprobs
-from paceline_executor.runner.interface import Int32Array, TokenLogprobs
+from paceline_executor.runner.interface import Int32Array, PromptLogprobs, TokenLogprobs
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -52,6 +52,11 @@ class Sampling:
     top_p: float
     min_p: float
     seed: int  # 0 to 2^64 - 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class Placement:
     num_logprobs: int | None
     context: bytes
     sampling_message: bytes  # the sampling parameters as sent, for the snapshot
+    min_tokens: int = 0
+    ignored_end_token_ids: tuple[int, ...] = ()  # end tokens of the model that do not end the row
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of each way to spell one
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +166,16 @@ class RowLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPromptLogprobs:
+    """Log-probabilities of prompt tokens of a row, from `position` on."""
+
+    row: int
+    position: int  # in the prompt, of the first of them; at least 1
+    token_ids: Int32Array  # [num_tokens]
+    values: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimings:
     """Where the time of a step went, in nanoseconds."""
 
@@ -180,6 +199,7 @@ class StepResult:
     logprobs: tuple[RowLogprobs, ...]
     faults: tuple[RowFault, ...]
     grant_hash: int
+    prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

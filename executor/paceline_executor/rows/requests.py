@@ -11,8 +11,12 @@ import numpy as np
 
 from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
 from paceline_executor.rows.limits import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_CONTEXT_BYTES,
     MAX_END_TOKENS,
+    MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_SAMPLING_BYTES,
     RowLimits,
@@ -37,6 +41,8 @@ def bounded(placement: Placement) -> Placement:
     return replace(
         placement,
         end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],
+        ignored_end_token_ids=(),
+        bad_words=(),
         context=placement.context if len(placement.context) <= MAX_CONTEXT_BYTES else b"",
         sampling_message=placement.sampling_message if len(placement.sampling_message) <= MAX_SAMPLING_BYTES else b"",
     )
@@ -83,13 +89,24 @@ def _limits(placement: Placement, limits: RowLimits) -> RequestError | None:
 
 
 def _sampling(placement: Placement, limits: RowLimits) -> RequestError | None:
-    sampling, num_logprobs = placement.sampling, placement.num_logprobs
+    sampling = placement.sampling
+    num_logprobs, num_prompt_logprobs = placement.num_logprobs, placement.num_prompt_logprobs
     ranges = (
         ("sampling.temperature", 0 <= sampling.temperature <= 100, "0 to 100"),
         ("sampling.top_k", 0 <= sampling.top_k <= limits.vocab_size, f"1 to {limits.vocab_size}, or unset"),
         ("sampling.top_p", 0 < sampling.top_p <= 1, "above 0, up to 1"),
         ("sampling.min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
+        ("sampling.presence_penalty", -2 <= sampling.presence_penalty <= 2, "-2 to 2"),
+        ("sampling.frequency_penalty", -2 <= sampling.frequency_penalty <= 2, "-2 to 2"),
+        ("sampling.repetition_penalty", 0 < sampling.repetition_penalty <= 10, "above 0, up to 10"),
+        ("sampling.logit_bias", all(-100 <= bias <= 100 for _, bias in sampling.logit_bias), "-100 to 100"),
         ("num_logprobs", num_logprobs is None or 0 <= num_logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or unset"),
+        (
+            "num_prompt_logprobs",
+            num_prompt_logprobs is None or 0 <= num_prompt_logprobs <= MAX_LOGPROBS,
+            f"0 to {MAX_LOGPROBS}, or unset",
+        ),
+        ("num_cached_tokens", num_prompt_logprobs is None or not placement.num_cached_tokens, "0 with prompt_logprobs"),
     )
     for field, is_inside, wanted in ranges:
         if not is_inside:
@@ -97,8 +114,29 @@ def _sampling(placement: Placement, limits: RowLimits) -> RequestError | None:
     return None
 
 
+def _lists(placement: Placement, limits: RowLimits) -> RequestError | None:
+    sampling = placement.sampling
+    words = placement.bad_words
+    bad_word_ids = [token_id for word in words for token_id in word]
+    lists = (
+        ("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], MAX_LOGIT_BIASES),
+        ("sampling.allowed_token_ids", sampling.allowed_token_ids, MAX_ALLOWED_TOKENS),
+        ("ignored_end_token_ids", placement.ignored_end_token_ids, MAX_END_TOKENS),
+        ("bad_word_token_ids", bad_word_ids, MAX_BAD_WORD_TOKENS),
+    )
+    for field, token_ids, at_most in lists:
+        if len(token_ids) > at_most:
+            return InvalidFieldError(f"{field} has {len(token_ids)} tokens, at most {at_most} are taken", field)
+        if _outside(np.asarray(token_ids, dtype=np.int64), limits.vocab_size):
+            return InvalidFieldError(f"{field} holds ids outside 0 to {limits.vocab_size - 1}", field)
+    if len(words) > MAX_BAD_WORDS or not all(words):
+        sentence = f"bad_word_token_ids are at most {MAX_BAD_WORDS}, of at least one token each"
+        return InvalidFieldError(sentence, "bad_word_token_ids")
+    return None
+
+
 def _outside(token_ids: Int32Array | np.ndarray[tuple[int], np.dtype[np.int64]], vocab_size: int) -> bool:
     return bool(token_ids.size) and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size)
 
 
-_CHECKS: tuple[_Check, ...] = (_unsupported, _tokens, _limits, _sampling)
+_CHECKS: tuple[_Check, ...] = (_unsupported, _tokens, _limits, _sampling, _lists)

@@ -30,6 +30,7 @@ from paceline_executor.rows.plan import (
 )
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
+from paceline_executor.rows.rules import RowRules, rules_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array, StepOutput
@@ -52,6 +53,7 @@ class RowTable:
         self._placements: dict[int, Placement] = {}  # by row
         self._rows: dict[RecordId, int] = {}
         self._logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
+        self._rules: dict[int, RowRules] = {}  # by row, of those that have any
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
@@ -111,7 +113,7 @@ class RowTable:
 
     def build_batch(self, plan: Plan) -> Prepared:
         """What the runner is asked to compute for an applied plan."""
-        return prepare(self._columns, plan)
+        return prepare(self._columns, self._rules, plan)
 
     def finish_step(self, plan: Plan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
         """Let the rows of an executed step advance and say what came of it."""
@@ -145,12 +147,15 @@ class RowTable:
         state = self._released_state(release)
         self._block_tables.drop(row, undo)
         image, placement, logprobs = self._columns.image(row), self._placements[row], self._logprobs.get(row)
+        rules = self._rules.get(row)
 
         def restore() -> None:
             self._columns.restore(row, image)
             self._occupy(placement)
             if logprobs is not None:
                 self._logprobs[row] = logprobs
+            if rules is not None:
+                self._rules[row] = rules
 
         undo.add(restore)
         self._vacate(row)
@@ -204,6 +209,9 @@ class RowTable:
             )
             raise PlanError(PlanFault.CACHED_TOKENS, sentence)
         self._columns.place(placement)
+        rules = rules_of(placement)
+        if rules is not None:
+            self._rules[row] = rules
         if placement.num_logprobs is not None:
             num_top = min(placement.num_logprobs, self.limits.vocab_size)
             self._logprobs[row] = _log_of(placement, num_top, before)
@@ -227,6 +235,7 @@ class RowTable:
     def _vacate(self, row: int) -> None:
         self._columns.clear(row)
         self._logprobs.pop(row, None)
+        self._rules.pop(row, None)
         del self._rows[self._placements.pop(row).record_id]
 
     def _grant(self, plan: Plan, undo: Undo) -> None:

@@ -8,7 +8,7 @@ numba or runs in the step thread.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,25 +18,32 @@ from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, Numerics, WeightKind
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.runner.inputs import forward_inputs, sampling_parameters
+from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampled_tokens, sampling_parameters
 from paceline_executor.runner.interface import (
     Int32Array,
     KvGeometry,
+    PromptLogprobs,
+    RowProblem,
     SamplingColumns,
     StepBatch,
     StepOutput,
     TokenLogprobs,
 )
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
+from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.block_copy import block_copy
-from paceline_kernels.sampling import Samples, sample
+from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
 from paceline_kernels.warm_up import cpu_warm_up_calls
 
 # Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256)
 _NUM_MEASUREMENTS = 3
+_PROBLEMS = {
+    SampleOutcome.NOT_FINITE: RowProblem.NOT_FINITE,
+    SampleOutcome.NOTHING_LEFT: RowProblem.NOTHING_LEFT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +65,25 @@ class CpuRunner:
         num_blocks: int,
         block_size: int,
         numerics: Numerics = FLOAT32_NUMERICS,
+        max_model_len: int | None = None,
         num_threads: int | None = None,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """Read the weights and take the memory.
 
+        max_model_len: the longest row, in tokens; None is what the model allows. Never more than the blocks hold.
         num_threads: how many threads compute, the step thread included; None is one per usable core. on_progress is
         called during `warm_up`. Raises UnsupportedModelError, and StartError for too little memory or too many threads.
         """
-        self._config = checkpoint.config
         self._num_threads = _checked_threads(num_threads)
         self._on_progress = on_progress
         self._clock_ns = clock_ns
         self._numerics = numerics
         self._geometry = kv_geometry(checkpoint.config, num_blocks, block_size, numerics)
         self._kv_cache = allocate_kv_cache(self._geometry, numerics.kv)
-        self._model = build_model(checkpoint, torch.device("cpu"), self._max_row_tokens(), numerics.weights)
+        self._max_model_len = min(num_blocks * block_size, max_model_len or checkpoint.config.max_model_len)
+        self._model = build_model(checkpoint, torch.device("cpu"), self._max_model_len, numerics.weights)
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -90,7 +99,7 @@ class CpuRunner:
         """See `Runner`. Compiling takes half a minute, once; the code is kept on disk."""
         jit.set_num_threads(self._num_threads)
         calls = self._compiling_calls()
-        sizes = [size for size in _MEASURED_TOKENS if size <= self._max_row_tokens()]
+        sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(calls) + len(sizes)
         for index, (name, call) in enumerate(calls):
             self._on_progress(WarmUpProgress(f"compile {name}", index, num_steps))
@@ -106,36 +115,56 @@ class CpuRunner:
         calls = cpu_warm_up_calls()
         if self._numerics.weights is WeightKind.FLOAT32:
             return calls
-        sampling = tuple((name, call) for name, call in calls if name == "sample")
+        sampling = tuple((name, call) for name, call in calls if name.startswith("sample"))
         return (("decoder", lambda: self.execute(_chunk(1, self._geometry.block_size))), *sampling)
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """See `Runner`. Raises KernelArgumentError or IndexError for a batch that names what does not exist."""
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
-        logits = self._model.forward(forward_inputs(batch, self._geometry.block_size), self._kv_cache)
+        parts = cut(batch)
+        problems: dict[int, RowProblem] = {}
+        prompt_logprobs = self._prompt_logprobs(parts.pieces, problems)
+        rest = parts.rest
+        logits = self._logits(rest, sampled_tokens(rest)) if rest.token_ids.size else torch.empty(0, 1)
         forwarded_ns = self._clock_ns()
-        samples = sample(logits, sampling_parameters(batch.sampling))
-        faults = {
-            int(index): "the model's logits are not finite numbers"
-            for index in np.flatnonzero(~samples.is_finite.numpy())
-        }
+        samples = _sample(logits, rest.sampling)
+        for index in np.flatnonzero(samples.outcomes.numpy()):
+            # What is wrong with the prompt is wrong with all that follows it.
+            problem = _PROBLEMS[SampleOutcome(int(samples.outcomes[index]))]
+            problems.setdefault(int(batch.sampled[index]), problem)
         return StepOutput(
             token_ids=samples.token_ids.numpy(),
-            logprobs=_logprobs(samples, batch.sampling.num_logprobs, faults),
-            faults=faults,
+            logprobs=_logprobs(samples, batch, problems),
+            problems=problems,
             forward_ns=forwarded_ns - start_ns,
             sample_ns=self._clock_ns() - forwarded_ns,
+            prompt_logprobs=prompt_logprobs,
         )
+
+    def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
+        """One forward pass; the logits are valid until the next one."""
+        return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
+
+    def _prompt_logprobs(self, pieces: Sequence[Piece], problems: dict[int, RowProblem]) -> dict[int, PromptLogprobs]:
+        """Compute the pieces; a row of which a logit is no number goes into `problems` instead."""
+        taken: dict[int, list[PromptLogprobs]] = {}
+        for piece in pieces:
+            num_tokens = piece.batch.token_ids.size
+            logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
+            num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
+            values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
+            if values.logprobs.isnan().any():
+                problems[piece.row] = RowProblem.NOT_FINITE
+            part = PromptLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
+            taken.setdefault(piece.row, []).append(part)
+        return {row: joined(parts) for row, parts in taken.items() if row not in problems}
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """See `Runner`. Raises KernelArgumentError for a block that does not exist, or is source and destination."""
         pairs = [torch.from_numpy(np.array(blocks, dtype=np.int32)) for blocks in (sources, destinations)]
         block_copy(self._kv_cache.keys, *pairs)
         block_copy(self._kv_cache.values, *pairs)
-
-    def _max_row_tokens(self) -> int:
-        return min(self._geometry.num_blocks * self._geometry.block_size, self._config.max_model_len)
 
     def _measure(self, num_tokens: int) -> int:
         """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only make steps slower."""
@@ -175,9 +204,15 @@ def _chunk(num_tokens: int, block_size: int) -> StepBatch:
     )
 
 
-def _logprobs(samples: Samples, num_logprobs: Int32Array, faults: dict[int, str]) -> dict[int, TokenLogprobs]:
+def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
+    rules = None if columns.rules is None else logit_rules(columns.rules)
+    return sample(logits, sampling_parameters(columns), rules)
+
+
+def _logprobs(samples: Samples, batch: StepBatch, problems: Mapping[int, RowProblem]) -> dict[int, TokenLogprobs]:
     """The log-probabilities of the rows that want them and produced a token."""
-    wanted = [int(index) for index in np.flatnonzero(num_logprobs >= 0) if int(index) not in faults]
+    num_logprobs = batch.sampling.num_logprobs
+    wanted = [int(index) for index in np.flatnonzero(num_logprobs >= 0) if int(batch.sampled[index]) not in problems]
     return {
         index: TokenLogprobs(
             chosen=float(samples.logprobs[index]),

@@ -5,12 +5,13 @@ import numpy.typing as npt
 import torch
 
 from paceline_executor.models.interface import ForwardInputs
-from paceline_executor.runner.interface import SamplingColumns, StepBatch
-from paceline_kernels.sampling import SamplingParameters
+from paceline_executor.runner.interface import Int32Array, LogitRuleColumns, SamplingColumns, StepBatch, TokenLists
+from paceline_kernels import sampling
+from paceline_kernels.sampling import LogitRules, SamplingParameters
 
 
-def forward_inputs(batch: StepBatch, block_size: int) -> ForwardInputs:
-    """The batch as CPU tensors, with the slot of every token.
+def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
+    """The batch as CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits.
 
     Raises IndexError when a position lies outside of its row's block table.
     """
@@ -23,8 +24,13 @@ def forward_inputs(batch: StepBatch, block_size: int) -> ForwardInputs:
         cu_seqlens=_tensor(batch.cu_seqlens, np.int32),
         context_lens=_tensor(batch.context_lens, np.int32),
         block_tables=_tensor(batch.block_tables, np.int32),
-        logit_tokens=_tensor(batch.cu_seqlens[1:][batch.sampled] - 1, np.int32),
+        logit_tokens=_tensor(logit_tokens, np.int32),
     )
+
+
+def sampled_tokens(batch: StepBatch) -> Int32Array:
+    """The places in the batch of the tokens whose logits are sampled."""
+    return batch.cu_seqlens[1:][batch.sampled] - 1
 
 
 def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
@@ -37,6 +43,25 @@ def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
         seeds=_tensor(columns.seeds, np.uint64).view(torch.int64),
         offsets=_tensor(columns.offsets, np.int32),
         num_logprobs=_tensor(columns.num_logprobs, np.int32),
+    )
+
+
+def logit_rules(columns: LogitRuleColumns) -> LogitRules:
+    """The rules as CPU tensors."""
+
+    def lists(of_rows: TokenLists) -> sampling.TokenLists:
+        return sampling.TokenLists(_tensor(of_rows.cu_lens, np.int32), _tensor(of_rows.token_ids, np.int32))
+
+    return LogitRules(
+        allowed=lists(columns.allowed),
+        forbidden=lists(columns.forbidden),
+        biased=lists(columns.biased),
+        biases=_tensor(columns.biases, np.float32),
+        presence_penalty=_tensor(columns.presence_penalty, np.float32),
+        frequency_penalty=_tensor(columns.frequency_penalty, np.float32),
+        repetition_penalty=_tensor(columns.repetition_penalty, np.float32),
+        prompt=lists(columns.prompt),
+        output=lists(columns.output),
     )
 
 

@@ -4,7 +4,8 @@ Knows arrays only. Requests, plans, rows' histories and gRPC stay on the other s
 can take the place of the CPU runner without the rest of the executor noticing.
 """
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -28,11 +29,39 @@ class KvGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLists:
+    """A list of token ids per sampled row: those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
+
+    cu_lens: Int32Array  # [num_sampled + 1]
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRuleColumns:
+    """What changes the logits before a token is drawn; see `paceline_kernels.sampling` for the order.
+
+    A row without rules has empty lists, and penalties of 0, 0 and 1. prompt is filled in for rows with a repetition
+    penalty, each of its tokens once, output for rows with any.
+    """
+
+    allowed: TokenLists  # the only tokens that may be drawn; empty allows all
+    forbidden: TokenLists
+    biased: TokenLists
+    biases: Float32Array  # one per token of `biased`
+    presence_penalty: Float32Array  # [num_sampled]
+    frequency_penalty: Float32Array  # [num_sampled]
+    repetition_penalty: Float32Array  # [num_sampled]
+    prompt: TokenLists
+    output: TokenLists
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """Sampling parameters, one element per sampled batch row, every value already resolved and in range.
 
     temperature: 0 means greedy. top_k: 0 means unlimited. seeds and offsets key the noise: offset is the index of the
     output token that is drawn. num_logprobs: -1 means none asked, 0 the chosen token only, n > 0 also the n best.
+    rules: None when no sampled row has any, which costs nothing.
     """
 
     temperature: Float32Array  # [num_sampled]
@@ -42,6 +71,21 @@ class SamplingColumns:
     seeds: UInt64Array  # [num_sampled]
     offsets: Int32Array  # [num_sampled]
     num_logprobs: Int32Array  # [num_sampled]
+    rules: LogitRuleColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTargets:
+    """The tokens of prompts whose log-probabilities are wanted.
+
+    The first `num_tokens[i]` tokens that batch row `rows[i]` computes are followed by the next `num_tokens[i]` of
+    `token_ids`. None of those positions is sampled.
+    """
+
+    rows: Int32Array  # [num_rows] batch rows, ascending
+    num_tokens: Int32Array  # [num_rows], at least 1
+    num_top: Int32Array  # [num_rows] alternatives wanted of each token, at least 0
+    token_ids: Int32Array  # [sum(num_tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +95,7 @@ class StepBatch:
     Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position
     `context_lens[i] - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot
     `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order.
+    `prompt_targets` is None when nobody asked for log-probabilities of a prompt.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -60,6 +105,7 @@ class StepBatch:
     block_tables: Int32Array  # [num_rows, max_blocks_per_row]
     sampled: Int32Array  # [num_sampled]
     sampling: SamplingColumns
+    prompt_targets: PromptTargets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +118,31 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Natural-log probabilities of prompt tokens that follow one another, each given those before it."""
+
+    logprobs: Float32Array  # [num_tokens]
+    top_token_ids: Int32Array  # [num_tokens, num_top], best first
+    top_logprobs: Float32Array  # [num_tokens, num_top]
+
+
+class RowProblem(enum.Enum):
+    """Why a batch row failed alone."""
+
+    NOT_FINITE = "a logit is NaN or infinite"
+    NOTHING_LEFT = "the row's rules mask every token"
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step produced. `faults` maps an index into `sampled` to the reason that row produced no token."""
+    """What one step produced. A batch row that failed alone is in `problems`, and drew no token."""
 
     token_ids: Int32Array  # [num_sampled]
     logprobs: dict[int, TokenLogprobs]  # index into `sampled` -> values, where asked
-    faults: dict[int, str]
+    problems: dict[int, RowProblem]  # batch row -> what was wrong
     forward_ns: int
     sample_ns: int
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)  # batch row -> of its targets
 
 
 class Runner(Protocol):
@@ -95,7 +158,7 @@ class Runner(Protocol):
         ...
 
     def execute(self, batch: StepBatch) -> StepOutput:
-        """Write the batch's KV, compute the logits of the sampled rows and sample them."""
+        """Write the batch's KV, compute the logits of sampled rows and of prompt targets, sample, take the rest."""
         ...
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:

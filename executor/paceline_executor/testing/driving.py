@@ -89,8 +89,8 @@ class Driver:
         for row, count in zip(rows, counts, strict=True):
             row.num_computed += count
         for index, i in enumerate(sampled):
-            if index in output.faults:
-                rows[i].fault = output.faults[index]
+            if i in output.problems:
+                rows[i].fault = output.problems[i].value
                 continue
             rows[i].token_ids.append(int(output.token_ids[index]))
             if index in output.logprobs:

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, KvGeometry, StepBatch, StepOutput, TokenLogprobs
+from paceline_executor.runner.interface import (
+    Int32Array,
+    KvGeometry,
+    LogitRuleColumns,
+    PromptLogprobs,
+    RowProblem,
+    StepBatch,
+    StepOutput,
+    TokenLists,
+    TokenLogprobs,
+)
 
 _EMPTY_SLOT = -1
 
@@ -34,9 +44,20 @@ def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(-token_id / 8, tuple(range(num_top)), tuple(-token_id - rank / 8 for rank in range(num_top)))
 
 
+def prompt_logprobs_of(token_ids: Sequence[int], num_top: int) -> PromptLogprobs:
+    """What is said of prompt tokens: made up, as for those that are drawn."""
+    values = [logprobs_of(int(token_id), num_top) for token_id in token_ids]
+    return PromptLogprobs(
+        logprobs=np.array([value.chosen for value in values], dtype=np.float32),
+        top_token_ids=np.array([value.top_token_ids for value in values], dtype=np.int32).reshape(-1, num_top),
+        top_logprobs=np.array([value.top_logprobs for value in values], dtype=np.float32).reshape(-1, num_top),
+    )
+
+
 class HashRunner:
     """A Runner whose tokens prove that the right slots were written and read.
 
+    Of a row's rules it acts on masks, by taking the next token id that is left; it has no logits to change.
     `fail_next` lets the next step raise that error; `faulty_tokens` makes a row fail alone whose last token is one of
     them; a cleared `gate` holds steps up.
     """
@@ -73,17 +94,24 @@ class HashRunner:
             error, self.fail_next = self.fail_next, None
             raise error
         drawn = [self._draw(batch, index) for index in range(batch.sampled.size)]
-        faults = {
-            index: "the logits are not numbers"
-            for index, row in enumerate(batch.sampled)
+        problems = {
+            int(row): RowProblem.NOTHING_LEFT
+            for row, token_id in zip(batch.sampled, drawn, strict=True)
+            if token_id is None
+        }
+        problems |= {
+            int(row): RowProblem.NOT_FINITE
+            for row in batch.sampled
             if int(batch.token_ids[batch.cu_seqlens[row + 1] - 1]) in self.faulty_tokens
         }
+        token_ids = [token_id or 0 for token_id in drawn]
         return StepOutput(
-            token_ids=np.array(drawn, dtype=np.int32),
-            logprobs=self._logprobs(batch, drawn),
-            faults=faults,
+            token_ids=np.array(token_ids, dtype=np.int32),
+            logprobs=self._logprobs(batch, token_ids),
+            problems=problems,
             forward_ns=1000,
             sample_ns=100,
+            prompt_logprobs=_prompt_logprobs(batch),
         )
 
     def _write(self, batch: StepBatch) -> None:
@@ -94,13 +122,14 @@ class HashRunner:
                 block, slot = divmod(int(position), self._slots.shape[1])
                 self._slots[batch.block_tables[row, block], slot] = token_id
 
-    def _draw(self, batch: StepBatch, index: int) -> int:
+    def _draw(self, batch: StepBatch, index: int) -> int | None:
         row = int(batch.sampled[index])
         num_tokens = int(batch.context_lens[row])
         num_blocks = -(-num_tokens // self._slots.shape[1])
         context = self._slots[batch.block_tables[row, :num_blocks]].reshape(-1)[:num_tokens].tolist()
         sampling = batch.sampling
-        return next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]), self._vocab_size)
+        token_id = next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]), self._vocab_size)
+        return token_id if sampling.rules is None else _nearest_left(token_id, sampling.rules, index, self._vocab_size)
 
     def _logprobs(self, batch: StepBatch, drawn: list[int]) -> dict[int, TokenLogprobs]:
         return {
@@ -108,3 +137,29 @@ class HashRunner:
             for index, (token_id, num) in enumerate(zip(drawn, batch.sampling.num_logprobs, strict=True))
             if num >= 0
         }
+
+
+def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int | None:
+    """The first of this token and those after it that the row's masks leave, around the vocabulary; None if none is."""
+
+    def listed(lists: TokenLists) -> set[int]:
+        return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
+
+    allowed, forbidden = listed(rules.allowed), listed(rules.forbidden)
+    for step in range(vocab_size):
+        candidate = (token_id + step) % vocab_size
+        if candidate not in forbidden and (candidate in allowed or not allowed):
+            return candidate
+    return None
+
+
+def _prompt_logprobs(batch: StepBatch) -> dict[int, PromptLogprobs]:
+    targets = batch.prompt_targets
+    if targets is None:
+        return {}
+    ends = np.cumsum(targets.num_tokens)
+    columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
+    return {
+        int(row): prompt_logprobs_of(targets.token_ids[start:end].tolist(), int(num_top))
+        for row, start, end, num_top in columns
+    }

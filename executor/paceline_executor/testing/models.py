@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
-from paceline_executor.weights.checkpoint import Float32Array
+from paceline_executor.weights.checkpoint import Float32Array, Rope
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -27,7 +27,7 @@ TINY_CONFIG = ModelConfig(
     vocab_size=272,
     max_model_len=256,
     rms_norm_eps=2.0**-17,  # GGUF keeps it in float32: a power of two survives
-    rope_theta=10_000.0,
+    rope=Rope(10_000.0),
     tie_word_embeddings=True,
 )
 
@@ -173,7 +173,7 @@ def _model_metadata(config: ModelConfig) -> dict[str, MetadataInput]:
         "llama.attention.value_length": config.head_dim,
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.dimension_count": config.head_dim,
-        "llama.rope.freq_base": config.rope_theta,
+        "llama.rope.freq_base": config.rope.theta,
         "llama.vocab_size": config.vocab_size,
     }
 

@@ -47,6 +47,10 @@ def placement(
     num_logprobs: int | None = None,
     unsupported_fields: Sequence[str] = (),
     context: bytes = b"",
+    min_tokens: int = 0,
+    ignored_end_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    num_prompt_logprobs: int | None = None,
 ) -> Placement:
     """A request on a row; its name is made of the row unless given."""
     return Placement(
@@ -63,6 +67,10 @@ def placement(
         num_logprobs=num_logprobs,
         context=context,
         sampling_message=b"",
+        min_tokens=min_tokens,
+        ignored_end_token_ids=tuple(ignored_end_token_ids),
+        bad_words=tuple(tuple(word) for word in bad_words),
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 

@@ -4,7 +4,7 @@ Knows how to shape a configuration. The weights are `models.RandomCheckpoint`'s.
 """
 
 from paceline_executor.testing.models import RandomCheckpoint
-from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
+from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
 
 
 def tiny_checkpoint(
@@ -32,7 +32,7 @@ def tiny_checkpoint(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
+        rope=Rope(10_000.0),
         tie_word_embeddings=tie_word_embeddings,
     )
     return RandomCheckpoint(config, seed)

@@ -5,7 +5,8 @@ of it. Everything raised is a `paceline_executor.errors.ModelError`.
 """
 
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeScaling
-from paceline_executor.weights.fetch import FetchPhase, FetchProgress, default_cache_dir, resolve_model
+from paceline_executor.weights.fetch import default_cache_dir, resolve_model
+from paceline_executor.weights.fetching import FetchOptions, FetchPhase, FetchProgress
 from paceline_executor.weights.known_models import DEFAULT_MODEL, KnownModel, list_known_models
 from paceline_executor.weights.loading import load_checkpoint, load_model, load_tokenizer
 from paceline_executor.weights.tokenizer import GenerationDefaults, TokenizerBundle
@@ -13,6 +14,7 @@ from paceline_executor.weights.tokenizer import GenerationDefaults, TokenizerBun
 __all__ = [
     "DEFAULT_MODEL",
     "Checkpoint",
+    "FetchOptions",
     "FetchPhase",
     "FetchProgress",
     "GenerationDefaults",

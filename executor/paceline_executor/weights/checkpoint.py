@@ -16,17 +16,80 @@ from paceline_executor.weights.quantized_rows import QuantizedRows
 Float32Array = npt.NDArray[np.float32]
 
 
-class RopeScaling(enum.Enum):
-    """How rotary frequencies are stretched beyond the trained context. Files that scale are refused by name."""
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """All frequencies divided by `factor`."""
 
-    NONE = "none"
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """theta raised for contexts beyond `original_max_len`. A served context is fixed: it is raised for the longest."""
+
+    factor: float
+    original_max_len: int  # trained context, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Low frequencies divided by `factor`, high ones kept. Peng et al., 2023, https://arxiv.org/abs/2309.00071."""
+
+    factor: float
+    original_max_len: int  # trained context, in tokens
+    beta_fast: float  # rotations in the trained context from which on a frequency is kept; 32 where a file is silent
+    beta_slow: float  # rotations up to which it is divided; 1 where a file is silent
+    attention_factor: float  # of cosines and sines; 0.1 * ln(factor) + 1 where a file is silent
+    truncate: bool = True  # the two bounds are rounded to whole pairs of dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Frequencies with few rotations in the trained context divided by `factor`, as Llama 3.1 and later do."""
+
+    factor: float
+    low_freq_factor: float  # rotations up to which a frequency is divided
+    high_freq_factor: float  # rotations from which on it is kept; above low_freq_factor
+    original_max_len: int  # trained context, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LongropeScaling:
+    """Each frequency divided by a factor of its own. Ding et al., 2024, https://arxiv.org/abs/2402.13753.
+
+    A GGUF file's `rope_freqs.weight` is this too: short and long factors are the same then, and attention_factor is 1.
+    """
+
+    short_factors: tuple[float, ...]  # head_dim / 2, where the served context is at most original_max_len
+    long_factors: tuple[float, ...]  # head_dim / 2, where it is longer
+    original_max_len: int  # trained context, in tokens
+    attention_factor: float  # of cosines and sines; where a file is silent sqrt(1 + ln(s) / ln(original_max_len)),
+    # s being the model's context by original_max_len, and 1 for s up to 1
+
+
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongropeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of whole heads; readers refuse models that rotate a part of a head only."""
+
+    theta: float  # above 1
+    scaling: RopeScaling | None = None
+
+
+class Activation(enum.Enum):
+    """What the gates of the feed-forward network go through."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder-only transformer, every value checked to be positive and consistent by the reader."""
 
-    architecture: str  # "llama"
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3": a name; what is computed is below
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -34,11 +97,32 @@ class ModelConfig:
     num_kv_heads: int  # divides num_heads
     head_dim: int  # even; num_heads * head_dim need not equal hidden_size
     vocab_size: int
-    max_model_len: int  # trained context length, in tokens
+    max_model_len: int  # the longest context the model is made for, scaling of rope included, in tokens
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     tie_word_embeddings: bool  # then there is no "lm_head.weight": the embedding serves for both
-    rope_scaling: RopeScaling = RopeScaling.NONE
+    local_rope: Rope | None = None  # of sliding layers, where it differs from `rope`
+    sliding_window: int | None = None  # how many positions a token of a sliding layer sees, its own included
+    sliding_layers: tuple[bool, ...] = ()  # one per layer; empty or all False without a window
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # every head's query and key normalised before they are rotated
+    post_norms: bool = False  # outputs of attention and feed-forward network normalised before they are added
+    unit_offset_norms: bool = False  # norms multiply by 1 + weight; GGUF files have the 1 added already
+    activation: Activation = Activation.SILU
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of q . k; None is head_dim ** -0.5
+    attention_softcap: float | None = None  # scores become cap * tanh(score / cap)
+    logit_softcap: float | None = None  # logits likewise
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a token of this layer sees, its own included; None for all."""
+        return self.sliding_window if self.is_sliding(layer) else None
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether this layer is one of the sliding ones."""
+        return self.sliding_window is not None and any(self.sliding_layers[layer : layer + 1])
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the model consists of: Hugging Face name -> shape, [out, in] for matrices."""
@@ -51,19 +135,33 @@ class ModelConfig:
         return shapes
 
     def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        matrices = self._matrix_shapes()
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= {f"{name}.bias": (matrices[name][0],) for name in self.biased_matrices()}
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if self.post_norms else []
+        shapes |= {f"{name}.weight": (self.hidden_size,) for name in norms}
+        heads = ("self_attn.q_norm", "self_attn.k_norm") if self.qk_norm else ()
+        return shapes | {f"{name}.weight": (self.head_dim,) for name in heads}
+
+    def _matrix_shapes(self) -> dict[str, tuple[int, int]]:
         q_size = self.num_heads * self.head_dim
         kv_size = self.num_kv_heads * self.head_dim
         return {
-            "input_layernorm.weight": (self.hidden_size,),
-            "self_attn.q_proj.weight": (q_size, self.hidden_size),
-            "self_attn.k_proj.weight": (kv_size, self.hidden_size),
-            "self_attn.v_proj.weight": (kv_size, self.hidden_size),
-            "self_attn.o_proj.weight": (self.hidden_size, q_size),
-            "post_attention_layernorm.weight": (self.hidden_size,),
-            "mlp.gate_proj.weight": (self.intermediate_size, self.hidden_size),
-            "mlp.up_proj.weight": (self.intermediate_size, self.hidden_size),
-            "mlp.down_proj.weight": (self.hidden_size, self.intermediate_size),
+            "self_attn.q_proj": (q_size, self.hidden_size),
+            "self_attn.k_proj": (kv_size, self.hidden_size),
+            "self_attn.v_proj": (kv_size, self.hidden_size),
+            "self_attn.o_proj": (self.hidden_size, q_size),
+            "mlp.gate_proj": (self.intermediate_size, self.hidden_size),
+            "mlp.up_proj": (self.intermediate_size, self.hidden_size),
+            "mlp.down_proj": (self.hidden_size, self.intermediate_size),
         }
+
+    def biased_matrices(self) -> tuple[str, ...]:
+        """The matrices of a layer that have a bias, such as "self_attn.q_proj"."""
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj") if self.qkv_bias else ()
+        output = ("self_attn.o_proj",) if self.attention_output_bias else ()
+        return qkv + output + (("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if self.mlp_bias else ())
 
 
 class Checkpoint(Protocol):

@@ -1,8 +1,8 @@
-"""A Llama-architecture model out of a GGUF file: its configuration, and its tensors as float32.
+"""A model out of a GGUF file: its tensors as float32, or as the integers that are stored.
 
-Knows GGUF's keys and tensor names for the `llama` architecture, as docs/gguf.md of the ggml project lists them, and
-what converting a Hugging Face model to GGUF did to the rows of the query and key projections. Dequantising is the gguf
-library's. It does not know the file layout (`gguf_header` does), the tokenizer, or how the model computes.
+Knows GGUF's tensor names, as docs/gguf.md of the ggml project lists them, and what converting a Hugging Face model to
+GGUF did to the rows of a Llama's query and key projections. Dequantising is the gguf library's. It does not know the
+file layout (`gguf_header` does), the metadata (`gguf_config`), the tokenizer, or how the model computes.
 """
 
 import math
@@ -16,13 +16,18 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.errors import ModelCorruptError
 from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.gguf_config import (
+    FREQUENCY_FACTORS,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    check_gguf_kind,
+    read_gguf_config,
+)
 from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo
 from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 
 _FLOATING_POINT = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
-MAX_CONTEXT_LENGTH = 1 << 24
-MAX_DIMENSION = 1 << 24
 # Rows are dequantised in groups by the library; longer rows than the model's make fewer, larger groups.
 _TARGET_ROW_ELEMENTS = 8192
 
@@ -37,30 +42,20 @@ _LAYER_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Keys that change what the model computes, with the values under which they change nothing.
-_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (0, 1),
-    "rope.scaling.attn_factor": (1,),
-    "rope.scale_linear": (1,),
-    "expert_count": (0,),
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "use_parallel_residual": (False,),
+_POST_NORM_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
+_FACTOR_TENSORS = {FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+_MAX_FACTORS = 1 << 16  # of rotary frequencies: half a head's dimensions
 
 
 def checkpoint_from_gguf(header: GgufHeader) -> "GgufCheckpoint":
@@ -68,9 +63,9 @@ def checkpoint_from_gguf(header: GgufHeader) -> "GgufCheckpoint":
 
     Raises ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
     """
-    _check_kind(header)
-    config = _read_config(header)
-    stored_names = {name: _stored_name(name) for name in config.tensor_shapes()}
+    check_gguf_kind(header)
+    config = read_gguf_config(header, _frequency_factors(header))
+    stored_names = {name: _stored_name(name, config) for name in config.tensor_shapes()}
     _check_tensors(header, config, stored_names)
     return GgufCheckpoint(header, config, stored_names)
 
@@ -120,22 +115,24 @@ class GgufCheckpoint:
 
     def _ordered_rows(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, [rows, bytes per row], rows in Hugging Face order."""
-        rows = self._stored_rows(self._infos[name])
-        if name.endswith("self_attn.q_proj.weight"):
-            return _unpermuted(rows, self._config.num_heads)
-        if name.endswith("self_attn.k_proj.weight"):
-            return _unpermuted(rows, self._config.num_kv_heads)
-        return rows
+        info = self._infos[name]
+        rows = _read_bytes(self._path, info).reshape(_num_rows(info), -1)
+        num_heads = {"q_proj": self._config.num_heads, "k_proj": self._config.num_kv_heads}.get(name.split(".")[-2])
+        if self._config.architecture != "llama" or num_heads is None:  # only a Llama's are reordered
+            return rows
+        # A bias is one row, and its numbers move as the rows of the matrix do.
+        return _unpermuted(rows.reshape(info.shape[0], -1), num_heads).reshape(rows.shape)
 
-    def _stored_rows(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
-        # Read, not mapped: a file that shrinks under a mapping kills the process instead of raising.
-        try:
-            data = np.fromfile(self._path, np.uint8, info.num_bytes, offset=info.start)
-        except OSError as error:
-            raise damaged(self._path, f"reading it failed ({error.strerror or error})") from error
-        if data.size != info.num_bytes:
-            raise damaged(self._path, "it became shorter after it was opened")
-        return data.reshape(_num_rows(info), -1)
+
+def _read_bytes(path: Path, info: TensorInfo) -> npt.NDArray[np.uint8]:
+    # Read, not mapped: a file that shrinks under a mapping kills the process instead of raising.
+    try:
+        data = np.fromfile(path, np.uint8, info.num_bytes, offset=info.start)
+    except OSError as error:
+        raise damaged(path, f"reading it failed ({error.strerror or error})") from error
+    if data.size != info.num_bytes:
+        raise damaged(path, "it became shorter after it was opened")
+    return data
 
 
 def _num_rows(info: TensorInfo) -> int:
@@ -163,83 +160,28 @@ def _dequantized(rows: npt.NDArray[np.uint8], info: TensorInfo) -> Float32Array:
     return np.ascontiguousarray(values, np.float32).reshape(info.shape)
 
 
-def _check_kind(header: GgufHeader) -> None:
-    if header.integer("split.count", 1) > 1:
-        raise unsupported(header.path, "it is one part of a model split over several files")
-    architecture = header.text("general.architecture")
-    if architecture != "llama":
-        raise unsupported(header.path, f"its architecture is {shown(architecture)}, and only 'llama' is known")
-    if "rope_freqs.weight" in header.tensors:
-        raise unsupported(header.path, "it scales rotary frequencies (tensor rope_freqs.weight)")
-    for suffix, neutral in _NEUTRAL_VALUES.items():
-        value = header.metadata.get(f"llama.{suffix}", neutral[0])
-        if isinstance(value, np.ndarray) or value not in neutral:
-            raise unsupported(header.path, f"it sets llama.{suffix} to {shown(str(value))}")
-
-
-def _read_config(header: GgufHeader) -> ModelConfig:
-    hidden_size = _positive(header, "llama.embedding_length")
-    num_heads = _positive(header, "llama.attention.head_count")
-    num_kv_heads = _positive(header, "llama.attention.head_count_kv", num_heads)
-    if num_heads % num_kv_heads:
-        raise damaged(header.path, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
-    return ModelConfig(
-        architecture="llama",
-        num_layers=_positive(header, "llama.block_count", limit=len(header.tensors)),
-        hidden_size=hidden_size,
-        intermediate_size=_positive(header, "llama.feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(header, hidden_size, num_heads),
-        vocab_size=_vocab_size(header),
-        max_model_len=_positive(header, "llama.context_length", limit=MAX_CONTEXT_LENGTH),
-        rms_norm_eps=_positive_number(header, "llama.attention.layer_norm_rms_epsilon"),
-        rope_theta=_positive_number(header, "llama.rope.freq_base", 10_000.0),
-        tie_word_embeddings="output.weight" not in header.tensors,
-    )
-
-
-def _head_dim(header: GgufHeader, hidden_size: int, num_heads: int) -> int:
-    head_dim = _positive(header, "llama.attention.key_length", hidden_size // num_heads or None)
-    if head_dim % 2:
-        raise damaged(header.path, f"the head dimension {head_dim} is odd")
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if header.integer(key, head_dim) != head_dim:
-            raise unsupported(header.path, f"{key} differs from the head dimension {head_dim}")
-    return head_dim
-
-
-def _vocab_size(header: GgufHeader) -> int:
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise damaged(header.path, "tensor token_embd.weight is missing")
-    vocab_size = embedding.shape[0]
-    if header.integer("llama.vocab_size", vocab_size) != vocab_size:
-        raise damaged(header.path, f"llama.vocab_size disagrees with the {vocab_size} rows of token_embd.weight")
-    return vocab_size
-
-
-def _positive(header: GgufHeader, key: str, default: int | None = None, limit: int = MAX_DIMENSION) -> int:
-    value = header.integer(key, default)
-    if not 1 <= value <= limit:
-        raise damaged(header.path, f"{key} is {value}, outside 1 to {limit}")
-    return value
-
-
-def _positive_number(header: GgufHeader, key: str, default: float | None = None) -> float:
-    value = header.number(key, default)
-    if value <= 0:
-        raise damaged(header.path, f"{key} is {value}, which should be above 0")
-    return value
-
-
-def _stored_name(name: str) -> str:
+def _stored_name(name: str, config: ModelConfig) -> str:
     """GGUF's name for the tensor that Hugging Face calls `name`."""
-    stem = name.removesuffix(".weight")
+    stem, _, kind = name.rpartition(".")
     if stem in _TOP_LEVEL_NAMES:
-        return f"{_TOP_LEVEL_NAMES[stem]}.weight"
+        return f"{_TOP_LEVEL_NAMES[stem]}.{kind}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.weight"
+    names = _LAYER_NAMES | _POST_NORM_NAMES if config.post_norms else _LAYER_NAMES
+    return f"blk.{layer}.{names[part]}.{kind}"
+
+
+def _frequency_factors(header: GgufHeader) -> dict[str, tuple[float, ...]]:
+    """The tensors by which rotary frequencies are divided: Llama 3.1 and later have one, longrope models have two."""
+    factors = {}
+    for name in _FACTOR_TENSORS & header.tensors.keys():
+        info = header.tensors[name]
+        if len(info.shape) != 1 or info.shape[0] > _MAX_FACTORS or info.quantization != GGMLQuantizationType.F32:
+            raise damaged(header.path, f"tensor {name} is not a list of float32 numbers")
+        values = _read_bytes(header.path, info).view(np.float32)
+        if not np.isfinite(values).all():
+            raise damaged(header.path, f"tensor {name} holds values that are not finite")
+        factors[name] = tuple(values.tolist())
+    return factors
 
 
 def _check_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[str, str]) -> None:
@@ -249,11 +191,15 @@ def _check_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[s
             raise damaged(header.path, f"tensor {stored_names[name]} is missing")
         if info.shape != shape:
             raise damaged(header.path, f"tensor {info.name} has shape {info.shape} where {shape} is needed")
-    surplus = header.tensors.keys() - stored_names.values()
+    surplus = header.tensors.keys() - stored_names.values() - _FACTOR_TENSORS
     if surplus:
-        raise unsupported(header.path, f"it has a tensor {shown(min(surplus))} that a Llama model does not use")
+        sentence = f"it has a tensor {shown(min(surplus))} that a {config.architecture} model does not use"
+        raise unsupported(header.path, sentence)
     for quantization in {info.quantization for info in header.tensors.values()}:
         _check_quantization(header.path, quantization)
+    for info in header.tensors.values():
+        if len(info.shape) == 1 and info.quantization not in _FLOATING_POINT:
+            raise unsupported(header.path, f"tensor {info.name} is one row of {info.quantization.name} numbers")
 
 
 def _check_quantization(path: Path, quantization: GGMLQuantizationType) -> None:

@@ -1,35 +1,40 @@
 """Opens a model by its path: its weights and its tokenizer.
 
-Knows which kinds of path hold a model. What is in them is known to the readers it calls.
+Knows which kinds of path hold a model: a GGUF file, a folder with one, a Hugging Face folder with safetensors files.
+What is in them is known to the readers it calls.
 """
 
 from pathlib import Path
 
+from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.gguf_file import checkpoint_from_gguf
 from paceline_executor.weights.gguf_header import GgufHeader, read_gguf_header
-from paceline_executor.weights.refusals import unreadable, unsupported
+from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, unreadable, unsupported
+from paceline_executor.weights.safetensors_folder import checkpoint_from_folder, is_safetensors_folder
 from paceline_executor.weights.tokenizer import TokenizerBundle
 from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
 from paceline_executor.weights.tokenizer_gguf import tokenizer_from_gguf
 
 
 def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
-    """Weights and tokenizer of the model at `path`, as the two functions below say; the GGUF file is parsed once.
+    """Weights and tokenizer of the model at `path`, as the two functions below say; a GGUF file is parsed once.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
+    if is_safetensors_folder(path):
+        return checkpoint_from_folder(path), tokenizer_from_folder(path)
     header = _gguf_header(path)
     checkpoint = checkpoint_from_gguf(header)
     return checkpoint, tokenizer_from_folder(path) if _has_own_tokenizer(path) else tokenizer_from_gguf(header)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The weights of the model at `path`, a GGUF file or a folder with one, ready to be read tensor by tensor.
+    """The weights of the model at `path`, ready to be read tensor by tensor.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
-    return checkpoint_from_gguf(_gguf_header(path))
+    return checkpoint_from_folder(path) if is_safetensors_folder(path) else checkpoint_from_gguf(_gguf_header(path))
 
 
 def load_tokenizer(path: Path) -> TokenizerBundle:
@@ -37,7 +42,9 @@ def load_tokenizer(path: Path) -> TokenizerBundle:
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
-    return tokenizer_from_folder(path) if _has_own_tokenizer(path) else tokenizer_from_gguf(_gguf_header(path))
+    if _has_own_tokenizer(path) or is_safetensors_folder(path):
+        return tokenizer_from_folder(path)
+    return tokenizer_from_gguf(_gguf_header(path))
 
 
 def _has_own_tokenizer(path: Path) -> bool:
@@ -50,13 +57,27 @@ def _gguf_header(path: Path) -> GgufHeader:
 
 def _gguf_file(path: Path) -> Path:
     if not path.is_dir():
+        if path.suffix == ".safetensors":
+            raise unsupported(path, "it is a part of a model; give the path of the folder that it is in")
+        if path.suffix in UNSAFE_SUFFIXES:
+            raise _convert(path)
         return path
     try:
-        files = sorted(path.glob("*.gguf"))
+        files = sorted(path.iterdir())
     except OSError as error:
         raise unreadable(path, error) from error
-    if not files:
-        raise unsupported(path, "it is a folder without a GGUF file, and weights are read from such a file only")
-    if len(files) > 1:
-        raise unsupported(path, f"it has {len(files)} GGUF files, {files[0].name} the first; give the path of one")
-    return files[0]
+    gguf = [file for file in files if file.suffix == ".gguf"]
+    if len(gguf) == 1:
+        return gguf[0]
+    if gguf:
+        raise unsupported(path, f"it has {len(gguf)} GGUF files, {gguf[0].name} the first; give the path of one")
+    unsafe = next((file for file in files if file.suffix in UNSAFE_SUFFIXES), None)
+    if unsafe is not None:
+        raise _convert(unsafe)
+    raise unsupported(path, "it is a folder with neither a model.safetensors nor a GGUF file")
+
+
+def _convert(path: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path} is not read, for loading such a file may run code out of it: convert the model to safetensors"
+    )

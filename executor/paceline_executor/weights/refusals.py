@@ -8,6 +8,8 @@ from pathlib import Path
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
 
 MAX_SHOWN_CHARS = 80
+UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Of files in Python's pickle format, which runs what it contains when it is loaded."""
 
 
 def shown(text: str) -> str:

@@ -26,6 +26,7 @@ END_TOKEN_TEXTS = frozenset(
 
 
 MAX_TEMPERATURE = 100
+MAX_REPETITION_PENALTY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class GenerationDefaults:
     temperature: float | None = None  # from 0, which is greedy, to 100
     top_p: float | None = None  # above 0, at most 1
     top_k: int | None = None  # 0 means unlimited
+    min_p: float | None = None  # from 0 to 1
+    repetition_penalty: float | None = None  # above 0, at most 10; 1 changes nothing
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0 <= self.temperature <= MAX_TEMPERATURE:
@@ -46,6 +49,11 @@ class GenerationDefaults:
             raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1")
         if self.top_k is not None and not 0 <= self.top_k < 1 << 31:
             raise ValueError(f"top_k {self.top_k} is outside 0 to 2147483647")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p {self.min_p} is outside 0 to 1")
+        penalty = self.repetition_penalty
+        if penalty is not None and not 0 < penalty <= MAX_REPETITION_PENALTY:
+            raise ValueError(f"repetition_penalty {penalty} is not above 0 and at most {MAX_REPETITION_PENALTY}")
 
 
 @dataclass(frozen=True, slots=True)

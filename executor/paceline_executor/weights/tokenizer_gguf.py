@@ -219,6 +219,12 @@ def _defaults(header: GgufHeader) -> GenerationDefaults:
 
     top_k = value("top_k")
     try:
-        return GenerationDefaults(value("temp"), value("top_p"), None if top_k is None else int(top_k))
+        return GenerationDefaults(
+            temperature=value("temp"),
+            top_p=value("top_p"),
+            top_k=None if top_k is None else int(top_k),
+            min_p=value("min_p"),
+            repetition_penalty=value("penalty_repeat"),
+        )
     except ValueError as error:
         raise damaged(header.path, f"its recommended {error}") from error

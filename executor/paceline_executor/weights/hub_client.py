@@ -1,0 +1,157 @@
+"""Asks the Hugging Face hub what a model's files are, and downloads one of them.
+
+Knows huggingface_hub, the only module here that does, and turns each of its errors into one sentence that says what to
+do. The library brings the user's token (HF_TOKEN, or what `hf auth login` stored), proxy and certificates along. It
+knows neither the cache nor which files a model needs.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+
+from paceline_executor.errors import HubUnreachableError, ModelError, ModelFetchError, ModelNotFoundError
+from paceline_executor.weights.refusals import shown
+
+# The library looks these up at each call. Nobody is told what is installed here; a cut connection loses a mebibyte at
+# most, and progress moves as often; bars would break into the log.
+constants.HF_HUB_DISABLE_TELEMETRY = True
+constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
+disable_progress_bars()
+
+_LIBRARY = "paceline"
+_TIMEOUT_S = 20
+_MAX_RESETS = 5  # in a row, each without a byte received
+_LOGIN = "set HF_TOKEN or run 'hf auth login'"
+_LATER = "check the network and start again, which goes on where this stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a repository at one commit."""
+
+    size: int  # bytes
+    digest: str  # "sha256:HEX", or "git:HEX" for what git itself stores: SHA-1 over a header and the contents
+
+
+@dataclass(frozen=True, slots=True)
+class HubListing:
+    """All files of a repository at one commit, by name; names are the hub's word and not yet checked."""
+
+    commit: str
+    files: dict[str, HubFile]
+
+
+class HubClient:
+    """Speaks for one repository to one hub."""
+
+    def __init__(self, repository: str, endpoint: str | None) -> None:
+        self._repository = repository
+        self._endpoint = endpoint
+
+    def list_files(self, revision: str | None) -> HubListing:
+        """What the repository holds at `revision`, a branch, tag or commit; None is its default branch.
+
+        Raises HubUnreachableError where no answer comes, ModelNotFoundError or ModelFetchError for what it says.
+        """
+        api = HfApi(endpoint=self._endpoint, library_name=_LIBRARY)
+        with self._refusals(revision):
+            info = api.model_info(self._repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+        files = {}
+        for sibling in info.siblings or ():
+            digest = f"sha256:{sibling.lfs.sha256}" if sibling.lfs is not None else f"git:{sibling.blob_id}"
+            files[sibling.rfilename] = HubFile(sibling.size or 0, digest)
+        return HubListing(str(info.sha), files)
+
+    def download(self, name: str, file: HubFile, commit: str, partial: Path, on_bytes: Callable[[int], None]) -> None:
+        """Download the file into `partial`, going on where an earlier call stopped.
+
+        on_bytes is called with what `partial` holds as it grows; what is there stays there when this raises.
+        Raises as `list_files` does, and OSError for what cannot be written.
+        """
+        if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            raise ModelFetchError(
+                f"{name} of {self._repository} is too large to be downloaded over HTTP: fetch it with 'hf download' "
+                "and give the path"
+            )
+        url = hf_hub_url(self._repository, name, revision=commit, endpoint=self._endpoint)
+        headers = build_hf_headers(library_name=_LIBRARY) | {"Accept-Encoding": "identity"}
+        with self._refusals(commit), _CountedFile(partial, file.size, on_bytes) as target:
+            num_resets = 0
+            while num_resets < _MAX_RESETS:
+                before = target.tell()
+                try:
+                    http_get(url, target, resume_size=before, headers=headers, expected_size=file.size)
+                    return
+                except (httpx2.ReadError, httpx2.WriteError):  # the library itself goes on after every other cut
+                    num_resets = 0 if target.tell() > before else num_resets + 1
+            raise HubUnreachableError(
+                f"{name} of {self._repository}: the connection is reset again and again: {_LATER}"
+            )
+
+    @contextmanager
+    def _refusals(self, revision: str | None) -> Iterator[None]:
+        """Put the library's errors into words. Errors of the disk pass."""
+        try:
+            yield
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise self._refusal(error, revision) from error
+        except (httpx2.HTTPError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            reason = shown(str(error) or type(error).__name__)
+            raise HubUnreachableError(
+                f"the Hugging Face hub does not answer as it should ({reason}): {_LATER}"
+            ) from error
+
+    def _refusal(self, error: HfHubHTTPError | HFValidationError, revision: str | None) -> ModelError:
+        name = self._repository
+        if isinstance(error, HFValidationError):
+            return ModelNotFoundError(f"the Hugging Face hub has no model {shown(name)}: its names are spelt org/name")
+        status = error.response.status_code
+        if isinstance(error, RevisionNotFoundError):
+            return ModelNotFoundError(f"{name} has no revision {shown(revision or 'main')}: check --revision")
+        if isinstance(error, GatedRepoError):
+            return ModelFetchError(
+                f"{name} is gated: accept its terms at https://huggingface.co/{name}, then {_LOGIN} for that account"
+            )
+        if isinstance(error, RepositoryNotFoundError):
+            return ModelNotFoundError(
+                f"there is no path {name} here and no such model that you may read at the Hugging Face hub: check the "
+                f"spelling; if it is private, {_LOGIN}"
+            )
+        if status in (401, 403):
+            return ModelFetchError(
+                f"the Hugging Face hub refuses access to {name} ({status}): {_LOGIN} with a valid token"
+            )
+        if status == 404:
+            return ModelNotFoundError(f"the Hugging Face hub has not what was asked of {name}: {shown(str(error))}")
+        return HubUnreachableError(f"the Hugging Face hub answers {status} for {name}: {_LATER}")
+
+
+class _CountedFile(io.BufferedWriter):
+    """A file that is appended to, and says how long it is."""
+
+    def __init__(self, path: Path, size: int, on_bytes: Callable[[int], None]) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self._on_bytes = on_bytes
+        if self.tell() > size:  # of another file; what it holds is checked when it is complete
+            self.seek(self.truncate(0))
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # what is written is the library's, and is bytes
+        count = super().write(data)
+        self._on_bytes(self.tell())
+        return count

@@ -1,0 +1,140 @@
+"""JSON files beside a model's weights, trusting nothing in them.
+
+Knows JSON and how to name a file and field at fault. It does not know what any field means.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline_executor.weights.refusals import damaged, unreadable
+
+MAX_SMALL_FILE_BYTES = 4 << 20
+MAX_NUMBER = 1 << 63
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The file's contents. Raises ModelNotFoundError where it cannot be read, ModelCorruptError where it is larger."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(data) > max_bytes:
+        raise damaged(path, f"it is larger than the {max_bytes} bytes allowed")
+    return data
+
+
+class JsonFields:
+    """One JSON object; every lookup checks the type and raises ModelCorruptError naming file and field.
+
+    A field that is null counts as absent.
+    """
+
+    def __init__(self, path: Path, fields: Mapping[str, Any], prefix: str = "") -> None:
+        self.path = path
+        self._fields = fields
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, path: Path, max_bytes: int = MAX_SMALL_FILE_BYTES) -> "JsonFields":
+        """The object that the file consists of. Raises ModelNotFoundError or ModelCorruptError."""
+        try:
+            fields = json.loads(read_bounded(path, max_bytes))
+        except (ValueError, RecursionError) as error:
+            raise damaged(path, "it is not JSON") from error
+        if not isinstance(fields, dict):
+            raise damaged(path, "it is not a JSON object")
+        return cls(path, fields)
+
+    @classmethod
+    def read_if_there(cls, path: Path) -> "JsonFields":
+        """The same; a file that is not there has no fields."""
+        return cls.read(path) if path.exists() else cls(path, {})
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
+        """The same object; what it does not mention has the value of `defaults`. What it says is null stays so."""
+        return JsonFields(self.path, {**defaults, **self._fields}, self._prefix)
+
+    def empty(self) -> "JsonFields":
+        """An object of the same file without fields."""
+        return JsonFields(self.path, {}, self._prefix)
+
+    def name(self, field: str) -> str:
+        """The field's name with the names of the objects around it, for messages."""
+        return f"{self._prefix}{field}"
+
+    def get(self, field: str) -> Any:  # noqa: ANN401 (JSON: the caller checks)
+        """The value as it is; None where there is none."""
+        return self._fields.get(field)
+
+    def object(self, field: str) -> "JsonFields | None":
+        """The object under `field`."""
+        value = self._fields.get(field)
+        if value is None or isinstance(value, dict):
+            return None if value is None else JsonFields(self.path, value, f"{self.name(field)}.")
+        raise self.fault(field, "not an object")
+
+    def flag(self, field: str) -> bool | None:
+        """True or false."""
+        value = self._fields.get(field)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.fault(field, "not true or false")
+
+    def text(self, field: str) -> str | None:
+        """A string."""
+        value = self._fields.get(field)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.fault(field, "not a string")
+
+    def number(self, field: str) -> float | None:
+        """A number, finite and below 2**63."""
+        value = self._fields.get(field)
+        if value is None or _is_number(value):
+            return value
+        raise self.fault(field, "not a finite number")
+
+    def positive_number(self, field: str, default: float | None = None) -> float:
+        """A number above 0; `default` where there is none."""
+        value = self.number(field)
+        value = default if value is None else value
+        if value is None or value <= 0:
+            raise self.fault(field, "missing" if value is None else f"{value}, which should be above 0")
+        return float(value)
+
+    def positive_integer(self, field: str, limit: int, default: int | None = None) -> int:
+        """A whole number from 1 to `limit`; `default` where there is none."""
+        return self._integer(field, range(1, limit + 1), default)
+
+    def whole_number(self, field: str, limit: int, default: int | None = None) -> int:
+        """A whole number from 0 to `limit`; `default` where there is none."""
+        return self._integer(field, range(limit + 1), default)
+
+    def _integer(self, field: str, allowed: range, default: int | None) -> int:
+        value = self._fields.get(field)
+        value = default if value is None else value
+        if value is None:
+            raise self.fault(field, "missing")
+        if type(value) is not int:
+            raise self.fault(field, "not an integer")
+        if value not in allowed:
+            raise self.fault(field, f"{value}, outside {allowed[0]} to {allowed[-1]}")
+        return value
+
+    def positive_numbers(self, field: str, length: int) -> tuple[float, ...]:
+        """A list of `length` numbers above 0."""
+        value = self._fields.get(field)
+        if isinstance(value, list) and len(value) == length and all(_is_number(item) and item > 0 for item in value):
+            return tuple(map(float, value))
+        raise self.fault(field, f"not a list of {length} numbers above 0")
+
+    def fault(self, field: str, state: str) -> Exception:
+        """The error that says the field is `state`."""
+        return damaged(self.path, f"{self.name(field)} is {state}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER

@@ -1,0 +1,201 @@
+"""A model out of a Hugging Face folder: config.json and safetensors files, one or several with an index.
+
+Knows the names of tensors and files in such folders. The headers are checked by the safetensors library: every tensor
+inside its file, no two on the same bytes, none left over. Weights are read tensor by tensor, never mapped: a file that
+shrinks under a mapping kills the process instead of raising. It does not know tokenizers, nor how a model computes.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.hf_config import read_hf_config
+from paceline_executor.weights.json_fields import JsonFields
+from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 20  # the largest models in use need a twentieth of it
+MAX_FILES = 1 << 12
+_LENGTH_BYTES = 8  # the header's length, little-endian, comes first in a file
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+_DTYPES: dict[str, np.dtype[np.number]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+# An image model around a text model names the text model's tensors so; its other tensors are not read.
+_TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
+_IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # a table that older files carry and everybody computes anew
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    """Where one tensor lies; checked to be inside its file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    start: int  # byte offset from the beginning of the file
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+def is_safetensors_folder(folder: Path) -> bool:
+    """Whether there are weights in `folder` that this module reads."""
+    return any((folder / name).is_file() for name in (INDEX_FILE, WEIGHTS_FILE))
+
+
+def checkpoint_from_folder(folder: Path) -> "SafetensorsCheckpoint":
+    """Check the configuration and the headers against each other, and return the weights ready to be read.
+
+    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
+    """
+    config = read_hf_config(folder / CONFIG_FILE)
+    tensors: dict[str, _StoredTensor] = {}
+    for name in shard_names(folder):
+        for stored_name, tensor in _read_header(folder / name):
+            known_as = _known_as(stored_name)
+            if known_as in tensors:
+                raise damaged(tensor.path, f"tensor {shown(stored_name)} appears twice")
+            if known_as is not None:
+                tensors[known_as] = tensor
+    _check_tensors(folder, config, tensors)
+    return SafetensorsCheckpoint(config, tensors)
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The files that hold the weights: those that the index names, else the only one. Plain names, without folders.
+
+    Raises ModelCorruptError for an index that names anything else.
+    """
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        return [WEIGHTS_FILE]
+    places = JsonFields.read(path, MAX_INDEX_BYTES).get("weight_map")
+    names = set(places.values()) if isinstance(places, dict) and _are_texts(places) else set()
+    if not 1 <= len(names) <= MAX_FILES:
+        raise damaged(path, "weight_map does not say in which files the tensors are")
+    for name in names:
+        if _SHARD_NAME.fullmatch(name) is None:
+            raise damaged(path, f"it names {shown(name)}, which is not a safetensors file beside it")
+    return sorted(names)
+
+
+def _are_texts(places: dict[object, object]) -> bool:
+    return all(isinstance(name, str) for name in places.values())
+
+
+class SafetensorsCheckpoint:
+    """Reads tensors from the files on demand; holds no weight and no open file between calls."""
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, _StoredTensor]) -> None:
+        self._config = config
+        self._tensors = {name: tensors[name] for name in config.tensor_shapes()}
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    @property
+    def quantization(self) -> str:
+        """See `Checkpoint.quantization`: all weights are floats."""
+        return ""
+
+    def tensor(self, name: str) -> Float32Array:
+        """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
+        stored = self._tensors[name]
+        values = _as_float32(_read_bytes(stored), stored.dtype).reshape(stored.shape)
+        if not np.isfinite(values).all():
+            raise damaged(stored.path, f"tensor {name} holds values that are not finite")
+        return values
+
+    def quantized(self, name: str) -> None:
+        """See `Checkpoint.quantized`: no tensor is stored as integers."""
+        if name not in self._tensors:
+            raise KeyError(name)
+
+
+def _as_float32(data: npt.NDArray[np.uint8], dtype: str) -> Float32Array:
+    if dtype == "BF16":  # the upper half of a float32
+        words = data.view("<u2").astype(np.uint32)
+        np.left_shift(words, 16, out=words)
+        return words.view(np.float32)
+    values: Float32Array = data.view(_DTYPES[dtype]).astype(np.float32, copy=False)
+    return values
+
+
+def _read_bytes(stored: _StoredTensor) -> npt.NDArray[np.uint8]:
+    try:
+        data = np.fromfile(stored.path, np.uint8, stored.num_bytes, offset=stored.start)
+    except OSError as error:
+        raise damaged(stored.path, f"reading it failed ({error.strerror or error})") from error
+    if data.size != stored.num_bytes:
+        raise damaged(stored.path, "it became shorter after it was opened")
+    return data
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, _StoredTensor]]:
+    """The tensors of one file, in the order of their bytes."""
+    start = _LENGTH_BYTES + _header_length(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                dtype = part.get_dtype()
+                if dtype not in _DTYPES:
+                    raise unsupported(
+                        path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read"
+                    )
+                tensor = _StoredTensor(path, tuple(part.get_shape()), dtype, start)
+                # The library has made sure that the next tensor begins where this one ends.
+                start += tensor.num_bytes
+                yield name, tensor
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, f"the safetensors library refuses it ({shown(str(error))})") from error
+
+
+def _header_length(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if length > MAX_HEADER_BYTES:
+        raise damaged(path, f"it announces a header of {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
+    return length
+
+
+def _known_as(stored_name: str) -> str | None:
+    """The name that a text model has for the tensor; None for what is not read."""
+    if stored_name.startswith(_IMAGE_PREFIXES) or stored_name.endswith(_IGNORED_SUFFIXES):
+        return None
+    for prefix, instead in _TEXT_PREFIXES.items():
+        if stored_name.startswith(prefix):
+            return instead + stored_name.removeprefix(prefix)
+    return stored_name
+
+
+def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, _StoredTensor]) -> None:
+    shapes = config.tensor_shapes()
+    for name, shape in shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise damaged(folder, f"tensor {name} is missing")
+        if tensor.shape != shape:
+            raise damaged(folder, f"tensor {name} has shape {tensor.shape} where {shape} is needed")
+    # A tied model's file may hold the output matrix all the same; it is the embedding.
+    surplus = tensors.keys() - shapes.keys() - {"lm_head.weight"}
+    if surplus:
+        raise unsupported(
+            folder, f"it has a tensor {shown(min(surplus))} that a {config.architecture} model does not use"
+        )

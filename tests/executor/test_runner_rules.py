@@ -1,0 +1,154 @@
+"""Rules and log-probabilities of prompts on a model: the same wherever a row is placed, and what the softmax says."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.plan import Sampling
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.interface import RowProblem
+from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, cut
+from paceline_executor.testing.plans import GREEDY, placement, plan
+from paceline_executor.testing.tiny import tiny_checkpoint
+
+LIMITS = RowLimits(
+    num_rows=4, max_model_len=256, max_num_batched_tokens=256, num_blocks=48, block_size=16, vocab_size=512
+)
+PROMPT = np.random.default_rng(5).integers(0, 512, 150).tolist()
+DRAWING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """A tiny float32 model."""
+    return CpuRunner(tiny_checkpoint(num_heads=9, num_kv_heads=3), num_blocks=48, block_size=16, num_threads=1)
+
+
+def grants(row, num_blocks=12):
+    """Blocks of a row's own."""
+    return [(row, index, row * 12 + index) for index in range(num_blocks)]
+
+
+def output_of(runner, *, output=(), num_tokens, sampling, **options):
+    """What a row draws after a prompt of twelve tokens and this output."""
+    engine = Engine(RowTable(LIMITS), runner)
+    place = placement(0, PROMPT[:12], output=output, sampling=sampling, max_tokens=64, **options)
+    engine.execute(plan([(0, 12 + len(output))], place=[place], grants=grants(0)))
+    for step in range(2, num_tokens + 1):
+        engine.execute(plan([(0, 1)], step_id=step))
+    (state,) = engine.table.states()
+    return state.output_token_ids.tolist()
+
+
+def test_a_row_under_all_rules_goes_on_the_same_after_a_failover(runner):
+    """Penalties, a bias, bad words of one and two tokens, a minimum: placed again with the output so far."""
+    free = output_of(runner, num_tokens=20, sampling=Sampling(**DRAWING))
+    rules = {
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.9,
+        "repetition_penalty": 1.4,
+        "logit_bias": ((free[3], 3.0),),
+    }
+    options = {
+        "sampling": Sampling(**DRAWING, **rules),
+        "bad_words": [[free[1]], [free[5], free[6]]],
+        "min_tokens": 10,
+        "end_token_ids": [free[0]],
+    }
+    whole = output_of(runner, num_tokens=16, **options)
+    assert whole != free[:16]
+    assert free[0] not in whole[:10]
+    for num_before in (1, 4, 11):
+        again = output_of(runner, output=whole[:num_before], num_tokens=16 - num_before, **options)
+        assert again == whole
+
+
+def test_a_strong_bias_decides_a_greedy_draw(runner):
+    """And an allowed list keeps it in."""
+    biased = Sampling(**{**DRAWING, "temperature": 0.0}, logit_bias=((77, 100.0),))
+    assert output_of(runner, num_tokens=3, sampling=biased) == [77, 77, 77]
+    allowed = Sampling(**{**DRAWING, "temperature": 0.0}, allowed_token_ids=(5, 6), presence_penalty=2.0)
+    assert set(output_of(runner, num_tokens=6, sampling=allowed)) <= {5, 6}
+
+
+def run_prompt(runner, chunks, beside=(), num_prompt_logprobs=3):
+    """Compute the prompt in these chunks, other rows beside the first; returns the results."""
+    engine = Engine(RowTable(LIMITS), runner)
+    asking = placement(0, PROMPT, num_prompt_logprobs=num_prompt_logprobs, sampling=GREEDY, num_logprobs=2)
+    others = [placement(row, PROMPT[:size]) for row, size in beside]
+    cells = [cell for row in range(1 + len(others)) for cell in grants(row)]
+    scheduled = [(0, chunks[0]), *beside]
+    results = [engine.execute(plan(scheduled, place=[asking, *others], grants=cells)).result]
+    for step, size in enumerate(chunks[1:], start=2):
+        results.append(engine.execute(plan([(0, size)], step_id=step)).result)
+    return results
+
+
+@pytest.mark.parametrize("chunks", [(150,), (70, 50, 30), (1, 148, 1), (149, 1), (64, 64, 22)])
+def test_prompt_logprobs_are_those_of_the_models_logits_over_chunk_borders(runner, chunks):
+    """A float64 log-softmax of the logits of one pass over the whole prompt; the first output token as without."""
+    results = run_prompt(runner, chunks)
+    told = [logprobs for result in results for logprobs in result.prompt_logprobs]
+    assert told[0].position == 1
+    ours = np.concatenate([item.values.logprobs for item in told])
+    best = np.concatenate([item.values.top_logprobs for item in told])
+    expected = torch.log_softmax(whole_logits(runner).double(), dim=-1)[:-1]
+    of_tokens = expected[range(149), torch.tensor(PROMPT[1:])]
+    assert np.concatenate([item.token_ids for item in told]).tolist() == PROMPT[1:]
+    np.testing.assert_allclose(ours, of_tokens.numpy(), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(best, expected.topk(3).values.numpy(), rtol=0, atol=3e-6)
+    assert results[-1].token_ids.tolist() == [int(whole_logits(runner)[-1].argmax())]
+
+
+def whole_logits(runner):
+    """The logits of every prompt token, of one forward pass. [150, vocab]."""
+    engine = Engine(RowTable(LIMITS), runner)
+    first = plan([(0, 150)], place=[placement(0, PROMPT)], grants=grants(0))
+    engine.table.apply(first, now_ns=0)
+    batch = engine.table.build_batch(first).batch
+    return runner._logits(batch, np.arange(150, dtype=np.int32)).clone()
+
+
+def test_rows_beside_one_that_wants_prompt_logprobs_draw_as_ever(runner):
+    """Rows before and after it in a batch, one of which is a chunk that ends at its last token."""
+    alone = run_prompt(runner, (150,), num_prompt_logprobs=None, beside=[(1, 20), (2, 5)])
+    beside = run_prompt(runner, (150,), beside=[(1, 20), (2, 5)])
+    assert beside[0].token_ids.tolist() == alone[0].token_ids.tolist()
+    assert beside[0].logprobs == alone[0].logprobs
+    assert alone[0].prompt_logprobs == ()
+
+
+def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
+    """No forward pass is asked for more logits than a piece has, and sampled rows."""
+    table = RowTable(LIMITS)
+    first = plan(
+        [(1, 5), (0, 150)],
+        place=[placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])],
+        grants=[*grants(0), *grants(1)],
+    )
+    table.apply(first, now_ns=0)
+    parts = cut(table.build_batch(first).batch)
+    assert [piece.batch.token_ids.size for piece in parts.pieces] == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 21]
+    assert [piece.row for piece in parts.pieces] == [1, 1, 1]
+    assert parts.rest.token_ids.tolist() == [*PROMPT[:5], PROMPT[149]]
+    assert parts.rest.sampled.tolist() == [0, 1]
+    assert parts.rest.positions.tolist() == [0, 1, 2, 3, 4, 149]
+
+
+def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):
+    """In a chunk that samples nothing."""
+    table = RowTable(LIMITS)
+    engine = Engine(table, runner)
+    place = [placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])]
+    engine.execute(plan([(0, 20)], place=place, grants=[*grants(0), *grants(1)]))
+    keys = runner._kv_cache.keys[0, 0].clone()
+    runner._kv_cache.keys[0, 0].fill_(float("nan"))
+    second = plan([(0, 30), (1, 5)], step_id=2)
+    table.apply(second, now_ns=0)
+    output = runner.execute(table.build_batch(second).batch)
+    runner._kv_cache.keys[0, 0].copy_(keys)
+    assert output.problems == {0: RowProblem.NOT_FINITE}
+    assert output.prompt_logprobs == {}

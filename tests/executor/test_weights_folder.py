@@ -1,0 +1,312 @@
+"""A Hugging Face folder is read as transformers reads it, and one that cannot be served is refused by name."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
+from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.testing.driving import Driver
+from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.weights import load_checkpoint, load_model
+from paceline_executor.weights.checkpoint import Rope
+from paceline_executor.weights.safetensors_folder import _as_float32
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+HEADS = {"head_dim": 16}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SIZES, **HEADS, attention_bias=True, mlp_bias=True),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=8),
+    "qwen2": transformers.Qwen2Config(**SIZES, use_sliding_window=True, max_window_layers=1, sliding_window=8),
+    "qwen3": transformers.Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=True),
+    "gemma2": transformers.Gemma2Config(**SIZES, **HEADS, sliding_window=8),
+    "gemma3": transformers.Gemma3TextConfig(**SIZES, **HEADS, sliding_window=8),
+}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def saved_model(folder, family, dtype=torch.float32, shard="5GB"):
+    """A random model of the family, written by transformers into the folder."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family]).to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def assert_same_weights(checkpoint, model):
+    """Every tensor that the configuration lists, bit for bit."""
+    state = model.state_dict()
+    for name in checkpoint.config.tensor_shapes():
+        found = checkpoint.tensor(name)
+        assert found.dtype == np.float32, name
+        assert np.array_equal(found, state[name].float().numpy()), name
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_folder_holds_what_transformers_wrote(tmp_path, family):
+    """Bfloat16 over several files; what each family adds to a Llama is in the configuration."""
+    model = saved_model(tmp_path, family, torch.bfloat16, shard="20KB")
+    checkpoint = load_checkpoint(tmp_path)
+    config, theirs = checkpoint.config, model.config
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert_same_weights(checkpoint, model)
+    assert set(model.state_dict()) <= {*config.tensor_shapes(), "lm_head.weight"}
+    assert (config.architecture, config.max_model_len) == (family, 64)
+    assert config.head_dim == (8 if family in ("mistral", "qwen2") else 16)
+    assert config.sliding_window == (None if family in ("llama", "qwen3") else 8)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
+    if config.sliding_window:
+        assert config.sliding_layers == tuple(kind == "sliding_attention" for kind in kinds)
+    gemma = family.startswith("gemma")
+    assert (config.post_norms, config.unit_offset_norms, config.embedding_scale != 1) == (gemma, gemma, gemma)
+    assert config.attention_scale == (1 / 16 if gemma else None)
+    assert (config.attention_softcap, config.logit_softcap) == ((50.0, 30.0) if family == "gemma2" else (None, None))
+    assert config.local_rope == (Rope(10_000.0) if family == "gemma3" else None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_float_type_becomes_float32(tmp_path, dtype):
+    """In a single file; nothing is rounded."""
+    model = saved_model(tmp_path, "llama", DTYPES[dtype])
+    assert_same_weights(load_checkpoint(tmp_path), model)
+
+
+@given(words=st.lists(st.integers(0, 65535), min_size=1, max_size=20))
+def test_a_bfloat16_is_the_upper_half_of_a_float32(words):
+    """Whatever its bits are, as torch has it."""
+    stored = np.array(words, np.uint16)
+    expected = torch.from_numpy(stored.view(np.int16).copy()).view(torch.bfloat16).float().numpy()
+    assert _as_float32(stored.view(np.uint8), "BF16").tobytes() == expected.tobytes()
+
+
+def test_a_read_model_answers_as_transformers_does(tmp_path):
+    """Greedy, from files to tokens, in float32."""
+    model = saved_model(tmp_path, "llama").eval()
+    write_tokenizer(tmp_path)
+    checkpoint, tokenizer = load_model(tmp_path)
+    assert tokenizer.end_token_ids == (2,)  # of generation_config.json
+    prompt = list(range(5, 25))
+    driver = Driver(CpuRunner(checkpoint, num_blocks=16, block_size=8, num_threads=1))
+    ours = driver.run([driver.add(prompt, max_chunk=8)], 20)[0]
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert ours == theirs[0, 20:].tolist()
+
+
+def write_tokenizer(folder):
+    """Words of single letters."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("abc")}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+
+
+def test_of_an_image_model_the_text_model_is_read(tmp_path):
+    """Gemma 3 from 4B on is published so."""
+    inner = {"model_type": "gemma3_text", **SIZES, **HEADS, "sliding_window": 8}
+    model = saved_model(tmp_path, "gemma3")
+    weights = {f"language_model.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights["vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner})
+    )
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.config.architecture == "gemma3"
+    assert_same_weights(checkpoint, model)
+
+
+SMALL = tiny_checkpoint(num_layers=1, vocab_size=16)
+
+
+def small_folder(folder, weights=None):
+    """A one-layer Llama and its files; the weights may be others than its own."""
+    config = SMALL.config
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "vocab_size": config.vocab_size,
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "num_hidden_layers": config.num_layers,
+                "num_attention_heads": config.num_heads,
+                "num_key_value_heads": config.num_kv_heads,
+                "head_dim": config.head_dim,
+                "max_position_embeddings": config.max_model_len,
+                "rms_norm_eps": config.rms_norm_eps,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+    save_file(small_weights() if weights is None else weights, folder / "model.safetensors")
+    return folder
+
+
+def small_weights():
+    """Its own weights."""
+    return {name: SMALL.tensor(name) for name in SMALL.config.tensor_shapes()}
+
+
+def test_a_folder_is_the_model_it_was_made_of(tmp_path):
+    """Configuration and all; floats only."""
+    checkpoint = load_checkpoint(small_folder(tmp_path))
+    assert checkpoint.config == SMALL.config
+    assert checkpoint.quantization == ""
+    assert checkpoint.quantized("model.norm.weight") is None
+    with pytest.raises(KeyError):
+        checkpoint.quantized("lm_head.weight")
+
+
+def test_an_output_matrix_beside_a_tied_embedding_is_ignored(tmp_path):
+    """As are tables of rotary frequencies, which older files carry."""
+    surplus = {
+        "lm_head.weight": np.zeros((16, 4), np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32),
+    }
+    assert load_checkpoint(small_folder(tmp_path, small_weights() | surplus)).config == SMALL.config
+
+
+WRONG_WEIGHTS = {
+    "missing": ({"model.norm.weight": None}, ModelCorruptError, r"tensor model\.norm\.weight is missing"),
+    "shape": (
+        {"model.norm.weight": np.ones(7, np.float32)},
+        ModelCorruptError,
+        r"model\.norm\.weight has shape \(7,\) where",
+    ),
+    "surplus": (
+        {"model.layers.0.self_attn.q_proj.bias": np.ones(7, np.float32)},
+        UnsupportedModelError,
+        r"q_proj\.bias' that a llama model does not use",
+    ),
+    "type": ({"model.norm.weight": np.ones(96)}, UnsupportedModelError, "is of type 'F64'; F32, F16, BF16 are read"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WEIGHTS)
+def test_weights_that_do_not_fit_the_configuration_are_named(tmp_path, name):
+    """When the folder is opened, before any weight is read."""
+    changes, error, message = WRONG_WEIGHTS[name]
+    weights = {key: value for key, value in (small_weights() | changes).items() if value is not None}
+    with pytest.raises(error, match=message):
+        load_checkpoint(small_folder(tmp_path, weights))
+
+
+def header(**tensors):
+    """The bytes of a safetensors header."""
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+HUGE = {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}
+LIES = {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}
+DAMAGED = {
+    "empty": b"",
+    "short": b"\x01\x02",
+    "header beyond the file": (1000).to_bytes(8, "little") + b"{}",
+    "enormous header": (1 << 62).to_bytes(8, "little") + b"{}",
+    "no JSON": (4).to_bytes(8, "little") + b"\xff\xff\xff\xff",
+    "larger than the file": header(a=HUGE) + bytes(64),
+    "shape against size": header(a=LIES) + bytes(8),
+    "overlapping": header(
+        a={"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, b={"dtype": "U8", "shape": [4], "data_offsets": [2, 6]}
+    )
+    + bytes(6),
+    "deep": (100_000).to_bytes(8, "little") + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named(tmp_path, name):
+    """In one line, and without taking the memory that it asks for."""
+    small_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(DAMAGED[name])
+    with pytest.raises(ModelCorruptError, match=r"model\.safetensors is damaged") as refusal:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path):
+    """A model with a NaN would answer every request with an error."""
+    weights = small_weights() | {"model.norm.weight": np.full(SMALL.config.hidden_size, np.nan, np.float32)}
+    checkpoint = load_checkpoint(small_folder(tmp_path, weights))
+    with pytest.raises(ModelCorruptError, match=r"model\.norm\.weight holds values that are not finite"):
+        checkpoint.tensor("model.norm.weight")
+
+
+def test_a_file_cut_after_it_was_opened_is_named(tmp_path):
+    """Reading raises; a mapping would have killed the process."""
+    checkpoint = load_checkpoint(small_folder(tmp_path))
+    os.truncate(tmp_path / "model.safetensors", 2000)
+    with pytest.raises(ModelCorruptError, match="became shorter"):
+        checkpoint.tensor("model.norm.weight")
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {},
+        {"a": "../secret.safetensors"},
+        {"a": "/etc/passwd"},
+        {"a": "sub/model.safetensors"},
+        {"a": "model.bin"},
+        {"a": 7},
+        ["model.safetensors"],
+        {"a": "a\0.safetensors"},
+    ],
+)
+def test_an_index_names_only_files_beside_it(tmp_path, places):
+    """A path that leaves the folder is refused, as is any other kind of file."""
+    small_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelCorruptError, match=r"index\.json is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_an_absent_part_is_named(tmp_path):
+    """As after a download that was not finished."""
+    small_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
+    with pytest.raises(ModelNotFoundError, match=r"part-2\.safetensors"):
+        load_checkpoint(tmp_path)
+
+
+def test_files_that_may_run_code_are_not_read(tmp_path):
+    """Alone in a folder or given themselves; the message says what to convert them to."""
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(b"\x80\x04")
+    for given_path in (tmp_path, path):
+        with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin is not read.*convert.*to safetensors"):
+            load_checkpoint(given_path)
+
+
+def test_a_part_of_a_model_is_not_a_model(tmp_path):
+    """The configuration is in its folder."""
+    with pytest.raises(UnsupportedModelError, match="give the path of the folder"):
+        load_checkpoint(small_folder(tmp_path) / "model.safetensors")
+
+
+def test_a_folder_without_a_configuration_or_tokenizer_says_which(tmp_path):
+    """Weights alone are no model."""
+    small_folder(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        load_model(tmp_path)
