@@ -63,8 +63,8 @@ def logits_of_one_batch(checkpoint, numerics, texts):
         sampled=np.arange(num_texts),
         sampling=None,
     )
-    everywhere = torch.arange(num_texts * WINDOW, dtype=torch.int32)
-    inputs = dataclasses.replace(forward_inputs(batch, block_size), logit_tokens=everywhere)
+    everywhere = np.arange(num_texts * WINDOW, dtype=np.int32)
+    inputs = forward_inputs(batch, block_size, everywhere)
     logits = runner._model.forward(inputs, runner._kv_cache).view(num_texts, WINDOW, -1)
     return logits[:, NUM_GIVEN - 1 : -1].flatten(0, 1).double()
 

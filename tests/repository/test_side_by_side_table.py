@@ -9,7 +9,14 @@ from side_by_side import results
 from side_by_side.comparison import Bound, Figure, Row, Sense, outcome, value
 from side_by_side.drivers.protocol import Answer, Request, Workload
 from side_by_side.engines import LLAMA, OPENVINO, OURS
-from side_by_side.measurements import all_measurements, arrival_values, percentile, streams_values, workloads_of
+from side_by_side.measurements import (
+    all_measurements,
+    arrival_values,
+    mixed_values,
+    percentile,
+    streams_values,
+    workloads_of,
+)
 from side_by_side.results import EngineFacts, Limits, Results, Sample
 from side_by_side.rows import all_rows
 from side_by_side.table import print_table, summary
@@ -175,6 +182,19 @@ def test_only_gaps_while_the_prompt_is_computed_count():
     values = arrival_values([Workload(requests)], [answer])
     assert (values["median_gap_s"], values["p99_gap_s"], values["first_s"]) == (3.0, 3.0, 2.5)
     assert values["decoded_tokens"] == 1.0
+
+
+def test_static_batches_count_only_the_tokens_that_were_wanted():
+    """Of a batch of 2 and 6 tokens the first row goes on to 6 as well; both ways 8 tokens count."""
+    wanted = Workload((Request((1,), 2), Request((2,), 6)))
+    padded = Workload((Request((1,), 6), Request((2,), 6)))
+
+    def answer(*ends):
+        return Answer(sent_s=[0.0] * len(ends), token_s=[[end] for end in ends], steps=[])
+
+    answers = [answer(0.5, 1.0), answer(4.0, 4.0), answer(1.0, 2.0)]
+    values = mixed_values([wanted, padded, wanted], answers)
+    assert values == {"continuous_tok_s": 8.0, "static_tok_s": 2.0, "shrinking_tok_s": 4.0}
 
 
 def test_the_percentile_of_a_hundred_values():

@@ -19,6 +19,10 @@ BREACHES = {
     "client-alone": ("clients/paceline_client/breach.py", "import numpy"),
     "core-pure": ("scheduler/paceline_scheduler/core/breach.py", "import time"),
     "scheduler-layers": ("scheduler/paceline_scheduler/link/breach.py", "import paceline_scheduler.api"),
+    "core-layers": (
+        "scheduler/paceline_scheduler/core/planning/breach.py",
+        "import paceline_scheduler.core.executor.state",
+    ),
     "executor-layers": ("executor/paceline_executor/models/breach.py", "import paceline_executor.link"),
 }
 

@@ -220,7 +220,7 @@ def _is_at_the_border(source: Source) -> bool:
         return True
     return (
         stem in {"wire", "_wire", "__main__"}
-        or stem.startswith("servicer")
+        or stem.startswith(("wire_", "servicer"))
         or not {"servicers", "testing"}.isdisjoint(source.path.parts)
     )
 

@@ -95,10 +95,16 @@ def prefix_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
     return {"cold_first_s": median(firsts[::2]), "warm_first_s": median(firsts[1::2])}
 
 
-def mixed_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
-    """Output tokens per second: requests that follow each other, and batches that wait for their longest."""
-    continuous, *batches = answers
-    return {"continuous_tok_s": _output_tok_s([continuous]), "static_tok_s": _output_tok_s(batches)}
+def mixed_values(workloads: Sequence[Workload], answers: Sequence[Answer]) -> Values:
+    """Wanted output tokens per second: requests that follow each other, and batches that wait for their longest.
+
+    "static" batches compute every row until the longest ends, as in Orca (Yu et al., OSDI 2022); from those that
+    "shrink" the ended rows leave, which only a paged engine can do.
+    """
+    num_batches = (len(workloads) - 1) // 2
+    wanted = sum(request.num_tokens for request in workloads[0].requests)
+    spans = {"continuous": answers[:1], "static": answers[1 : 1 + num_batches], "shrinking": answers[1 + num_batches :]}
+    return {f"{name}_tok_s": wanted / sum(map(_span_s, some)) for name, some in spans.items()}
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -108,7 +114,11 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 def _output_tok_s(answers: Sequence[Answer]) -> float:
     num_tokens = sum(len(times) for answer in answers for times in answer.token_s)
-    return num_tokens / sum(max(times[-1] for times in answer.token_s) - min(answer.sent_s) for answer in answers)
+    return num_tokens / sum(map(_span_s, answers))
+
+
+def _span_s(answer: Answer) -> float:
+    return max(times[-1] for times in answer.token_s) - min(answer.sent_s)
 
 
 def _step_values(answers: Sequence[Answer]) -> Values:
@@ -149,13 +159,20 @@ def _prefixes(chance: random.Random) -> Sequence[Workload]:
 
 
 def _mixed(chance: random.Random) -> Sequence[Workload]:
-    """All requests, so many at once; then other prompts of the same lengths, batch by batch."""
+    """All requests, so many at once; then others of the same lengths in batches: padded to the longest, and not."""
     ratio = _LONGEST_MIXED / _SHORTEST_MIXED
     lengths = [round(_SHORTEST_MIXED * ratio ** chance.random()) for _ in range(_NUM_MIXED)]
 
     def requests() -> tuple[Request, ...]:
         return tuple(Request(_prompt(chance, _MIXED_PROMPT), length) for length in lengths)
 
-    static = requests()
-    batches = [static[first : first + _MIXED_AT_ONCE] for first in range(0, _NUM_MIXED, _MIXED_AT_ONCE)]
-    return [Workload(requests(), at_most=_MIXED_AT_ONCE), *(Workload(batch) for batch in batches)]
+    def batches() -> list[tuple[Request, ...]]:
+        static = requests()
+        return [static[first : first + _MIXED_AT_ONCE] for first in range(0, _NUM_MIXED, _MIXED_AT_ONCE)]
+
+    def padded(batch: tuple[Request, ...]) -> Workload:
+        longest = max(request.num_tokens for request in batch)
+        return Workload(tuple(replace(request, num_tokens=longest) for request in batch))
+
+    continuous = Workload(requests(), at_most=_MIXED_AT_ONCE)
+    return [continuous, *map(padded, batches()), *(Workload(batch) for batch in batches())]
