@@ -8,6 +8,7 @@ from typing import Protocol
 
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.views import Estimate, Explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class ServedModel:
     num_parameters: int
     quantization: str
     tokenizer: TokenizerSource
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an output, of those that the model can draw: a tokenizer may know more than it has."""
+        return tuple(token_id for token_id in self.tokenizer.end_token_ids if token_id < self.vocab_size)
 
 
 @dataclass(slots=True)
@@ -146,8 +153,16 @@ class Backend(Protocol):
         """Return the injected monotonic clock's time, in seconds: the clock of `Request.deadline_s`."""
         ...
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; raises a RequestRefusedError and keeps nothing when it is not taken."""
+    def require_room(self, num_requests: int) -> None:
+        """Raise QueueFullError when the queue would not take so many requests, however short. Costs little."""
+        ...
+
+    def require_time(self, model: str) -> None:
+        """Raise QueueFullError when nothing of usual urgency would get its first token in time. Costs little."""
+        ...
+
+    def submit(self, *requests: Request) -> None:
+        """Queue all completions of a request, or none: raises a RequestRefusedError when one is not taken."""
         ...
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
@@ -160,6 +175,14 @@ class Backend(Protocol):
 
     def cancel(self, key: RequestKey) -> None:
         """End a request as CANCELLED; its stream is told. Raises UnknownRequestError."""
+        ...
+
+    def explain(self, key: RequestKey) -> Explanation:
+        """Say where a request is and what it waits for; raises UnknownRequestError."""
+        ...
+
+    def estimate(self, request: Request) -> Estimate:
+        """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
         ...
 
     def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:

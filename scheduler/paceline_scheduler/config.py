@@ -40,6 +40,8 @@ class Config:
     max_num_batched_tokens: int | None = None
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 4_194_304
+    ttft_budget_s: float = 60.0
+    itl_budget_s: float = 0.25
     shutdown_timeout_s: float = 30.0
     log_level: str = "info"
 
@@ -58,6 +60,8 @@ class Config:
             _require(self.max_num_batched_tokens >= 1, "--max-num-batched-tokens", "has to be at least 1")
         _require(self.max_num_queued_reqs >= 1, "--max-num-queued-reqs", "has to be at least 1")
         _require(self.max_num_queued_tokens >= 1, "--max-num-queued-tokens", "has to be at least 1")
+        _require(self.ttft_budget_s > 0, "--ttft-budget", "has to be above 0 seconds")
+        _require(self.itl_budget_s > 0, "--itl-budget", "has to be above 0 seconds")
         _require(0 <= self.shutdown_timeout_s <= 3600, "--shutdown-timeout", "has to be 0 to 3600 seconds")
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
@@ -79,6 +83,8 @@ def parse_config(arguments: Sequence[str]) -> Config:
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_queued_reqs=options.max_num_queued_reqs,
         max_num_queued_tokens=options.max_num_queued_tokens,
+        ttft_budget_s=options.ttft_budget,
+        itl_budget_s=options.itl_budget,
         shutdown_timeout_s=options.shutdown_timeout,
         log_level=options.log_level,
     )
@@ -168,6 +174,21 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         default=4_194_304,
         metavar="TOKENS",
         help="prompt tokens that may wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--ttft-budget",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="a request whose first token is expected later than this is refused (default: %(default)g)",
+    )
+    group.add_argument(
+        "--itl-budget",
+        type=float,
+        default=0.25,
+        metavar="SECONDS",
+        help="requests are run beside each other only as long as each gets its next token within this time"
+        " (default: %(default)g)",
     )
 
 

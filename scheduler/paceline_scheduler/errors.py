@@ -13,7 +13,9 @@ SchedulerError
 │   └── DrainingError            this scheduler is going away
 ├── RequestFailedError           a request that was taken has failed
 │   ├── DeadlineExceededError    its timeout passed
+│   │   └── DeadlineUnreachableError  its timeout would have passed; it was not started
 │   ├── ExecutorFailedError      the executor reported a failure of this request alone
+│   │   └── NoTokenLeftError     what the request itself excludes leaves no token to draw
 │   ├── NoLongerServedError      the executors that could hold it are gone for good
 │   ├── SlowConsumerError        its client left too much output unread
 │   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
@@ -97,12 +99,25 @@ class DeadlineExceededError(RequestFailedError):
     """The request's timeout passed."""
 
 
+class DeadlineUnreachableError(DeadlineExceededError):
+    """The request could not have ended before its timeout, whatever else was to do: nothing was computed for it."""
+
+
 class ExecutorFailedError(RequestFailedError):
     """The executor reported that this request failed; `reason` is the executor's upper-case reason."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class NoTokenLeftError(ExecutorFailedError):
+    """The request's own rules mask every token of the vocabulary; sent again it fails again."""
+
+    EXECUTOR_REASON = "NO_TOKEN_LEFT"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, self.EXECUTOR_REASON)
 
 
 class NoLongerServedError(RequestFailedError):

@@ -82,6 +82,8 @@ def _assemble(config: Config) -> tuple[Driver, Edge, SchedulerPorts, Fleet]:
         max_num_queued_reqs=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        ttft_budget_s=config.ttft_budget_s,
+        itl_budget_s=config.itl_budget_s,
     )
     edge_limits = EdgeLimits()
     identity = Identity(secrets.token_hex(8))

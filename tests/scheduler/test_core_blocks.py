@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline_scheduler.core.blocks import BlockPool
+from paceline_scheduler.core.tables.blocks import BlockPool
 
 NUM_BLOCKS = 8
 

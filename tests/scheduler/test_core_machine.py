@@ -9,12 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.plan import RowError, StepResult
-from paceline_scheduler.core.request import FinishReason, Request
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey
 from paceline_scheduler.errors import (
+    DeadlineUnreachableError,
     DivergenceError,
     DuplicateRequestError,
     ExecutorFailedError,
     InvalidRequestError,
+    NoExecutorError,
     NoLongerServedError,
     QueueFullError,
 )
@@ -23,6 +25,7 @@ from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
 
 END_PROBABILITY = 0.05
+REFUSALS = (QueueFullError, InvalidRequestError, NoExecutorError)
 ADDRESSES = ("executor-0", "executor-1")
 
 
@@ -30,8 +33,8 @@ def small_executor(incarnation, num_blocks=12):
     """Return an executor of few rows and blocks."""
     return make_executor(
         num_blocks=num_blocks,
-        max_num_rows=4,
-        max_num_batched_tokens=16,
+        max_num_rows=6,
+        max_num_batched_tokens=32,
         end_probability=END_PROBABILITY,
         incarnation=incarnation,
     )
@@ -58,8 +61,10 @@ class CoreMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(("red", "blue")),
         bypass=st.booleans(),
         deadline_s=st.one_of(st.none(), st.integers(1, 20)),
+        priority=st.integers(-1, 1),
+        options=st.sampled_from(({}, {"min_tokens": 6}, {"num_prompt_logprobs": 1})),
     )
-    def submit(self, num_shared, num_own, max_tokens, tenant, bypass, deadline_s):
+    def submit(self, num_shared, num_own, max_tokens, tenant, bypass, deadline_s, priority, options):
         """A request arrives."""
         handle = len(self.requests) + 1
         request = make_request(
@@ -70,12 +75,30 @@ class CoreMachine(RuleBasedStateMachine):
             end_token_ids=(0,),
             bypass_prefix_cache=bypass,
             deadline_s=None if deadline_s is None else self.harness.clock() + deadline_s,
+            priority=priority,
+            **options,
         )
         try:
             self.harness.submit(request)
-        except (QueueFullError, InvalidRequestError):
+        except REFUSALS:
             return
         self.requests[handle] = request
+
+    @rule(num_own=st.integers(1, 12), max_tokens=st.integers(1, 20), num_completions=st.integers(2, 4))
+    def submit_completions(self, num_own, max_tokens, num_completions):
+        """A request for several completions of one prompt arrives."""
+        first = len(self.requests) + 1
+        for index in range(num_completions):
+            request = make_request(
+                [first * 31 + i for i in range(num_own)], max_tokens, handle=first + index, end_token_ids=(0,)
+            )
+            key = RequestKey("red", f"request-{first}", index)
+            request = replace(request, key=key, group=first)
+            try:
+                self.harness.submit(request)
+            except REFUSALS:
+                return
+            self.requests[first + index] = request
 
     @rule(address=address)
     def plan(self, address):
@@ -133,8 +156,7 @@ class CoreMachine(RuleBasedStateMachine):
     def submit_twice(self, data):
         """A request id in use is refused."""
         handle = data.draw(st.sampled_from(self.running))
-        key = self.requests[handle].key
-        twin = make_request(3, handle=10_000 + handle, request_id=key.request_id, tenant=key.tenant)
+        twin = replace(make_request(3, handle=10_000 + handle), key=self.requests[handle].key)
         try:
             self.harness.submit(twin)
         except DuplicateRequestError:
@@ -164,6 +186,23 @@ class CoreMachine(RuleBasedStateMachine):
         self.old_results += [(address, result) for result in self.harness.results[address]]
         assert self.harness.plan(address) is None
         self.harness.attach(address)
+
+    @rule(address=address)
+    def outputs_are_expected_to_be_short(self, address):
+        """More is admitted than the pool can hold: requests are preempted."""
+        self.harness.expect_short_outputs(address)
+
+    @rule(address=address)
+    def a_plan_never_runs(self, address):
+        """The stream breaks with plans that were sent and did not run, whatever they hold."""
+        self.harness.core.detach(address)
+        self.harness.executors[address].drop_waiting()
+        self.harness.attach(address)
+
+    @rule(address=address)
+    def executor_drains(self, address):
+        """What runs there moves to the other one, if it can; it serves again once it attaches anew."""
+        self.harness.core.drain(address)
 
     @rule(address=address)
     def executor_restarts(self, address):
@@ -196,7 +235,7 @@ class CoreMachine(RuleBasedStateMachine):
             return  # it was used again already
         try:
             self.harness.submit(again)
-        except (QueueFullError, InvalidRequestError):
+        except REFUSALS:
             return
         self.requests[handle] = again
 
@@ -220,6 +259,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness.core.check()
 
     @invariant()
+    def nobody_is_preempted_without_end(self):
+        """I7: at most three times each."""
+        executors = map(self.harness.core.executor, ADDRESSES)
+        running = [live for executor in executors for live in executor.rows.live if live is not None]
+        assert all(live.num_preemptions <= 3 for live in (*running, *self.harness.core.waiting_requests()))
+
+    @invariant()
     def streams_are_prefixes(self):
         """I3: what a client has is a prefix of what an undisturbed run generates."""
         for handle in self.requests:
@@ -229,14 +275,32 @@ class CoreMachine(RuleBasedStateMachine):
                 reference = expected_output(request, TokenRule(end_probability=END_PROBABILITY))
                 assert tuple(known) == reference[: len(known)]
 
+    @invariant()
+    def prompt_logprobs_come_with_the_first_token(self):
+        """Whole, whatever happened before it."""
+        client = self.harness.client
+        for handle, request in self.requests.items():
+            if request.num_prompt_logprobs is not None and client.token_ids.get(handle):
+                tokens = list(enumerate(request.prompt_token_ids.tolist()))[1:]
+                expected = [TokenRule().logprobs(token, position, 1) for position, token in tokens]
+                assert list(client.prompt_logprobs.get(handle, ())) == expected
+
     def teardown(self):
         """Liveness and I6: when the disturbances stop, everything ends, and ends exactly once."""
         self.harness.finish()
         self.harness.core.check()
+        if any(self.harness.core.executor(address).draining for address in ADDRESSES):
+            # Draining takes nothing new; what had begun has ended all the same.
+            assert all(not live.attempt for live in self.harness.core.waiting_requests())
+            for address in ADDRESSES:
+                self.harness.attach(address)
+            self.harness.finish()
         client = self.harness.client
         for handle, request in self.requests.items():
             failure = client.failures.get(handle)
-            if handle in self.cut or isinstance(failure, (ExecutorFailedError, NoLongerServedError)):
+            if handle in self.cut or isinstance(
+                failure, (ExecutorFailedError, NoLongerServedError, DeadlineUnreachableError)
+            ):
                 continue
             assert handle in client.finishes
             if request.max_tokens is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline_scheduler.core.executors import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.step_time import StepTimeModel, num_chunk_pairs
+from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.testing.harness import CoreHarness
@@ -83,6 +83,7 @@ def test_the_head_of_the_queue_is_not_passed_over():
 def test_when_blocks_run_out_the_newest_request_is_preempted_and_continues_later():
     """Both end with exactly the tokens of an undisturbed run."""
     harness = CoreHarness(make_executor(num_blocks=8))
+    harness.expect_short_outputs()
     requests = [make_request(8, 20, handle=1), make_request(8, 20, handle=2)]
     harness.submit(*requests)
     preempted = []

@@ -133,13 +133,19 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
     assert harness.core.executor("executor-0").rows.num_running == 1
 
 
-def test_another_completion_of_the_request_is_not_taken_for_it():
-    """A scheduler that knows one completion releases the others, and continues its own elsewhere."""
-    request = asking()
-    harness = running(request)
-    attach_with(harness, index=1)
+def test_each_completion_of_a_request_goes_on_as_itself():
+    """They have the id in common, and tokens of their own."""
+    first = asking(seed=1, request_id="r")
+    second = replace(asking(seed=2), handle=2, key=replace(first.key, index=1), group=1)
+    harness = CoreHarness(make_executor())
+    harness.submit(first, second)
+    harness.step()
+    harness.plan()
+    harness.run()
+    harness.core.detach("executor-0")
+    harness.attach("executor-0")
     harness.finish()
 
-    assert_aligned(harness, request)
-    assert harness.client.attempts[1] == 2
-    assert harness.core.counts("executor-0").blocks.used == 0
+    for request in (first, second):
+        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+        assert harness.client.attempts[request.handle] == 1

@@ -17,6 +17,7 @@ def run_until_ended(harness, handle):
 def preempt_one(harness):
     """Two requests that outgrow the pool; returns the one whose release was planned and not confirmed yet."""
     requests = {row: make_request(8, 12) for row in range(2)}
+    harness.expect_short_outputs()
     harness.submit(*requests.values())
     while True:
         plan = harness.plan("executor-0")

@@ -241,8 +241,8 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
 
 
 @scenario
-async def test_an_executor_that_drains_gets_nothing_new_and_finishes_what_it_has():
-    """The other one takes the rest."""
+async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
+    """The other one takes over what runs, and everything new; the executor is empty and keeps no record."""
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
         await rig.until_ready(2)
         early = make_request(9, 50)
@@ -256,7 +256,36 @@ async def test_an_executor_that_drains_gets_nothing_new_and_finishes_what_it_has
         await rig.driver.wait_until_idle()
         assert_right_tokens(rig, [early, *late])
         await rig.until(lambda: not deployment[busy].executor.rows)
-        assert list(deployment[busy].executor.records) == [early.key]
+        await rig.until(lambda: not deployment[busy].executor.records)
+        (other,) = {FIRST, SECOND} - {busy}
+        assert set(deployment[other].executor.records) == {request.key for request in [early, *late]}
+
+
+@scenario
+async def test_executors_come_and_go_while_requests_run():
+    """A name that stands for one executor, then for two, then for the second alone: all requests end as they should."""
+    answers, asked_s = [("10.0.0.1",)], []
+
+    async def resolve(*_):
+        asked_s.append(asyncio.get_running_loop().time())
+        return answers[-1]
+
+    async with Deployment("10.0.0.1:1", "10.0.0.2:1", max_num_rows=2) as deployment:
+        rig = SchedulerRig("dns:///executors:1", lambda _: deployment.network, resolver=resolve)
+        async with rig:
+            await rig.until_ready()
+            requests = [make_request(9, 240) for _ in range(16)]
+            answers.append(("10.0.0.1", "10.0.0.2"))
+            await asyncio.sleep(asked_s[-1] + 4.9 - rig.driver.now_s())  # the name is looked up every 5 s
+            rig.submit(*requests[:8])
+            await rig.until(lambda: bool(deployment["10.0.0.2:1"].executor.rows))
+            answers.append(("10.0.0.2",))
+            rig.submit(*requests[8:])
+            await asyncio.sleep(0.05)
+            deployment.network.stop("10.0.0.1:1")
+            await rig.driver.wait_until_idle()
+            assert_right_tokens(rig, requests)
+            await rig.until(lambda: set(rig.states()) == {"10.0.0.2:1"})
 
 
 @scenario

@@ -9,7 +9,14 @@ from paceline_scheduler.backend import LimitValues
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import FinishReason
-from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, NoExecutorError, UnknownRequestError
+from paceline_scheduler.errors import (
+    DivergenceError,
+    DrainingError,
+    GivenUpError,
+    NoExecutorError,
+    QueueFullError,
+    UnknownRequestError,
+)
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
@@ -261,3 +268,24 @@ async def test_an_executor_that_is_removed_leaves_nothing():
     assert bench.driver.executors() == ()
     with pytest.raises(NoExecutorError):
         bench.driver.submit(make_request())
+
+
+async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
+    """Those that the queue had room for are undone."""
+    bench = DriverBench(limits=CoreLimits(max_num_queued_reqs=3))
+    await bench.attach()
+    first = make_request([1, 2, 3], 4, handle=1, seed=1)
+    siblings = [
+        dataclasses.replace(make_request([1, 2, 3], 4, handle=2 + index, seed=index), key=key, group=1)
+        for index, key in ((index, dataclasses.replace(first.key, index=index)) for index in (1, 2, 3))
+    ]
+    with pytest.raises(QueueFullError):
+        bench.driver.require_room(4)
+    with pytest.raises(QueueFullError):
+        bench.driver.submit(first, *siblings)
+    assert bench.driver.num_waiting() == (0, 0)
+
+    bench.driver.submit(first, *siblings[:2])
+    await bench.finish()
+    for request in (first, *siblings[:2]):
+        assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)

@@ -4,38 +4,45 @@ The one place that knows all requests and all executors. It decides with the pla
 `ExecutorState`, `apply_result` and `rebuild`.
 """
 
-import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from paceline_scheduler.core.admission import check_fits, check_queue, no_longer_served
-from paceline_scheduler.core.blocks import BlockCounts
-from paceline_scheduler.core.executor_state import ExecutorState
+from paceline_scheduler.core.executor.reconcile import rebuild
+from paceline_scheduler.core.executor.results import apply_result, cancelled, take_off
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs, TokenOutputs
+from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
 from paceline_scheduler.core.plan import BatchPlan, FinalRelease, StepResult
-from paceline_scheduler.core.planner import ExecutorView, Waiting, decide
-from paceline_scheduler.core.reconcile import rebuild
+from paceline_scheduler.core.planning.dispatch import Dispatch
+from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT, Waiting, decide
+from paceline_scheduler.core.planning.room import Room
+from paceline_scheduler.core.queue.admission import (
+    check_fits,
+    check_queue,
+    check_wait,
+    hopeless,
+    no_longer_served,
+    queue_full,
+    retry_after_s,
+)
+from paceline_scheduler.core.queue.deadlines import Deadlines
+from paceline_scheduler.core.queue.explain import estimate, explain
+from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
-from paceline_scheduler.core.results import apply_result, take_off
-from paceline_scheduler.core.rows import ENDING, RUNNING
-from paceline_scheduler.core.waiting import WaitingQueue
-from paceline_scheduler.errors import DeadlineExceededError, DuplicateRequestError, UnknownRequestError
+from paceline_scheduler.core.tables.rows import ENDING, RUNNING
+from paceline_scheduler.core.views import Estimate, ExecutorCounts, Explanation
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    RequestFailedError,
+    RequestRefusedError,
+    SchedulerError,
+    UnknownRequestError,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class ExecutorCounts:
-    """What operators see of an executor."""
-
-    num_running_requests: int
-    num_plans_in_flight: int
-    blocks: BlockCounts
-    num_filled_slots: int
-    num_owned_slots: int
+_PROBE_EVERY = 16
+"""Of so many requests called hopeless one is run, unless steps are run anyway: a forecast that nothing tests stays."""
 
 
 class Core:
@@ -47,25 +54,36 @@ class Core:
         self._waiting = WaitingQueue()
         self._by_handle: dict[int, LiveRequest] = {}  # what the edge still hears of
         self._by_key: dict[RequestKey, LiveRequest] = {}  # until it has left its row as well
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        self._deadlines = Deadlines(lambda live: live.request.handle in self._by_handle)
         self._num_arrivals = 0
+        self._retry_s: float | None = None
+        self._num_untested = 0  # requests called hopeless since a step last showed how long steps take
 
     # Requests
+
+    def require_room(self, num_requests: int) -> None:
+        """Raise QueueFullError when the queue would not take so many requests, however short."""
+        if self._waiting.num_requests + num_requests > self.limits.max_num_queued_reqs:
+            if self._retry_s is None:  # the same for all that are refused until something happens
+                self._retry_s = retry_after_s(self._waiting, self.limits, self._executors.values())
+            raise queue_full(self._waiting, self.limits, self._retry_s)
+
+    def require_time(self, model: str, now: float) -> None:
+        """Raise QueueFullError when no request of usual urgency would get its first token in time, however short."""
+        check_wait(self._waiting.ahead_of_usual(model, now), self.limits, self._serving(model))
 
     def submit(self, request: Request, now: float) -> None:
         """Queue a request; raises a RequestRefusedError, changing nothing, if it is not taken."""
         before = self._by_key.get(request.key)
         if before is not None and before.request.handle in self._by_handle:
             raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
-        check_fits(request, self._executors.values())
-        check_queue(request, self._waiting, self.limits, self._executors.values())
+        live = LiveRequest(request, self._num_arrivals + 1, submitted_s=now)
+        self._check(live)
         if before is not None:
             self._make_way(before)
         self._num_arrivals += 1
-        live = LiveRequest(request, self._num_arrivals, submitted_s=now)
         self._by_handle[request.handle] = self._by_key[request.key] = live
-        if request.deadline_s is not None:
-            self._watch_deadline(request.deadline_s, live)
+        self._deadlines.watch(live, len(self._by_handle))
         self._waiting.add(live)
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
@@ -84,26 +102,30 @@ class Core:
         live = self._by_key.get(key)
         if live is None or live.request.handle not in self._by_handle:
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
-        outputs = self._finish_notice(live, FinishReason.CANCELLED)
+        outputs = cancelled(live, self._executors.get(live.address or ""))
         self._end(live, FinalRelease(self._num_output(live), FinishReason.CANCELLED))
         return Outputs(tokens=(outputs,))
 
     def expire(self, now: float) -> Outputs:
         """Fail the requests whose deadline has passed."""
-        failures = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, live = heapq.heappop(self._deadlines)
-            if live.request.handle not in self._by_handle:
-                continue
-            failures.append(Failure(live.request.handle, DeadlineExceededError(_deadline_sentence(live))))
-            self._end(live, FinalRelease(self._num_output(live), FinishReason.ERROR))
-        return Outputs(failures=tuple(failures))
+        return self._fail(
+            (live, DeadlineExceededError(_deadline_sentence(live))) for live in self._deadlines.pop_passed(now)
+        )
+
+    def refuse_hopeless(self, now: float) -> Outputs:
+        """Fail what waits, is next in line and could not end in time even if it were alone: it would cost a prefill."""
+        if self._deadlines.is_empty:
+            return NO_OUTPUTS
+        late = []
+        for model in self._waiting.models():
+            late += hopeless(self._waiting.line(model)[:MAX_LOOKED_AT], self._serving(model), self.limits, now)
+        first = self._num_untested
+        self._num_untested += len(late)
+        return self._fail(each for number, each in enumerate(late, first + 1) if number % _PROBE_EVERY)
 
     def next_deadline(self) -> float | None:
         """Return when `expire` has something to do next."""
-        while self._deadlines and self._deadlines[0][2].request.handle not in self._by_handle:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_s()
 
     def acknowledge(self, keys: Iterable[RequestKey]) -> None:
         """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
@@ -121,7 +143,7 @@ class Core:
         wanted = self._detach_all(description.address)
         executor, recovered = rebuild(description, snapshot, wanted)
         if description.address in self._executors:
-            executor.pending_forgets.extend(self._executors[description.address].pending_forgets)
+            executor.carry_on(self._executors[description.address])
         executor.pending_forgets.extend(
             seen.key for seen in snapshot.rows if seen.is_open_record and seen.key not in self._by_key
         )
@@ -149,7 +171,7 @@ class Core:
         description = self._executors[address].description
         lost = ExecutorState(description)
         lost.attached = False
-        lost.pending_forgets.extend(self._executors[address].pending_forgets)
+        lost.carry_on(self._executors[address])
         self._executors[address] = lost
 
     def forget_executor(self, address: str) -> Outputs:
@@ -158,7 +180,10 @@ class Core:
         return Outputs(failures=self._fail_unservable())
 
     def drain(self, address: str) -> int:
-        """Place nothing new on an executor; returns how many requests still run there. KeyError if unknown."""
+        """Place nothing new on an executor, and move what runs there to others as they have room.
+
+        Returns how many requests run there now. KeyError if unknown.
+        """
         executor = self._executors[address]
         executor.draining = True
         return executor.rows.num_running
@@ -173,20 +198,26 @@ class Core:
         max_in_flight = min(self.limits.max_plans_in_flight, executor.description.max_plans_in_flight)
         if len(executor.in_flight) >= max_in_flight:
             return None
+        self._retry_s = None
         tags, releases = executor.settle()
-        view = ExecutorView(
-            executor.description, executor.rows, executor.pool, executor.step_time, executor.leaving_keys
-        )
-        decision = decide(view, self._waiting_for(executor), self.limits)
+        decision = decide(executor.view(), self._waiting_for(executor, now), self.limits)
         if decision.is_empty and not (tags or releases or executor.pending_forgets):
             return None
         for admission in decision.admissions:
             self._waiting.remove(admission.live)
         return executor.commit(decision, tags, releases, now)
 
+    def has_news_for(self, address: str) -> bool:
+        """Tell whether an executor might get a plan because of what happened elsewhere."""
+        executor = self._executors.get(address)
+        if executor is None:
+            return False
+        return bool(executor.pending_forgets or self._waiting.line(executor.description.model))
+
     def complete(self, address: str, result: StepResult) -> Outputs:
         """Apply a result; raises DivergenceError, changing nothing, when it does not fit what was planned."""
         applied = apply_result(self._executors[address], result)
+        self._num_untested = 0
         for live in applied.ended:
             self._by_handle.pop(live.request.handle, None)
         for live in applied.left:
@@ -202,6 +233,31 @@ class Core:
     def executor(self, address: str) -> ExecutorState:
         """Return an executor's state, to look at. KeyError if unknown."""
         return self._executors[address]
+
+    def explain(self, key: RequestKey) -> Explanation:
+        """Return where a request stands; raises UnknownRequestError."""
+        live = self._by_key.get(key)
+        if live is None:
+            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant is running or waiting")
+        position = self._waiting.position(live) if live.status is Status.WAITING else 0
+        return explain(live, self._executors, self._waiting.line(live.request.model), position, self.limits)
+
+    def estimate(self, request: Request, now: float) -> Estimate:
+        """Return what would become of a request if it were submitted now."""
+        live = LiveRequest(request, self._num_arrivals + 1, submitted_s=now)
+        serving = self._serving(request.model)
+        refusal: SchedulerError | None = None
+        try:
+            self._check(live)
+            for _, error in hopeless([live], serving, self.limits, now):
+                refusal = error
+        except RequestRefusedError as refused:
+            refusal = refused
+        return estimate(live, serving, self._waiting.ahead_of(live), self.limits, refusal)
+
+    def waiting_requests(self) -> tuple[LiveRequest, ...]:
+        """Return what waits, by model and urgency; to look at."""
+        return self._waiting.all()
 
     def num_waiting(self) -> tuple[int, int]:
         """Return the length of the queue in requests and in tokens."""
@@ -232,36 +288,51 @@ class Core:
 
     # Inside
 
-    def _waiting_for(self, executor: ExecutorState) -> Waiting:
-        """Return what the executor may admit now: its share of the queue among those that are no busier than it is."""
-        line = () if executor.draining else self._waiting.line(executor.description.model)
-        if not line or len(self._executors) == 1:
-            return Waiting(line, len(line))
-        sharing = sum(
-            other.attached
-            and not other.draining
-            and other.description.model == executor.description.model
-            and other.rows.num_running <= executor.rows.num_running
-            for other in self._executors.values()
-        )
-        return Waiting(line, -(-len(line) // sharing))
+    def _waiting_for(self, executor: ExecutorState, now: float) -> Waiting:
+        """Return what the executor may admit now, and whether it may give away what it runs."""
+        line = self._waiting.line(executor.description.model)
+        others = self._serving(executor.description.model) if len(self._executors) > 1 else []
+        if executor.draining:
+            # What was begun and no other could hold ends here, preempted or not.
+            kept = [w for w in line if w.attempt and not any(w.fits(other.description) for other in others)]
+            others_have_room = len(kept) == len(line) and others
+            return Waiting(kept, _for_nobody_else, self._takes(others) if others_have_room else None)
+        if not line or len(others) < 2:
+            return Waiting(line, _for_nobody_else)
+        views = {other.description.address: other.view() for other in others}
+        return Waiting(line, Dispatch(executor.description.address, views, self.limits, now).is_for_others)
 
-    def _watch_deadline(self, deadline_s: float, live: LiveRequest) -> None:
-        if len(self._deadlines) > 2 * len(self._by_handle) + 64:
-            # Most of these requests ended in time; what is left of them must not pile up.
-            self._deadlines = [d for d in self._deadlines if d[2].request.handle in self._by_handle]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline_s, live.arrival_number, live))
+    def _takes(self, others: Sequence[ExecutorState]) -> Callable[[LiveRequest], bool]:
+        """Return what tells of a request whether one of these has room for it, and counts it in there."""
+        rooms = [Room(view, view.pool.num_available, self.limits) for view in (other.view() for other in others)]
+
+        def takes(live: LiveRequest) -> bool:
+            return any(room.take_if_fits(live) for room in rooms)
+
+        return takes
+
+    def _serving(self, model: str) -> list[ExecutorState]:
+        """Return the executors that take requests for a model now."""
+        executors = self._executors.values()
+        return [e for e in executors if e.attached and not e.draining and e.description.model == model]
+
+    def _check(self, live: LiveRequest) -> None:
+        """Raise a RequestRefusedError unless the request can be taken."""
+        check_fits(live.request, self._executors.values())
+        serving = self._serving(live.request.model)
+        check_queue(live, self._waiting, self.limits, serving)
 
     def _fail_unservable(self) -> tuple[Failure, ...]:
         """End what waits and can never run: without this it would wait, and hold up others, for ever."""
+        found = ((live, no_longer_served(live, self._executors.values())) for live in self._waiting.all())
+        return self._fail((live, error) for live, error in found if error is not None).failures
+
+    def _fail(self, failing: Iterable[tuple[LiveRequest, RequestFailedError]]) -> Outputs:
         failures = []
-        for live in self._waiting.all():
-            error = no_longer_served(live, self._executors.values())
-            if error is not None:
-                failures.append(Failure(live.request.handle, error))
-                self._end(live, FinalRelease(self._num_output(live), FinishReason.ERROR))
-        return tuple(failures)
+        for live, error in failing:
+            failures.append(Failure(live.request.handle, error))
+            self._end(live, FinalRelease(self._num_output(live), FinishReason.ERROR))
+        return Outputs(failures=tuple(failures)) if failures else NO_OUTPUTS
 
     def _num_output(self, live: LiveRequest) -> int:
         if live.row is None or live.address is None:
@@ -317,25 +388,10 @@ class Core:
                 found[live.request.key] = live
         return found
 
-    def _finish_notice(self, live: LiveRequest, reason: FinishReason) -> TokenOutputs:
-        """Return outputs without tokens that only tell the end of a request."""
-        num_output = self._num_output(live)
-        notice = finish_notice(live, reason, None, num_output)
-        return TokenOutputs(
-            handles=(live.request.handle,),
-            offsets=np.array([num_output], dtype=np.int32),
-            num_tokens=np.zeros(1, dtype=np.int32),
-            token_ids=np.zeros(0, dtype=np.int32),
-            attempts=np.array([live.attempt], dtype=np.int32),
-            rolling_hashes=np.array([self._output_hash(live)], dtype=np.uint64),
-            finishes={live.request.handle: notice},
-        )
-
-    def _output_hash(self, live: LiveRequest) -> int:
-        if live.row is None or live.address is None:
-            return live.output_hash
-        return int(self._executors[live.address].rows.output_hash[live.row])
-
 
 def _deadline_sentence(live: LiveRequest) -> str:
     return f"the timeout passed while the request was {live.status.value}; allow more time or send less"
+
+
+def _for_nobody_else(_: LiveRequest) -> bool:
+    return False

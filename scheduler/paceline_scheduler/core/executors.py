@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish, TokenLogprobs
-from paceline_scheduler.core.request import Float32Array, Int32Array, RequestKey
+from paceline_scheduler.core.logprobs import LogprobColumns as LogprobColumns
+from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish
+from paceline_scheduler.core.request import Int32Array, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +39,6 @@ class ExecutorDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobColumns:
-    """Log-probabilities of output tokens that follow one another; the first is token `offset` of the output."""
-
-    offset: int
-    logprobs: Float32Array  # [num_tokens]
-    top_token_ids: Int32Array  # [num_tokens, num_top], best first
-    top_logprobs: Float32Array  # [num_tokens, num_top]
-
-    @property
-    def end(self) -> int:
-        """The output index after the last token."""
-        return self.offset + len(self.logprobs)
-
-    def of(self, offset: int, token_ids: Int32Array) -> tuple[TokenLogprobs, ...]:
-        """Return those of these tokens, the first of which is token `offset` of the output; all must be here."""
-        start = offset - self.offset
-        assert 0 <= start <= start + len(token_ids) <= len(self.logprobs), "log-probabilities of every token"
-        index = slice(start, start + len(token_ids))
-        tops = zip(self.top_token_ids[index].tolist(), self.top_logprobs[index].tolist(), strict=True)
-        drawn = zip(token_ids.tolist(), self.logprobs[index].tolist(), tops, strict=True)
-        return tuple(TokenLogprobs(token, logprob, tuple(zip(*top, strict=True))) for token, logprob, top in drawn)
-
-
-@dataclass(frozen=True, slots=True)
 class RowSnapshot:
     """One completion of a request as the executor knows it; `row` is None when only its record is kept."""
 
@@ -75,7 +52,6 @@ class RowSnapshot:
     finish: RowFinish
     released: FinalRelease | None
     logprobs: LogprobColumns | None = None  # up to the end of the output, where they were asked for
-    index: int = 0  # which completion
 
     def has_logprobs_from(self, offset: int) -> bool:
         """Tell whether there are log-probabilities of every output token from `offset` on."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+_MARGIN = 0.9
+"""How much of a budget is spent by prediction: half of what is planned right up to a bound would miss it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
@@ -10,13 +13,32 @@ class CoreLimits:
     max_num_batched_tokens: tokens of one step at most; None takes the executor's own bound.
     max_plans_in_flight: unanswered plans per executor; two hide planning and the network behind the running step.
     max_step_s: no step is planned to take longer, so that silence can be told from work (architecture: step bound).
+    ttft_budget_s: a request that is not expected to get its first token within this time is refused.
+    itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
     target_step_s: what a step may take while some request decodes: the inter-token time that a long prompt beside it
     may cause.
     """
 
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 4_194_304
+    ttft_budget_s: float = 60.0
+    itl_budget_s: float = 0.25
     max_num_batched_tokens: int | None = None
     max_plans_in_flight: int = 2
     max_step_s: float = 0.5
     target_step_s: float = 0.1
+
+    @property
+    def decoding_step_s(self) -> float:
+        """What a step may take while some request decodes, as predicted."""
+        return min(self.target_step_s, _MARGIN * self.itl_budget_s, self.max_step_s)
+
+    @property
+    def decode_only_step_s(self) -> float:
+        """What a step may take that decodes all requests beside each other, as predicted."""
+        return _MARGIN * self.itl_budget_s
+
+    @property
+    def expected_first_token_s(self) -> float:
+        """What the first token of a request may take, as forecast."""
+        return _MARGIN * self.ttft_budget_s

@@ -11,6 +11,14 @@ from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request
 
+PATIENCE_S = 30.0
+"""What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
+step of priority comes before or after."""
+
+
+MAX_PROMPT_LOGPROBS_CHUNK = 64
+"""The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
+
 
 class Status(Enum):
     """Where a request stands. A preempted one is leaving its row until the executor confirms it, then waits again."""
@@ -32,9 +40,12 @@ class LiveRequest:
     status: Status = Status.WAITING
     attempt: int = 0
     num_preemptions: int = 0
+    num_preempting: int = 0  # 1 while a preemption is planned and not confirmed
+    preemption_reason: str = ""  # of the last preemption, for people
+    left_since_s: float | None = None  # when an executor first left it to a better one
     num_executor_deaths: int = 0
     num_prompt_cached_tokens: int | None = None
-    chain: PrefixChain | None = None
+    chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
     output_token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # while off a row
     output_hash: int = OUTPUT_HASH_START  # over output_token_ids
     address: str | None = None  # of the executor whose row it holds
@@ -42,6 +53,20 @@ class LiveRequest:
     final: FinalRelease | None = None  # how it ended
     record_address: str | None = None  # of the executor that was told how it ended
     is_acknowledged: bool = False  # nobody needs the record of its end
+
+    place: tuple[float, int] = field(init=False)
+    """Where it stands among all requests of its model, smallest first; it never changes.
+
+    Earliest deadline first within a priority, where no deadline counts as one `PATIENCE_S` away. Because time of
+    submission is part of it, everything that waits is overtaken only by what is submitted soon after it: nothing
+    starves, whatever its priority.
+    """
+
+    def __post_init__(self) -> None:
+        due_s = self.submitted_s + PATIENCE_S
+        if self.request.deadline_s is not None:
+            due_s = min(due_s, self.request.deadline_s)
+        self.place = due_s + self.request.priority * PATIENCE_S, self.arrival_number
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,6 +82,31 @@ class LiveRequest:
     def num_known_tokens(self) -> int:
         """Prompt and output so far, while off a row: what a placement has to compute."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_own_tokens(self) -> int:
+        """How many of its known tokens it has to compute if nothing is cached, while off a row.
+
+        Completions but the first find the prompt computed, all but its last token.
+        """
+        is_sharing = self.request.key.index > 0 and not self.computes_all
+        return len(self.output_token_ids) + (1 if is_sharing else self.num_prompt_tokens)
+
+    @property
+    def largest_chunk(self) -> int:
+        """How many tokens of its prompt one step may compute: each with log-probabilities costs a row of logits."""
+        return MAX_PROMPT_LOGPROBS_CHUNK if self.request.num_prompt_logprobs is not None else self.num_known_tokens
+
+    def least_rest_on(self, description: ExecutorDescription) -> int:
+        """Return how many more output tokens it gets there at least before it can end, while off a row."""
+        least = min(self.request.min_tokens, self.max_tokens_on(description))
+        return max(1, least - len(self.output_token_ids))
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether it may not start behind what others computed: log-probabilities of its prompt are still owed."""
+        owes_logprobs = self.request.num_prompt_logprobs is not None and not len(self.output_token_ids)
+        return self.request.bypass_prefix_cache or owes_logprobs
 
     @property
     def num_placed_bytes(self) -> int:
@@ -79,9 +129,10 @@ class LiveRequest:
 
     def prefix_chain(self, tag_key: bytes, block_size: int) -> PrefixChain:
         """Return the chain of block keys under an executor's tag key."""
-        if self.chain is None or (self.chain.tag_key, self.chain.block_size) != (tag_key, block_size):
-            self.chain = PrefixChain(tag_key, block_size, self.request)
-        return self.chain
+        chain = self.chains.get((tag_key, block_size))
+        if chain is None:
+            chain = self.chains[tag_key, block_size] = PrefixChain(tag_key, block_size, self.request)
+        return chain
 
 
 def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | None, num_output: int) -> FinishNotice:

@@ -44,6 +44,7 @@ class TokenOutputs:
     rolling_hashes: UInt64Array  # [num_requests] after the last new token
     finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
 
 
 @dataclass(frozen=True, slots=True)

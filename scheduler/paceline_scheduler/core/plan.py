@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline_scheduler.core.logprobs import LogprobColumns
+from paceline_scheduler.core.logprobs import TokenLogprobs as TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, UInt8Array
 
 NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
@@ -30,6 +32,11 @@ class Placement:
     num_preemptions: int
     num_executor_deaths: int
     waited_s: float
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives of each prompt token are wanted; None where the client has them, or wants none."""
+        return None if len(self.output_token_ids) else self.request.num_prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,13 @@ class BlockTag(NamedTuple):
 
     block_id: int
     key: bytes
+
+
+class BlockCopy(NamedTuple):
+    """A block whose contents go to another one, which is granted in the same plan."""
+
+    source: int
+    destination: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,7 @@ class BatchPlan:
     tags: tuple[BlockTag, ...] = ()
     releases: tuple[Release, ...] = ()
     placements: tuple[Placement, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     grants: Grants = NO_GRANTS
     shared: Grants = NO_GRANTS
     forget: tuple[RequestKey, ...] = ()
@@ -98,15 +113,6 @@ class RowFinish(IntEnum):
     LENGTH = 2
     CONTEXT_FULL = 3
     ERROR = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one output position: the drawn token and the most likely ones, best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +154,4 @@ class StepResult:
     timings: StepTimings
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by row
     errors: dict[int, RowError] = field(default_factory=dict)  # by row
+    prompt_logprobs: dict[int, LogprobColumns] = field(default_factory=dict)  # by row; offsets are in the prompt

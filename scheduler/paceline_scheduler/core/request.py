@@ -28,10 +28,14 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What identifies a request: its id inside its tenant."""
+    """What identifies one completion of a request: the request's id inside its tenant, and the completion's number.
+
+    For everything below the edge each completion is a request of its own. A request with one has index 0.
+    """
 
     tenant: str
     request_id: str
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,22 @@ class SamplingParams:
     top_p: float
     min_p: float
     seed: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One request, fixed when it is submitted.
 
-    `handle` is the edge's own number for it and comes back in every output. `max_tokens` None means as many as context
-    and pool allow. `deadline_s` is on the injected monotonic clock. `origin` is the request as sent without its prompt
+    `handle` is the edge's own number for it and comes back in every output. `group` is the handle of completion 0 of
+    the same request, None where there is only one. `priority`: lower runs earlier. `max_tokens` None means as many as
+    context and pool allow. Before `min_tokens` output tokens neither `end_token_ids` are drawn nor
+    `ignored_end_token_ids`, those of the model that do not end this request. `bad_words` are the token ids of each way
+    to spell one. `deadline_s` is on the injected monotonic clock. `origin` is the request as sent without its prompt
     and `body_digest` its BLAKE2b-128 digest: both are only stored.
     """
 
@@ -62,8 +74,14 @@ class Request:
     end_token_ids: tuple[int, ...]
     max_tokens: int | None = None
     num_logprobs: int | None = None
+    min_tokens: int = 0
+    ignored_end_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_prompt_logprobs: int | None = None
     deadline_s: float | None = None
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
+    priority: int = 0
+    group: int | None = None
     origin: bytes = b""
     body_digest: bytes = b""

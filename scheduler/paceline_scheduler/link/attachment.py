@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, StepTotals, TokenizerSource
-from paceline_scheduler.core.blocks import BlockCounts
-from paceline_scheduler.core.core import ExecutorCounts
 from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.tables.blocks import BlockCounts
+from paceline_scheduler.core.views import ExecutorCounts
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.link.step_watch import PlannedStep

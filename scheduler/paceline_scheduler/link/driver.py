@@ -21,7 +21,8 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.outputs import Failure, Outputs
 from paceline_scheduler.core.plan import StepResult
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
-from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError
+from paceline_scheduler.core.views import Estimate, Explanation
+from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
@@ -87,14 +88,29 @@ class Driver:
         """Return the time of the injected clock in seconds."""
         return self._clock()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; raises a RequestRefusedError."""
+    def require_room(self, num_requests: int) -> None:
+        """Raise QueueFullError when the queue would not take so many requests, however short."""
+        self._core.require_room(num_requests)
+
+    def require_time(self, model: str) -> None:
+        """Raise QueueFullError when nothing of usual urgency would get its first token in time."""
+        self._core.require_time(model, self._clock())
+
+    def submit(self, *requests: Request) -> None:
+        """Queue all completions of a request, or none; raises a RequestRefusedError."""
         if self._is_draining:
             raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
-        self._core.submit(request, self._clock())
-        self._handles.add(request.handle)
+        now = self._clock()
+        try:
+            for request in requests:
+                self._core.submit(request, now)
+        except RequestRefusedError:
+            for request in requests:  # those that were not taken are unknown, and passed over
+                self._core.end(request.handle, 0, FinishReason.CANCELLED)
+            raise
+        self._handles.update(request.handle for request in requests)
         self._pump_soon()
-        if request.deadline_s is not None:
+        if any(request.deadline_s is not None for request in requests):
             self._set_deadline_timer()
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
@@ -108,6 +124,14 @@ class Driver:
         """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
         self._deliver(self._core.cancel(key))
         self._pump_soon()
+
+    def explain(self, key: RequestKey) -> Explanation:
+        """Return where a request stands; raises UnknownRequestError."""
+        return self._core.explain(key)
+
+    def estimate(self, request: Request) -> Estimate:
+        """Return what would become of a request if it were submitted now."""
+        return self._core.estimate(request, self._clock())
 
     def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
         """Let the executors forget records."""
@@ -217,6 +241,7 @@ class Driver:
         outputs = self._core.complete(address, result)
         self._deliver(outputs)
         self._pump(address)  # what it plans follows this step, which still counts as planned
+        self._pump_others(address)
         planned = executor.planned.popleft()
         count_step(executor.steps, planned, result)
         if self._watch.is_watched:
@@ -302,9 +327,16 @@ class Driver:
         for address in self._executors:
             self._pump(address)
 
+    def _pump_others(self, address: str) -> None:
+        """Let the other executors take what this one left to them, and forget what ended here."""
+        for other in self._executors:
+            if other != address and self._core.has_news_for(other):
+                self._pump(other)
+
     def _pump(self, address: str) -> None:
         """Send plans to an executor until it has enough of them."""
         executor = self._executors[address]
+        self._deliver(self._core.refuse_hopeless(self._clock()))
         while executor.port is not None:
             started_s = self._clock()
             plan = self._core.plan(address, started_s)

@@ -45,7 +45,7 @@ def _join(pieces: list[RowSnapshot]) -> RowSnapshot:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if any((piece.key, piece.index) != (first.key, first.index) for piece in pieces):
+    if any(piece.key != first.key for piece in pieces):
         raise DivergenceError(f"the snapshot continues {first.key} with another request")
     return replace(
         first,

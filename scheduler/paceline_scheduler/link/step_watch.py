@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline_scheduler.backend import StepRecord, StepSink, StepTotals
-from paceline_scheduler.core.blocks import BlockCounts
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.core.request import Int32Array
+from paceline_scheduler.core.tables.blocks import BlockCounts
 
 MAX_WATCHERS = 64
 

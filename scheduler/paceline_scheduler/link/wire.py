@@ -7,7 +7,6 @@ it must have is a DivergenceError; nothing behind this module checks it again.
 from typing import TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -19,7 +18,6 @@ from paceline_scheduler.core.plan import (
     BlockTag,
     FinalRelease,
     Grants,
-    Placement,
     Release,
     RowError,
     RowFinish,
@@ -27,8 +25,9 @@ from paceline_scheduler.core.plan import (
     StepTimings,
     TokenLogprobs,
 )
-from paceline_scheduler.core.request import FinishReason, Float32Array, Int32Array, RequestKey, SamplingParams
+from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError, TermSupersededError
+from paceline_scheduler.link.columns import column, column_bytes, floats
 from paceline_scheduler.link.messages import (
     MAX_PROTOCOL,
     MIN_PROTOCOL,
@@ -44,6 +43,7 @@ from paceline_scheduler.link.messages import (
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.link.wire_placements import new_request, record_id
 
 _SERVICE = "/paceline.v1.ExecutorService"
 ATTACH_METHOD = f"{_SERVICE}/Attach"
@@ -64,18 +64,6 @@ _HIGHEST = {
     "max_plans_in_flight": 1 << 10,
 }
 _M = TypeVar("_M", bound=Message)
-
-
-def column_bytes(values: Int32Array) -> bytes:
-    """Return a column as it travels."""
-    return values.astype("<i4", copy=False).tobytes()
-
-
-def column(data: bytes) -> Int32Array:
-    """Return the values of a column, read-only."""
-    if len(data) % 4:
-        raise DivergenceError(f"a column of {len(data)} bytes does not hold int32 values")
-    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)
 
 
 # To the executor
@@ -112,13 +100,16 @@ def _plan(plan: BatchPlan, now_s: float) -> plan_pb2.BatchPlan:
     if plan.releases:
         message.releases.extend(_release(release) for release in plan.releases)
     if plan.placements:
-        message.new_requests.extend(_new_request(placement, now_s) for placement in plan.placements)
+        message.new_requests.extend(new_request(placement, now_s) for placement in plan.placements)
+    if plan.copies:
+        message.copies.sources = column_bytes(np.array([copy.source for copy in plan.copies], dtype=np.int32))
+        message.copies.destinations = column_bytes(np.array([copy.destination for copy in plan.copies], dtype=np.int32))
     if len(plan.grants.rows):
         message.grants.CopyFrom(_grants(plan.grants))
     if len(plan.shared.rows):
         message.shared.CopyFrom(_grants(plan.shared))
     if plan.forget:
-        message.forget.extend(_record_id(key) for key in plan.forget)
+        message.forget.extend(record_id(key) for key in plan.forget)
     return message
 
 
@@ -134,57 +125,6 @@ def _release(release: Release) -> plan_pb2.Release:
         message.final.num_output_tokens = release.final.num_output_tokens
         message.final.reason = sampling_pb2.FinishReason.ValueType(release.final.reason)
     return message
-
-
-def _record_id(key: RequestKey) -> plan_pb2.RecordId:
-    return plan_pb2.RecordId(tenant=key.tenant, request_id=key.request_id)
-
-
-def _new_request(placement: Placement, now_s: float) -> plan_pb2.NewRequest:
-    request = placement.request
-    return plan_pb2.NewRequest(
-        row=placement.row,
-        id=_record_id(request.key),
-        attempt=placement.attempt,
-        prompt_token_ids=column_bytes(request.prompt_token_ids),
-        output_token_ids=column_bytes(placement.output_token_ids),
-        num_cached_tokens=placement.num_cached_tokens,
-        sampling=_sampling(request.sampling),
-        end_token_ids=request.end_token_ids,
-        max_tokens=placement.max_tokens,
-        num_logprobs=request.num_logprobs,
-        context=_context(placement, now_s).SerializeToString(),
-    )
-
-
-def _sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
-    message = sampling_pb2.SamplingParams(
-        temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
-    )
-    if sampling.top_k:
-        message.top_k = sampling.top_k
-    return message
-
-
-def _context(placement: Placement, now_s: float) -> plan_pb2.RequestContext:
-    request = placement.request
-    context = plan_pb2.RequestContext(
-        body_digest=request.body_digest,
-        waited=_duration(placement.waited_s),
-        num_preemptions=placement.num_preemptions,
-        num_executor_deaths=placement.num_executor_deaths,
-        num_prompt_cached_tokens=placement.num_prompt_cached_tokens,
-    )
-    context.request.ParseFromString(request.origin)
-    if request.deadline_s is not None:
-        context.deadline_left.CopyFrom(_duration(max(0.0, request.deadline_s - now_s)))
-    return context
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
 
 
 # From the executor
@@ -225,6 +165,7 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
     if int(np.add.reduce(num_accepted.view(np.uint32), dtype=np.uint64)) != len(token_ids):
         raise DivergenceError(f"step {message.step_id}: the result's tokens do not add up")
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs = {item.row: _prompt_logprobs(item) for item in message.prompt_logprobs}
     if message.logprobs:
         logprobs = {row.row: tuple(_logprobs(token) for token in row.tokens) for row in message.logprobs}
         num_of_row = dict(zip(rows.tolist(), num_accepted.tolist(), strict=True))
@@ -245,11 +186,27 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
         ),
         logprobs=logprobs,
         errors={row.row: _row_error(row.error) for row in message.errors},
+        prompt_logprobs=prompt_logprobs,
     )
 
 
 def _logprobs(message: sampling_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.token_id, message.logprob, tuple((top.token_id, top.logprob) for top in message.top))
+
+
+def _prompt_logprobs(message: plan_pb2.RowPromptLogprobs) -> LogprobColumns:
+    tokens = message.tokens
+    num_top = len(tokens[0].top) if tokens else 0
+    if any(len(token.top) != num_top for token in tokens):
+        raise DivergenceError(f"row {message.row}: not as many alternatives for each token of the prompt")
+    shape = (len(tokens), num_top)
+    top = [best for token in tokens for best in token.top]
+    return LogprobColumns(
+        offset=message.position,
+        logprobs=np.array([token.logprob for token in tokens], dtype=np.float32),
+        top_token_ids=np.array([best.token_id for best in top], dtype=np.int32).reshape(shape),
+        top_logprobs=np.array([best.logprob for best in top], dtype=np.float32).reshape(shape),
+    )
 
 
 def _row_error(message: sampling_pb2.RequestError) -> RowError:
@@ -306,7 +263,7 @@ def _row(row: plan_pb2.RowState) -> RowSnapshot:
     if row.HasField("released"):
         released = FinalRelease(row.released.num_output_tokens, FinishReason(row.released.reason))
     return RowSnapshot(
-        key=RequestKey(row.id.tenant, row.id.request_id),
+        key=RequestKey(row.id.tenant, row.id.request_id, row.id.index),
         row=row.row if row.HasField("row") else None,
         attempt=row.attempt,
         prompt_token_ids=column(row.prompt_token_ids),
@@ -316,23 +273,16 @@ def _row(row: plan_pb2.RowState) -> RowSnapshot:
         finish=RowFinish(row.finish),
         released=released,
         logprobs=_logprob_columns(row.logprobs) if row.HasField("logprobs") else None,
-        index=row.id.index,
     )
 
 
 def _logprob_columns(message: plan_pb2.LogprobColumns) -> LogprobColumns:
-    logprobs, num_top = _floats(message.logprobs), message.num_top
-    top_token_ids, top_logprobs = column(message.top_token_ids), _floats(message.top_logprobs)
+    logprobs, num_top = floats(message.logprobs), message.num_top
+    top_token_ids, top_logprobs = column(message.top_token_ids), floats(message.top_logprobs)
     if not len(top_token_ids) == len(top_logprobs) == len(logprobs) * num_top:
         raise DivergenceError(f"{len(logprobs)} tokens with {num_top} alternatives each do not fill their columns")
     shape = (len(logprobs), num_top)
     return LogprobColumns(message.offset, logprobs, top_token_ids.reshape(shape), top_logprobs.reshape(shape))
-
-
-def _floats(data: bytes) -> Float32Array:
-    if len(data) % 4:
-        raise DivergenceError(f"a column of {len(data)} bytes does not hold floats")
-    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
 def _tags(tags: plan_pb2.BlockTags) -> tuple[BlockTag, ...]:
@@ -358,6 +308,7 @@ def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
         top_p=sampling.top_p if sampling.HasField("top_p") else None,
         min_p=sampling.min_p if sampling.HasField("min_p") else None,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
     )
     source = TokenizerSource(
         digest=part.digest,

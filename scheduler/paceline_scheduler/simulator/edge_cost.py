@@ -9,17 +9,23 @@ while all streams decode, and how much of the time the executor waited for its n
 import argparse
 import asyncio
 import json
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
 
 from paceline_scheduler.backend import StepTotals
 from paceline_scheduler.simulator import wire
+from paceline_scheduler.simulator.measured_processes import (
+    cpu_ns,
+    module_process,
+    next_line,
+    scheduler_of,
+    simulated_executor,
+)
 
+_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")  # all streams run beside each other, however slowly
 _TOKENS_BEFORE = 16  # that every stream has got when measuring begins
 
 
@@ -50,26 +56,20 @@ class _Sample:
 
 async def measure(num_streams: int, step_ms: float, call: str, seconds: float) -> EdgeCost:
     """Return what steps of `step_ms` with this many streams cost; `call` is "session" or "generate"."""
-    executor_options = (
-        *("--port", "0", "--max-num-seqs", str(num_streams), "--num-blocks", str(130 * num_streams)),
-        *("--step-ms", str(step_ms)),
-    )
-    async with _module("paceline_scheduler.simulator.server", *executor_options) as executor:
-        address = (await _line(executor)).split()[-1]
-        ports = ("--port", "0", "--admin-port", "0", "--health-port", "0")
-        async with _module("paceline_scheduler", *ports, "--executors", address) as scheduler:
-            ready = await _ready(scheduler)
-            load_options = (f"127.0.0.1:{ready['port']}", "--num-streams", str(num_streams), "--call", call)
-            async with (
-                _module("paceline_client.testing.stream_load", *load_options) as client,
-                grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}") as admin,
-            ):
-                first = await _sample_when(
-                    lambda report, _: report["num_tokens"] >= _TOKENS_BEFORE * num_streams, client, scheduler, admin
-                )
-                last = await _sample_when(
-                    lambda _, at_ns: at_ns >= first.at_ns + seconds * 1e9, client, scheduler, admin
-                )
+    executor_options = ("--max-num-seqs", str(num_streams), "--num-blocks", str(130 * num_streams))
+    async with (
+        simulated_executor(*executor_options, "--step-ms", str(step_ms)) as address,
+        scheduler_of(address, *_NO_BUDGETS) as (scheduler, ready),
+    ):
+        load_options = (f"127.0.0.1:{ready['port']}", "--num-streams", str(num_streams), "--call", call)
+        async with (
+            module_process("paceline_client.testing.stream_load", *load_options) as client,
+            grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}") as admin,
+        ):
+            first = await _sample_when(
+                lambda report, _: report["num_tokens"] >= _TOKENS_BEFORE * num_streams, client, scheduler, admin
+            )
+            last = await _sample_when(lambda _, at_ns: at_ns >= first.at_ns + seconds * 1e9, client, scheduler, admin)
     return _cost(first, last)
 
 
@@ -117,40 +117,12 @@ async def _sample_when(
     admin: grpc.aio.Channel,
 ) -> _Sample:
     """Look at all processes as soon as the client's report, and the time in nanoseconds, are what is waited for."""
-    while not is_due(report := json.loads(await _line(client)), at_ns := time.monotonic_ns()):
+    while not is_due(report := json.loads(await next_line(client)), at_ns := time.monotonic_ns()):
         pass
-    # The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
-    scheduler_ns = time.clock_gettime_ns((~scheduler.pid << 3) | 2)
+    scheduler_ns = cpu_ns(scheduler)
     ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = admin.unary_unary(wire.LIST_EXECUTORS_METHOD)
     steps = wire.read_step_totals(await ask(b""))
     return _Sample(at_ns, scheduler_ns, report["cpu_ns"], report["num_tokens"], report["num_deltas"], steps)
-
-
-async def _ready(scheduler: asyncio.subprocess.Process) -> dict[str, int]:
-    """Return the event that names the ports, when an executor is attached."""
-    while (event := json.loads(await _line(scheduler)))["event"] != "ready":
-        pass
-    return dict(event)
-
-
-async def _line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None, "it was asked for"
-    line = await process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"process {process.pid} has ended")
-    return line.decode()
-
-
-@asynccontextmanager
-async def _module(name: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module as a process until the block ends."""
-    command = (sys.executable, "-m", name, *options)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        process.kill()
-        await process.communicate()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 It applies plans in device order, checks every rule a plan must keep (a broken one raises PlanViolationError), and
 generates tokens by `tokens.TokenRule` from what its KV slots hold. Plans arrive by `receive` and run one after another
 by `run_next`; the plans in between are the ones in flight, so that what must wait for a confirmation is checked too.
+There are no logits, so that penalties, biases, allowed tokens and bad words change nothing here; `min_tokens` does.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, Snapshot
 from paceline_scheduler.core.plan import (
     BatchPlan,
     Grants,
@@ -138,8 +139,13 @@ class SimulatedExecutor:
         # Shared blocks stand at the beginning of a table, so they go in first; the hash has its own order.
         for row, index, block in _triples(plan.shared):
             self.blocks.share(self._row(row).table, index, block)
+        copied = [self.blocks.slots[copy.source].copy() for copy in plan.copies]  # copies come before grants
         for row, index, block in _triples(plan.grants):
             self.blocks.grant(self._row(row).table, index, block)
+        granted = set(plan.grants.block_ids.tolist())
+        for copy, contents in zip(plan.copies, copied, strict=True):
+            require(copy.destination in granted, "a copy goes to a block granted in the same plan", f"{copy}")
+            self.blocks.slots[copy.destination] = contents
         for triple in (*_triples(plan.grants), *_triples(plan.shared)):
             self._grant_hash = fold_grant_hash(self._grant_hash, *triple)
         for placement in plan.placements:
@@ -170,6 +176,8 @@ class SimulatedExecutor:
         row = SimulatedRow(placement, self.config.max_model_len)
         require(placement.num_cached_tokens < row.num_tokens, "at least one token is left to compute", where)
         require(row.num_output_tokens < placement.max_tokens, "at least one token is left to generate", where)
+        is_whole = placement.num_prompt_logprobs is None or not placement.num_cached_tokens
+        require(is_whole, "what has log-probabilities is computed", where)
         self.rows[placement.row] = row
 
     def _check_cached(self, placement: Placement) -> None:
@@ -186,13 +194,17 @@ class SimulatedExecutor:
         finishes: list[int] = []
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, RowError] = {}
+        prompt_logprobs: dict[int, LogprobColumns] = {}
         for index, num_scheduled in zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True):
             row = self._row(index)
             error = self._row_errors.pop(row.key, None) if row.finish is RowFinish.NONE else None
             if error is not None:
                 row.finish = RowFinish.ERROR
                 errors[index] = error
+            start = row.num_computed_tokens
             token = self._advance(row, num_scheduled)
+            if row.finish is not RowFinish.ERROR and (told := row.prompt_logprobs(start, self.config.tokens)):
+                prompt_logprobs[index] = told
             accepted.append(int(token is not None))
             finishes.append(row.finish)
             if token is not None:
@@ -214,6 +226,7 @@ class SimulatedExecutor:
             timings=StepTimings(forward_ns=self.config.step_ns(plan.num_tokens)),
             logprobs=logprobs,
             errors=errors,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _advance(self, row: SimulatedRow, num_scheduled: int) -> int | None:
@@ -231,7 +244,7 @@ class SimulatedExecutor:
         require(np.array_equal(context, row.token_ids), "a row reads the tokens it wrote", where)
         request = row.placement.request
         seed, offset = request.sampling.seed, row.num_output_tokens
-        token = self.config.tokens.next_token(context, seed, offset, request.end_token_ids)
+        token = self.config.tokens.next_token(context, seed, offset, request.end_token_ids, request.min_tokens)
         row.append(token)
         return token
 

@@ -1,10 +1,12 @@
-"""What planning costs: `python -m paceline_scheduler.simulator.planning_cost [--num-rows 256]`.
+"""What planning costs: `python -m paceline_scheduler.simulator.planning_cost [--num-rows 256] [--num-waiting 10000]`.
 
 Runs decode-only steps of a full batch against an executor that answers at once, and prints the scheduler's own CPU time
-per step: planning it and applying its result, without network and without the edge.
+per step: planning it and applying its result, without network and without the edge. With requests that wait it also
+prints the process's memory.
 """
 
 import argparse
+import resource
 import statistics
 import time
 
@@ -20,12 +22,26 @@ _ADDRESS = "here"
 _PROMPT_TOKENS = 64
 
 
-def measure(num_rows: int, num_steps: int) -> list[tuple[float, float]]:
-    """Return (planning, applying) times in microseconds of decode-only steps with `num_rows` running requests."""
-    core = Core(CoreLimits())
+_WAITING_PROMPT_TOKENS = 2000
+
+
+def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[float, float]]:
+    """Return (planning, applying) times in microseconds of decode-only steps with `num_rows` running requests.
+
+    `num_waiting` more wait behind them, with prompts of 2,000 tokens.
+    """
+    limits = CoreLimits(
+        max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
+    )
+    core = Core(limits)
     core.attach(_description(num_rows, num_steps), Snapshot())
     for handle in range(num_rows):
-        core.submit(_request(handle), now=0.0)
+        # Prompts of different lengths, so that about as many rows begin a new block in every step.
+        core.submit(_request(handle, _PROMPT_TOKENS + handle % 16), now=0.0)
+    # A row is free, but those that run are expected to fill the pool: every plan weighs the head of the line anew.
+    core.executor(_ADDRESS).output_lengths.mean = 1e9
+    for handle in range(num_rows, num_rows + num_waiting):
+        core.submit(_request(handle, _WAITING_PROMPT_TOKENS), now=0.0)
     times = []
     num_measured = 0
     while num_measured < num_steps:
@@ -48,8 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what planning a decode-only step costs the scheduler.")
     parser.add_argument("--num-rows", type=int, default=256, help="running requests (default 256)")
     parser.add_argument("--num-steps", type=int, default=2000, help="steps to measure (default 2000)")
+    parser.add_argument("--num-waiting", type=int, default=0, help="requests of 2,000 tokens that wait (default 0)")
     arguments = parser.parse_args()
-    times = measure(arguments.num_rows, arguments.num_steps)
+    times = measure(arguments.num_rows, arguments.num_steps, arguments.num_waiting)
     totals = sorted(plan + apply for plan, apply in times)
     plan_us = statistics.median(plan for plan, _ in times)
     apply_us = statistics.median(apply for _, apply in times)
@@ -57,10 +74,17 @@ def main() -> None:
         f"{arguments.num_rows} rows: {statistics.median(totals):.0f} us per step "
         f"(plan {plan_us:.0f}, apply {apply_us:.0f}), p99 {totals[int(len(totals) * 0.99)]:.0f} us"
     )
+    if arguments.num_waiting:
+        plans = sorted(plan for plan, _ in times)
+        memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"{arguments.num_waiting} requests wait: plan p99 {plans[int(len(plans) * 0.99)]:.0f} us, "
+            f"peak memory {memory_mib:.0f} MiB"
+        )
 
 
 def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
-    max_model_len = _PROMPT_TOKENS + num_steps + 80
+    max_model_len = max(_PROMPT_TOKENS + num_steps + 80, 2 * _WAITING_PROMPT_TOKENS)
     return ExecutorDescription(
         address=_ADDRESS,
         incarnation=1,
@@ -68,7 +92,7 @@ def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
         model="none",
         num_blocks=num_rows * (max_model_len // 16 + 2),
         block_size=16,
-        max_num_rows=num_rows,
+        max_num_rows=num_rows + 1,
         max_num_batched_tokens=8192,
         max_model_len=max_model_len,
         max_plans_in_flight=2,
@@ -77,9 +101,8 @@ def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
     )
 
 
-def _request(handle: int) -> Request:
-    # Prompts of different lengths, so that about as many rows begin a new block in every step.
-    prompt = (np.arange(_PROMPT_TOKENS + handle % 16, dtype=np.int32) + handle * 131) % 32000
+def _request(handle: int, num_prompt_tokens: int) -> Request:
+    prompt = (np.arange(num_prompt_tokens, dtype=np.int32) + handle * 131) % 32000
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
     return Request(handle, RequestKey("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())
 

@@ -1,5 +1,6 @@
 """Requests on a simulated executor: on a row, and as the record that stays when they left it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot
 from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish, TokenLogprobs
 from paceline_scheduler.core.request import Int32Array, RequestKey
 from paceline_scheduler.simulator.blocks import BlockTable
+from paceline_scheduler.simulator.tokens import TokenRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,15 @@ class SimulatedRow:
         elif self._num_tokens >= self._max_model_len:
             self.finish = RowFinish.CONTEXT_FULL
 
+    def prompt_logprobs(self, start: int, rule: TokenRule) -> LogprobColumns | None:
+        """Return those of the prompt's tokens that are predicted by what was computed from `start` on, if asked for."""
+        num_top, tokens = self.placement.num_prompt_logprobs, self.token_ids
+        first, end = start + 1, min(self.num_computed_tokens + 1, self._num_prompt_tokens)
+        if num_top is None or first >= end:
+            return None
+        told = [rule.logprobs(int(tokens[position]), position, num_top) for position in range(first, end)]
+        return _columns(first, told, num_top)
+
     def record(self, released: FinalRelease | None) -> SimulatedRecord:
         """Return what stays when the row is released."""
         num_output_tokens = self.num_output_tokens if released is None else released.num_output_tokens
@@ -116,10 +127,14 @@ class SimulatedRow:
         if num_top is None:
             return None
         kept = self.logprobs[: max(0, num_output_tokens - offset)]
-        top = [best for token in kept for best in token.top]
-        return LogprobColumns(
-            offset=min(offset, num_output_tokens),
-            logprobs=np.array([token.logprob for token in kept], dtype=np.float32),
-            top_token_ids=np.array([token_id for token_id, _ in top], dtype=np.int32).reshape(len(kept), num_top),
-            top_logprobs=np.array([logprob for _, logprob in top], dtype=np.float32).reshape(len(kept), num_top),
-        )
+        return _columns(min(offset, num_output_tokens), kept, num_top)
+
+
+def _columns(offset: int, tokens: Sequence[TokenLogprobs], num_top: int) -> LogprobColumns:
+    top = [best for token in tokens for best in token.top]
+    return LogprobColumns(
+        offset=offset,
+        logprobs=np.array([token.logprob for token in tokens], dtype=np.float32),
+        top_token_ids=np.array([token_id for token_id, _ in top], dtype=np.int32).reshape(len(tokens), num_top),
+        top_logprobs=np.array([logprob for _, logprob in top], dtype=np.float32).reshape(len(tokens), num_top),
+    )

@@ -24,10 +24,15 @@ class TokenRule:
     vocab_size: int = 32_000
     end_probability: float = 0.0
 
-    def next_token(self, context: Int32Array, seed: int, offset: int, end_token_ids: Sequence[int]) -> int:
-        """Return the token at output index `offset`; `context` is the prompt and the output before it."""
+    def next_token(
+        self, context: Int32Array, seed: int, offset: int, end_token_ids: Sequence[int], min_tokens: int = 0
+    ) -> int:
+        """Return the token at output index `offset`; `context` is the prompt and the output before it.
+
+        None of the first `min_tokens` is an end token.
+        """
         drawn = _mix(_context_hash(context) ^ _mix(seed & _MASK) ^ _mix(offset + 1))
-        if end_token_ids and _mix(drawn) < self.end_probability * 2**64:
+        if offset >= min_tokens and end_token_ids and _mix(drawn) < self.end_probability * 2**64:
             return end_token_ids[0]
         token = drawn % self.vocab_size
         while token in end_token_ids:
@@ -47,6 +52,7 @@ def reference_output(
     max_tokens: int,
     rule: TokenRule,
     end_token_ids: Sequence[int] = (),
+    min_tokens: int = 0,
 ) -> tuple[int, ...]:
     """Return what a request must generate, computed without blocks, rows or steps."""
     context = np.zeros(len(prompt_token_ids) + max_tokens, dtype=np.int32)
@@ -54,7 +60,7 @@ def reference_output(
     context[:num_prompt] = prompt_token_ids
     for offset in range(max_tokens):
         length = num_prompt + offset
-        context[length] = rule.next_token(context[:length], seed, offset, end_token_ids)
+        context[length] = rule.next_token(context[:length], seed, offset, end_token_ids, min_tokens)
         if int(context[length]) in end_token_ids:
             return tuple(context[num_prompt : length + 1].tolist())
     return tuple(context[num_prompt:].tolist())

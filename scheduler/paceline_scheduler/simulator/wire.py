@@ -4,6 +4,8 @@ measurements ask a scheduler.
 Written apart from `link/wire.py` on purpose: the two check each other.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from google.rpc import error_details_pb2
 
@@ -13,6 +15,7 @@ from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumn
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
     BatchPlan,
+    BlockCopy,
     BlockTag,
     FinalRelease,
     Grants,
@@ -20,11 +23,13 @@ from paceline_scheduler.core.plan import (
     Release,
     RowError,
     StepResult,
+    TokenLogprobs,
 )
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 
+GENERATE_METHOD = "/paceline.v1.InferenceService/Generate"
 LIST_EXECUTORS_METHOD = "/paceline.v1.AdminService/ListExecutors"  # its request is empty
 MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
 MAX_VIEWS = 1024  # rows in an answer of GetState
@@ -46,6 +51,7 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
     """Return a plan as the simulated executor takes it."""
     keys = message.tags.keys
     blocks = read_column(message.tags.block_ids).tolist()
+    copies = message.copies
     return BatchPlan(
         incarnation=message.incarnation,
         epoch=message.epoch,
@@ -56,9 +62,10 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         tags=tuple(BlockTag(block, keys[16 * i : 16 * i + 16]) for i, block in enumerate(blocks)),
         releases=tuple(_read_release(release) for release in message.releases),
         placements=tuple(_read_placement(new) for new in message.new_requests),
+        copies=tuple(map(BlockCopy, *(read_column(c).tolist() for c in (copies.sources, copies.destinations)))),
         grants=_read_grants(message.grants) if message.HasField("grants") else NO_GRANTS,
         shared=_read_grants(message.shared) if message.HasField("shared") else NO_GRANTS,
-        forget=tuple(RequestKey(key.tenant, key.request_id) for key in message.forget),
+        forget=tuple(RequestKey(key.tenant, key.request_id, key.index) for key in message.forget),
     )
 
 
@@ -72,16 +79,34 @@ def _read_release(message: plan_pb2.Release) -> Release:
     return Release(message.row, FinalRelease(message.final.num_output_tokens, _FINISH_REASONS[message.final.reason]))
 
 
+def _read_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+    )
+
+
 def _read_placement(message: plan_pb2.NewRequest) -> Placement:
     context = plan_pb2.RequestContext.FromString(message.context)
-    sampling = message.sampling
     request = Request(
         handle=0,
-        key=RequestKey(message.id.tenant, message.id.request_id),
+        key=RequestKey(message.id.tenant, message.id.request_id, message.id.index),
         model="",
         prompt_token_ids=read_column(message.prompt_token_ids),
-        sampling=SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
+        sampling=_read_sampling(message.sampling),
         end_token_ids=tuple(message.end_token_ids),
+        min_tokens=message.min_tokens,
+        ignored_end_token_ids=tuple(message.ignored_end_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_word_token_ids),
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         origin=context.request.SerializeToString(),
         body_digest=context.body_digest,
@@ -181,7 +206,7 @@ def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
     for index in range(num_pieces):
         prompt, output, blocks = (column[index * MAX_PIECE : (index + 1) * MAX_PIECE] for column in columns)
         piece = plan_pb2.RowState(
-            id=plan_pb2.RecordId(tenant=row.key.tenant, request_id=row.key.request_id),
+            id=plan_pb2.RecordId(tenant=row.key.tenant, request_id=row.key.request_id, index=row.key.index),
             row=row.row,
             attempt=row.attempt,
             prompt_token_ids=write_column(prompt),
@@ -209,6 +234,11 @@ def _write_logprobs(columns: LogprobColumns, start: int, end: int) -> plan_pb2.L
         top_token_ids=write_column(columns.top_token_ids[start:end]),
         top_logprobs=columns.top_logprobs[start:end].astype("<f4").tobytes(),
     )
+
+
+def write_generate(text: str, n: int) -> bytes:
+    """Return a client's request for so many completions."""
+    return inference_pb2.GenerateRequest(text=text, sampling=sampling_pb2.SamplingParams(n=n)).SerializeToString()
 
 
 def read_step_totals(data: bytes) -> StepTotals:
@@ -243,22 +273,29 @@ def write_result(result: StepResult) -> plan_pb2.AttachResponse:
         grant_hash=result.grant_hash,
         timings=plan_pb2.StepTimings(forward_ns=timings.forward_ns, idle_ns=timings.idle_ns),
         logprobs=[
-            plan_pb2.RowLogprobs(
-                row=row,
-                tokens=[
-                    sampling_pb2.TokenLogprobs(
-                        token_id=token.token_id,
-                        logprob=token.logprob,
-                        top=[sampling_pb2.TokenLogprob(token_id=t, logprob=p) for t, p in token.top],
-                    )
-                    for token in tokens
-                ],
-            )
-            for row, tokens in result.logprobs.items()
+            plan_pb2.RowLogprobs(row=row, tokens=_write_tokens(tokens)) for row, tokens in result.logprobs.items()
         ],
         errors=[plan_pb2.RowError(row=row, error=_write_error(error)) for row, error in result.errors.items()],
+        prompt_logprobs=[_write_prompt_logprobs(row, columns) for row, columns in result.prompt_logprobs.items()],
     )
     return plan_pb2.AttachResponse(result=message)
+
+
+def _write_prompt_logprobs(row: int, columns: LogprobColumns) -> plan_pb2.RowPromptLogprobs:
+    # Which tokens they are of is not known here any more; a scheduler that asked knows its prompt.
+    tokens = columns.of(columns.offset, np.zeros(len(columns.logprobs), dtype=np.int32))
+    return plan_pb2.RowPromptLogprobs(row=row, position=columns.offset, tokens=_write_tokens(tokens))
+
+
+def _write_tokens(tokens: Iterable[TokenLogprobs]) -> list[sampling_pb2.TokenLogprobs]:
+    return [
+        sampling_pb2.TokenLogprobs(
+            token_id=token.token_id,
+            logprob=token.logprob,
+            top=[sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top],
+        )
+        for token in tokens
+    ]
 
 
 def _write_error(error: RowError) -> sampling_pb2.RequestError:
@@ -309,6 +346,7 @@ def _write_view(row: RowSnapshot, include_token_ids: bool) -> executor_pb2.RowVi
         row=row.row,
         tenant=row.key.tenant,
         request_id=row.key.request_id,
+        index=row.key.index,
         attempt=row.attempt,
         num_prompt_tokens=len(row.prompt_token_ids),
         num_output_tokens=len(row.output_token_ids),

@@ -15,6 +15,7 @@ class OutputCollector:
         self.finishes: dict[int, FinishNotice] = {}
         self.failures: dict[int, RequestFailedError] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self.attempts: dict[int, int] = {}
         self._hashes: dict[int, int] = {}
 
@@ -37,6 +38,9 @@ class OutputCollector:
             self._require_running(handle)
             end = start + int(outputs.num_tokens[index])
             known = self.token_ids.setdefault(handle, [])
+            if handle in outputs.prompt_logprobs:
+                assert not known, f"handle {handle}: the prompt's log-probabilities come with the first token"
+                self.prompt_logprobs[handle] = outputs.prompt_logprobs[handle]
             assert int(outputs.offsets[index]) == len(known), f"handle {handle}: a gap or a doubled token"
             new = outputs.token_ids[start:end].tolist()
             known.extend(new)

@@ -31,6 +31,11 @@ class CoreHarness:
         description, snapshot = self.executors[address].attach(address)
         self.client.deliver(self.core.attach(description, snapshot))
 
+    def expect_short_outputs(self, address: str = "executor-0") -> None:
+        """Let the core believe that outputs end after a token or two, so that it admits more than the pool can hold."""
+        lengths = self.core.executor(address).output_lengths
+        lengths.mean = lengths.deviation = 1.0
+
     def submit(self, *requests: Request) -> None:
         """Submit requests at the clock's time."""
         for request in requests:
@@ -42,6 +47,7 @@ class CoreHarness:
 
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
+        self.client.deliver(self.core.refuse_hopeless(self.clock()))
         plan = self.core.plan(address, self.clock())
         if plan is not None:
             self.executors[address].receive(plan)

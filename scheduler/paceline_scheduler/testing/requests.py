@@ -32,6 +32,9 @@ def make_request(
     deadline_s: float | None = None,
     cache_salt: str = "",
     bypass_prefix_cache: bool = False,
+    min_tokens: int = 0,
+    num_prompt_logprobs: int | None = None,
+    priority: int = 0,
 ) -> Request:
     """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
     number = next(_handles) if handle is None else handle
@@ -49,6 +52,9 @@ def make_request(
         deadline_s=deadline_s,
         cache_salt=cache_salt,
         bypass_prefix_cache=bypass_prefix_cache,
+        min_tokens=min_tokens,
+        num_prompt_logprobs=num_prompt_logprobs,
+        priority=priority,
     )
 
 
@@ -56,7 +62,12 @@ def expected_output(request: Request, rule: TokenRule | None = None) -> tuple[in
     """Return what the simulated model generates for a request whose `max_tokens` is set."""
     assert request.max_tokens is not None, "without max_tokens the output depends on context and pool"
     return reference_output(
-        request.prompt_token_ids, request.sampling.seed, request.max_tokens, rule or TokenRule(), request.end_token_ids
+        request.prompt_token_ids,
+        request.sampling.seed,
+        request.max_tokens,
+        rule or TokenRule(),
+        request.end_token_ids,
+        request.min_tokens,
     )
 
 

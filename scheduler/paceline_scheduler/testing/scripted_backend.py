@@ -15,7 +15,8 @@ from paceline_scheduler.core.outputs import (
 )
 from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
-from paceline_scheduler.errors import RequestFailedError, RequestRefusedError, UnknownRequestError
+from paceline_scheduler.core.views import Estimate, Explanation, RequestState
+from paceline_scheduler.errors import QueueFullError, RequestFailedError, RequestRefusedError, UnknownRequestError
 from paceline_scheduler.testing.clock import ManualClock
 
 
@@ -26,6 +27,7 @@ class ScriptedBackend:
         self.clock = ManualClock()
         self.sink: OutputSink | None = None
         self.refusal: RequestRefusedError | None = None
+        self.num_places: int | None = None  # in the queue; None: as many as wanted
         self.served = models
         self.requests: dict[int, Request] = {}  # every one ever submitted, by handle
         self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
@@ -52,6 +54,7 @@ class ScriptedBackend:
         tokens: Mapping[int, Sequence[int]],
         finished: Mapping[int, FinishReason] | None = None,
         logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
+        prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
     ) -> None:
         """Deliver the new tokens of one step, by handle. A STOP among `finished` was caused by the last token."""
         finished = finished or {}
@@ -67,6 +70,7 @@ class ScriptedBackend:
             rolling_hashes=np.array([self._hashes[handle] for handle in handles], dtype=np.uint64),
             finishes={handle: self._notice(handle, reason, tokens[handle]) for handle, reason in finished.items()},
             logprobs=dict(logprobs or {}),
+            prompt_logprobs=dict(prompt_logprobs or {}),
         )
         self._deliver(Outputs(tokens=(batch,)))
 
@@ -81,11 +85,23 @@ class ScriptedBackend:
         """Return the time of the test's clock."""
         return self.clock()
 
-    def submit(self, request: Request) -> None:
-        """Take a request, unless the test wants it refused."""
+    def require_time(self, model: str) -> None:
+        """Take everything."""
+
+    def require_room(self, num_requests: int) -> None:
+        """Have room, unless the test set `num_places`."""
+        if self.num_places is not None and num_requests > self.num_places:
+            raise QueueFullError("the queue is full", 2.0)
+
+    def submit(self, *requests: Request) -> None:
+        """Take all requests, unless the test wants them refused."""
         if self.refusal is not None:
             refusal, self.refusal = self.refusal, None
             raise refusal
+        for request in requests:
+            self._take(request)
+
+    def _take(self, request: Request) -> None:
         self.requests[request.handle] = request
         self._running[request.key] = request.handle
         self._num_output[request.handle] = 0
@@ -105,6 +121,19 @@ class ScriptedBackend:
         self.cancelled.append(key)
         handle = self._running[key]
         self.step({handle: []}, {handle: FinishReason.CANCELLED})
+
+    def explain(self, key: RequestKey) -> Explanation:
+        """Find every running request at the head of a queue."""
+        if key not in self._running:
+            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
+        num_output = self._num_output[self._running[key]]
+        return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
+
+    def estimate(self, request: Request) -> Estimate:
+        """Expect half a second, unless the test wants a refusal."""
+        if self.refusal is not None:
+            return Estimate(0.0, 0.0, 0, 0, self.refusal)
+        return Estimate(0.5, 0.025, len(request.prompt_token_ids), 1, None)
 
     def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
         """Remember acknowledgements."""

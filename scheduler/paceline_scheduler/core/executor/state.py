@@ -9,15 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.blocks import BlockPool
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.plan import NO_GRANTS, BatchPlan, BlockTag, FinalRelease, Grants, Placement, Release
-from paceline_scheduler.core.planner import Admission, Decision
-from paceline_scheduler.core.request import Int32Array, RequestKey
-from paceline_scheduler.core.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
-from paceline_scheduler.core.step_time import StepTimeModel
+from paceline_scheduler.core.plan import (
+    NO_GRANTS,
+    BatchPlan,
+    BlockCopy,
+    BlockTag,
+    FinalRelease,
+    Grants,
+    Placement,
+    Release,
+)
+from paceline_scheduler.core.planning.growth import OutputLengths
+from paceline_scheduler.core.planning.planner import Admission, Decision
+from paceline_scheduler.core.planning.room import ExecutorView
+from paceline_scheduler.core.planning.step_time import StepTimeModel
+from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
+from paceline_scheduler.core.tables.blocks import BlockPool
+from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 
 _MASK = (1 << 64) - 1
 _ROW_SHIFT, _INDEX_SHIFT = np.uint64(48), np.uint64(32)
@@ -45,6 +56,7 @@ class ExecutorState:
         self.rows = RowColumns(description.max_num_rows, description.max_model_len)
         self.pool = BlockPool(description.num_blocks)
         self.step_time = StepTimeModel(description.step_points)
+        self.output_lengths = OutputLengths()
         self.in_flight: deque[StepInFlight] = deque()
         self.ending_rows: list[int] = []  # in state ENDING: they go out with the next plan
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
@@ -63,6 +75,19 @@ class ExecutorState:
         """Slots of a block."""
         return self.description.block_size
 
+    def view(self) -> ExecutorView:
+        """Return what is read of it to decide."""
+        return ExecutorView(
+            self.description, self.rows, self.pool, self.step_time, self.output_lengths, self.leaving_keys
+        )
+
+    def carry_on(self, before: "ExecutorState") -> None:
+        """Take over what an earlier stream to the executor taught, and what it has not been told yet."""
+        self.pending_forgets.extend(before.pending_forgets)
+        self.output_lengths = before.output_lengths
+        if before.description.incarnation == self.description.incarnation:
+            self.step_time = before.step_time
+
     def end_row(self, row: int, final: FinalRelease) -> None:
         """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
         self.rows.ended[row] = True
@@ -72,6 +97,8 @@ class ExecutorState:
             self.rows.state[row] = ENDING
             self.ending_rows.append(row)
             live.record_address = self.description.address
+            if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self.output_lengths.observe(final.num_output_tokens)
 
     def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
@@ -84,11 +111,13 @@ class ExecutorState:
         """Second half of a plan: carry out what the planner decided and number it."""
         for row in decision.preemptions:
             live = self._live(row)
-            live.status = Status.PREEMPTED
-            live.num_preemptions += 1
-            tags += self._tag_filled(row)
-            releases.append(self._release(row, None))
-        placements, shared, placed = self._place(decision.admissions, now)
+            live.num_preempting = 1  # counted when it is confirmed: the plan may never run
+            live.preemption_reason = self._preemption_sentence(decision)
+            self._take_back(row, tags, releases)
+        for row in decision.moves:
+            self._live(row).preemption_reason = f"{self.description.address} is being drained"
+            self._take_back(row, tags, releases)
+        placements, shared, placed, copies = self._place(decision.admissions, now)
         grown = self._grow(decision.growing_rows)
         grants = _join(placed, grown) if len(placed.rows) else grown
         index = decision.decode_rows
@@ -111,6 +140,7 @@ class ExecutorState:
             tags=tuple(tags),
             releases=tuple(releases),
             placements=placements,
+            copies=copies,
             grants=grants,
             shared=shared,
             forget=tuple(self.pending_forgets),
@@ -155,36 +185,53 @@ class ExecutorState:
         self.rows.state[row] = LEAVING
         return Release(row, final)
 
-    def _place(self, admissions: tuple[Admission, ...], now: float) -> tuple[tuple[Placement, ...], Grants, Grants]:
-        """Put requests on rows; returns the placements, and the shared and the new blocks of their tables."""
+    def _take_back(self, row: int, tags: list[BlockTag], releases: list[Release]) -> None:
+        """Take a request off its row, to continue later."""
+        self._live(row).status = Status.PREEMPTED
+        tags += self._tag_filled(row)
+        releases.append(self._release(row, None))
+
+    def _preemption_sentence(self, decision: Decision) -> str:
+        return (
+            f"all {self.description.num_blocks} blocks of {self.description.address} were taken, and "
+            f"{len(decision.growing_rows)} more urgent requests needed another one"
+        )
+
+    def _place(
+        self, admissions: tuple[Admission, ...], now: float
+    ) -> tuple[tuple[Placement, ...], Grants, Grants, tuple[BlockCopy, ...]]:
+        """Put requests on rows; returns the placements, the shared and the new blocks of their tables, and copies."""
         if not admissions:
-            return (), NO_GRANTS, NO_GRANTS
+            return (), NO_GRANTS, NO_GRANTS, ()
         # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
         for admission in admissions:
-            for block in admission.hits:
+            for block in admission.fit.hits:
                 self.pool.share(block)
         placements = []
+        copies = []
         shared: list[tuple[int, int, int]] = []
         granted: list[tuple[int, int, int]] = []
         for admission in admissions:
-            row, hits = admission.row, admission.hits
-            fresh = self.pool.allocate(admission.num_new_blocks)
+            row, hits, copied = admission.row, admission.fit.hits, admission.fit.copied_block
+            fresh = self.pool.allocate(admission.fit.num_new_blocks)
+            if copied is not None:
+                copies.append(BlockCopy(copied, fresh[0]))
             shared += [(row, index, block) for index, block in enumerate(hits)]
             granted += [(row, len(hits) + index, block) for index, block in enumerate(fresh)]
             placements.append(self._occupy(admission, [*hits, *fresh], now))
-        return tuple(placements), _grants(shared), _grants(granted)
+        return tuple(placements), _grants(shared), _grants(granted), tuple(copies)
 
     def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
-        num_cached = len(admission.hits) * self.block_size
-        live.status = Status.RUNNING
+        num_cached = admission.fit.num_cached_tokens
+        live.status, live.left_since_s = Status.RUNNING, None
         live.attempt += 1
         live.max_tokens = live.max_tokens_on(self.description)
         live.address, live.row = self.description.address, row
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
-        self.rows.set_table(row, table, self.block_size, len(admission.hits))
+        self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
         return Placement(
             row=row,
             request=live.request,

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executor_state import ExecutorState, StepInFlight
+from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
+from paceline_scheduler.core.logprobs import joined
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult, TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
-from paceline_scheduler.core.rows import RUNNING, RowIndex
-from paceline_scheduler.errors import DivergenceError, ExecutorFailedError
+from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
+from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
 _REASONS = {
     RowFinish.END_TOKEN: FinishReason.STOP,
@@ -48,6 +49,8 @@ class Landed:
 def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     """Apply the result of the oldest unanswered plan; raises DivergenceError, changing nothing, if it is not that."""
     step = _matching_step(executor, result)
+    if result.prompt_logprobs:
+        _keep_prompt_logprobs(executor, result)
     executor.in_flight.popleft()
     rows = executor.rows
     landed = _landed(executor, step, result)
@@ -61,7 +64,8 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     _append_tokens(executor, landed)
     notices, failures, ended = _end_finished(executor, result, landed)
     _queue_tags(executor, landed.rows)
-    executor.step_time.observe(step.num_tokens, step.num_pairs, result.timings.busy_ns)
+    if step.num_tokens:  # a plan that only changes state takes no time worth learning
+        executor.step_time.observe(step.num_tokens, step.num_pairs, result.timings.busy_ns)
     return Applied(
         tokens=_outputs(executor, result, landed, offsets, notices),
         failures=failures,
@@ -86,6 +90,18 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
     if not accepted_fits or int(result.num_accepted.sum()) != len(result.token_ids):
         raise DivergenceError(f"the columns of the result of step {result.step_id} do not fit together")
     return step
+
+
+def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
+    """Collect those of prompts until the first output token; raises DivergenceError if they do not follow."""
+    kept = executor.rows.prompt_logprobs
+    for row, columns in result.prompt_logprobs.items():
+        live = executor.rows.live[row] if row in result.rows else None
+        expected = kept[row][-1].end if row in kept else 1
+        if live is None or columns.offset != expected or columns.end > live.num_prompt_tokens:
+            raise DivergenceError(f"the prompt's log-probabilities of row {row} do not follow those before")
+    for row, columns in result.prompt_logprobs.items():
+        kept.setdefault(row, []).append(columns)
 
 
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Landed:
@@ -143,6 +159,8 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
     error = result.errors.get(row)
     if error is None:
         return ExecutorFailedError("the executor gave up this request without a reason", "UNKNOWN")
+    if error.reason == NoTokenLeftError.EXECUTOR_REASON:
+        return NoTokenLeftError(error.message)
     return ExecutorFailedError(error.message, error.reason)
 
 
@@ -180,6 +198,7 @@ def _outputs(
         rolling_hashes=columns.output_hash[rows],
         finishes=notices,
         logprobs=_logprobs(result, rows, handles) if result.logprobs else {},
+        prompt_logprobs=_prompt_logprobs(columns, rows[num_tokens > 0]) if columns.prompt_logprobs else {},
     )
 
 
@@ -190,9 +209,21 @@ def _logprobs(
     return {handle: result.logprobs[row] for row, handle in by_row if row in result.logprobs}
 
 
+def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """Take out those of rows that have output now: they go out with the first token."""
+    told = {}
+    for row in rows.tolist():
+        parts = columns.prompt_logprobs.pop(row, None)
+        if parts is not None:
+            whole = joined(parts)
+            told[int(columns.handle[row])] = whole.of(whole.offset, columns.token_ids(row)[whole.offset : whole.end])
+    return told
+
+
 def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
+    live.num_preemptions += live.num_preempting
     take_off(executor, row, live)
     executor.leaving_keys.discard(live.request.key)
     executor.rows.vacate(row)
@@ -205,8 +236,26 @@ def take_off(executor: ExecutorState, row: int, live: LiveRequest) -> None:
     live.output_token_ids = rows.output_token_ids(row)
     live.output_hash = int(rows.output_hash[row])
     live.address = live.row = None
+    live.num_preempting = 0
     if live.final is not None:
         live.status = Status.FINISHED
+
+
+def cancelled(live: LiveRequest, executor: ExecutorState | None) -> TokenOutputs:
+    """Return outputs without tokens that only tell that a request was cancelled; `executor` has it on a row, if any."""
+    num_output, output_hash = len(live.output_token_ids), live.output_hash
+    if live.row is not None and executor is not None:
+        num_output, output_hash = executor.rows.num_output(live.row), int(executor.rows.output_hash[live.row])
+    notice = finish_notice(live, FinishReason.CANCELLED, None, num_output)
+    return TokenOutputs(
+        handles=(live.request.handle,),
+        offsets=np.array([num_output], dtype=np.int32),
+        num_tokens=np.zeros(1, dtype=np.int32),
+        token_ids=np.zeros(0, dtype=np.int32),
+        attempts=np.array([live.attempt], dtype=np.int32),
+        rolling_hashes=np.array([output_hash], dtype=np.uint64),
+        finishes={live.request.handle: notice},
+    )
 
 
 def _live(executor: ExecutorState, row: int) -> LiveRequest:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline_scheduler.core.executor_state import ExecutorState
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
 from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
 from paceline_scheduler.core.outputs import TokenOutputs, fold_output_hash
 from paceline_scheduler.core.plan import FinalRelease, RowFinish
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
-from paceline_scheduler.core.rows import ENDING, RUNNING
+from paceline_scheduler.core.tables.rows import ENDING, RUNNING
 
 _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -32,8 +32,11 @@ def rebuild(
     recovered = []
     for seen in snapshot.rows:
         if seen.row is None:
+            outputs = _catch_up(wanted.get(seen.key), seen)
+            if outputs is not None:
+                recovered.append((wanted[seen.key], outputs))
             continue
-        live = wanted.get(seen.key) if seen.index == 0 else None  # requests have one completion here
+        live = wanted.get(seen.key)
         if live is None or not _continues(live, seen):
             _take_foreign(executor, seen, seen.row, None if live is None else live.final)
             continue
@@ -55,7 +58,22 @@ def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
         and bool(np.array_equal(seen.output_token_ids[: len(known)], known))
         and bool(np.array_equal(seen.prompt_token_ids, live.request.prompt_token_ids))
         and (live.request.num_logprobs is None or seen.has_logprobs_from(len(known)))
+        # Executors do not keep log-probabilities of prompts: what is owed is computed anew.
+        and (live.request.num_prompt_logprobs is None or len(known) > 0)
     )
+
+
+def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | None:
+    """Deliver what a request got before it was taken off its row, if the results of those steps never arrived."""
+    if live is None or not seen.is_open_record or not _continues(live, seen):
+        return None
+    num_delivered = len(live.output_token_ids)
+    fresh = seen.output_token_ids[num_delivered:]
+    if not len(fresh):
+        return None
+    live.output_hash = _fold_all(live.output_hash, fresh)
+    live.output_token_ids = seen.output_token_ids
+    return _outputs(live, num_delivered, fresh, FinishReason.NONE, seen)
 
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:

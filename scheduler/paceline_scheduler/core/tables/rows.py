@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.logprobs import LogprobColumns
 from paceline_scheduler.core.outputs import fold_output_hash
 from paceline_scheduler.core.request import Int32Array
 
@@ -54,10 +55,13 @@ class RowColumns:
         self.attempt = column(np.int32)
         self.last_turn = np.zeros(num_rows, dtype=np.int64)  # counts all turns of all rows
         self.handle = np.zeros(num_rows, dtype=np.int64)
+        self.urgency = np.zeros(num_rows, dtype=np.float64)
         self.arrival_number = np.zeros(num_rows, dtype=np.int64)
         self.output_hash = np.zeros(num_rows, dtype=np.uint64)
         self.live: list[LiveRequest | None] = [None] * num_rows
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
+        # By row, of prompts that are being computed and whose log-probabilities were asked for.
+        self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
         self._max_width = max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -78,12 +82,17 @@ class RowColumns:
 
     def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
         """Return the rows that can compute their next token now, ascending, and those with known tokens left to
-        schedule, by arrival."""
+        schedule, the most urgent first."""
         running, is_behind = self.state == RUNNING, self.num_scheduled < self.target
         prefilling = _indices(running & is_behind)
         if len(prefilling) > 1:
-            prefilling = prefilling[np.argsort(self.arrival_number[prefilling], kind="stable")]
+            prefilling = self.by_urgency(prefilling)
         return _indices(running & ~is_behind & (self.num_scheduled < self.limit)), prefilling
+
+    def by_urgency(self, index: RowIndex) -> RowIndex:
+        """Return these rows, the most urgent first."""
+        ordered: RowIndex = index[np.lexsort((self.arrival_number[index], self.urgency[index]))]
+        return ordered
 
     def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, state: int) -> None:
         """Put a request on a row. `known` are prompt and output so far, of which `num_cached` are computed already."""
@@ -101,7 +110,7 @@ class RowColumns:
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle
-        self.arrival_number[row] = live.arrival_number
+        self.urgency[row], self.arrival_number[row] = live.place
         self.output_hash[row] = live.output_hash
         self.live[row] = live
         self._widen(len(known) + 1)
@@ -111,6 +120,7 @@ class RowColumns:
         """Make a row free again."""
         self.state[row] = FREE
         self.live[row] = None
+        self.prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
     def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:

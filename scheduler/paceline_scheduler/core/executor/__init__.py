@@ -1,0 +1,1 @@
+"""One executor as the scheduler sees it: the only code that changes its rows and blocks."""

@@ -1,0 +1,77 @@
+"""Which of several executors of a model a waiting request is meant for: decided late, when one of them could take it.
+
+There is one line for all of them. An executor that plans leaves a request to another one that has room for it too and
+would bring it further sooner, because it has part of the prompt in its cache or less to do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.forecast import Load, load_of, prefill_s
+from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room
+
+_NUM_TOKENS_COMPARED = 32
+"""How far a request should come soon: its first tokens count as well as the first one, so that decodes spread out."""
+
+MAX_LEFT_S = 0.5
+"""How long a request is left to another executor; then whoever can takes it, should forecasts go back and forth."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    view: ExecutorView
+    room: Room
+    load: Load
+
+
+class Dispatch:
+    """The executors that could take what waits, as they are while one of them plans."""
+
+    def __init__(self, address: str, views: Mapping[str, ExecutorView], limits: CoreLimits, now: float) -> None:
+        self._address = address
+        self._views = views
+        self._limits = limits
+        self._now = now
+        self._num_meant = dict.fromkeys(views, 0)
+        self._tokens_meant = dict.fromkeys(views, 0)
+
+    def is_for_others(self, live: LiveRequest) -> bool:
+        """Tell whether the request is better left to another executor, and count that it was."""
+        if live.left_since_s is not None and self._now - live.left_since_s > MAX_LEFT_S:
+            return False
+        fits = {address: candidate.room.fit(live) for address, candidate in self._candidates.items()}
+        if any(isinstance(fit, Hindrance) and fit.is_brief for fit in fits.values()):
+            return self._leave(live)
+        found = {address: fit for address, fit in fits.items() if isinstance(fit, Fit)}
+        if not found:
+            return False
+        best = min(found, key=lambda address: (self._cost_s(address, live, found[address]), address))
+        self._candidates[best].room.take(live, found[best])
+        self._num_meant[best] += 1
+        self._tokens_meant[best] += live.num_known_tokens - found[best].num_cached_tokens
+        return best != self._address and self._leave(live)
+
+    def _leave(self, live: LiveRequest) -> bool:
+        if live.left_since_s is None:
+            live.left_since_s = self._now
+        return True
+
+    @cached_property
+    def _candidates(self) -> dict[str, _Candidate]:
+        """Put together when it is first asked for: an executor without a free row asks nothing."""
+        return {
+            address: _Candidate(view, Room(view, view.pool.num_available, self._limits), load_of(view, self._limits))
+            for address, view in self._views.items()
+        }
+
+    def _cost_s(self, address: str, live: LiveRequest, fit: Fit) -> float:
+        view, load = self._candidates[address].view, self._candidates[address].load
+        prefill = prefill_s(view, load, fit.num_cached_tokens, live.num_known_tokens)
+        num_running = view.rows.num_running + self._num_meant[address] + 1
+        step_s = view.step_time.predict_ns(num_running, num_running * live.num_known_tokens) / 1e9
+        # What was found to be meant for it before comes first there.
+        backlog_s = load.backlog_s + self._tokens_meant[address] / load.prefill_tokens_per_s
+        return backlog_s + prefill + _NUM_TOKENS_COMPARED * step_s

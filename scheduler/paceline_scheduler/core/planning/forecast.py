@@ -1,0 +1,146 @@
+"""What is to be expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
+
+Works on the fitted step times and on what runs now. It is a forecast: what arrives later is not in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.planning.room import ExecutorView
+from paceline_scheduler.core.planning.step_time import num_chunk_pairs
+from paceline_scheduler.core.tables.rows import RUNNING
+
+Float64Array = npt.NDArray[np.float64]
+
+_MIN_RATE_TOKENS = 16.0  # of a prompt, per step, however slow steps are: what the planner gives at least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What an executor has to do now, in seconds."""
+
+    step_s: float  # of a step that advances every decoding request
+    full_step_s: float  # of a step filled up with prompts
+    num_ahead_plans: int  # steps that are planned before a new request gets into one
+    prefill_tokens_per_s: float  # beside those
+    backlog_s: float  # until what was begun of prompts is computed
+    free_rows: int  # and blocks, and time between tokens
+    ends_s: Float64Array  # when rows are expected to end, ascending
+    hold_s: float  # how long a request that is placed now is expected to keep its row
+
+    def begin_s(self, num_ahead: int, num_tokens_ahead: float) -> float:
+        """Return when the prompt of a request is begun that has others ahead of it in the line.
+
+        Each waits for its row and for the prompts before it; these are taken to be of the same length.
+        """
+        prompt_s = num_tokens_ahead / max(num_ahead, 1) / self.prefill_tokens_per_s
+        number = np.arange(num_ahead + 1)
+        behind_s = (num_ahead - number) * prompt_s
+        begun_s = max(self.backlog_s + num_ahead * prompt_s, float((self._row_free_s(number) + behind_s).max()))
+        return begun_s + self.num_ahead_plans * (self.full_step_s if begun_s > 0 else self.step_s)
+
+    def _row_free_s(self, number: npt.NDArray[np.int64]) -> Float64Array:
+        """Return when there is a row for the waiting requests of these numbers, the first of which is 0."""
+        free_s = np.concatenate((np.zeros(max(self.free_rows, 0)), self.ends_s))
+        if not len(free_s):
+            return np.full(len(number), self.hold_s)
+        rounds, index = np.divmod(number, len(free_s))
+        begun_s: Float64Array = free_s[index] + rounds * self.hold_s
+        return begun_s
+
+
+def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
+    """Return what an executor has to do now."""
+    rows = view.rows
+    running = (rows.state == RUNNING).nonzero()[0]
+    behind = np.maximum(rows.target[running] - rows.num_scheduled[running], 0).astype(np.int64)
+    num_running, num_pairs = len(running), int(rows.num_scheduled[running].sum())
+    step_s = view.step_time.predict_ns(num_running, num_pairs) / 1e9 if num_running else 0.0
+    rate = prefill_rate(view, limits, num_running, num_pairs)
+    num_output = (rows.num_known[running] - rows.num_prompt[running]).astype(np.int64)
+    at_most = np.maximum((rows.limit[running] + 1 - rows.num_known[running]).astype(np.int64), 0)
+    rest = np.sort(view.output_lengths.expected_rest(num_output, at_most))
+    return Load(
+        step_s=step_s,
+        full_step_s=max(step_s, limits.decoding_step_s) if num_running else limits.max_step_s,
+        num_ahead_plans=min(limits.max_plans_in_flight, view.description.max_plans_in_flight) if num_running else 0,
+        prefill_tokens_per_s=rate,
+        backlog_s=int(behind.sum()) / rate,
+        free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
+        ends_s=(rest * step_s).astype(np.float64),
+        hold_s=view.output_lengths.mean * max(step_s, view.step_time.predict_ns(1, 0) / 1e9),
+    )
+
+
+def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
+    """Return how many more requests, as long as those that run, can decode without making steps too slow."""
+    rows = view.rows
+    most = len(rows.state) - num_running
+    if not most or not num_running:
+        return most
+    mean = int(rows.num_scheduled[rows.state == RUNNING].mean())
+    number = num_running + 1 + np.arange(most)
+    base_ns = view.step_time.predict_ns(0, 0)
+    each_ns = view.step_time.predict_ns(1, mean) - base_ns
+    return int(np.count_nonzero(base_ns + number * each_ns <= limits.decode_only_step_s * 1e9))
+
+
+def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
+    """Return for how many more requests, as long as those that run, there are blocks."""
+    running = view.rows.state == RUNNING
+    if not len(rest):
+        return len(view.rows.state)
+    mean = float(view.rows.num_scheduled[running].mean() + rest.mean())
+    return int(view.pool.num_available * view.description.block_size / max(mean, 1.0))
+
+
+def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_pairs: int) -> float:
+    """Return how many tokens of prompts are computed per second beside so many decodes.
+
+    `num_pairs` are the pairs of the decodes, see `step_time`.
+    """
+    max_tokens = limits.max_num_batched_tokens or view.description.max_num_batched_tokens
+    room = max(1, min(max_tokens, view.description.max_num_batched_tokens) - num_decodes)
+    target_s = limits.decoding_step_s if num_decodes else limits.max_step_s
+    fitting = view.step_time.max_tokens_within(target_s * 1e9, (num_decodes, num_pairs), 0, room)
+    chunk = max(float(fitting), min(_MIN_RATE_TOKENS, room))
+    pairs = num_pairs + num_chunk_pairs(0, int(chunk))
+    return chunk / max(view.step_time.predict_ns(num_decodes + chunk, pairs) / 1e9, 1e-9)
+
+
+def prefill_s(view: ExecutorView, load: Load, num_cached: int, num_known: int) -> float:
+    """Return how long the known tokens behind the cached ones take, the attention to what is before them included."""
+    num_tokens = max(1, num_known - num_cached)
+    num_pairs = num_chunk_pairs(num_cached, num_tokens)
+    alone_ns = view.step_time.predict_ns(num_tokens, num_pairs)
+    pairs_ns = alone_ns - view.step_time.predict_ns(num_tokens, 0)
+    return max(num_tokens / load.prefill_tokens_per_s + pairs_ns / 1e9, alone_ns / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """An executor as it would be with nothing else to do: no request is faster anywhere."""
+
+    view: ExecutorView
+    prefill_tokens_per_s: float
+
+    def least_s(self, num_cached: int, num_known: int, num_output: int) -> float:
+        """Return the time until `num_output` more tokens of a request."""
+        num_tokens = max(1, num_known - num_cached)
+        step_s = self.view.step_time.predict_ns(1, num_known) / 1e9
+        return num_tokens / self.prefill_tokens_per_s + (num_output - 1) * step_s
+
+
+def idle(view: ExecutorView, limits: CoreLimits) -> Idle:
+    """Return an executor with nothing else to do."""
+    return Idle(view, prefill_rate(view, limits, 0, 0))
+
+
+def begin_s(loads: Sequence[Load], num_ahead: int, num_tokens_ahead: int) -> float:
+    """Return when the prompt of a request is begun by executors that share the line ahead of it."""
+    share = len(loads)
+    return min(load.begin_s(num_ahead // share, num_tokens_ahead / share) for load in loads)

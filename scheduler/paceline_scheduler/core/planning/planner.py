@@ -1,0 +1,261 @@
+"""Which rows run in the next step of an executor, and with how many tokens. Decides; changes nothing.
+
+One rule: every request moves its scheduled tokens towards its target under a token budget. Decodes go first, one token
+each; prefill chunks fill what the budget leaves, running requests before waiting ones, the most urgent first. The
+budget is a number of tokens and a time, predicted from what steps took.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+
+import numpy as np
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.plan import NO_COLUMN
+from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room, is_protected
+from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
+from paceline_scheduler.core.request import Int32Array
+from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
+
+MAX_LOOKED_AT = 16
+"""Requests of the line that one plan looks at beyond those it admits: only such as no place here is meant for."""
+
+MAX_SCANNED = 4096
+"""Requests of the line that one plan passes at most, were all the others too large for this executor."""
+
+MAX_MOVES = 8
+"""Requests that a draining executor gives away in one plan."""
+
+_NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The requests that wait for the executor's model, the most urgent first.
+
+    `is_for_others` tells of a request whether it is better left to another executor. `takes` is there when this one is
+    draining: it tells of a request that runs here whether another one has room for it now.
+    """
+
+    line: Sequence[LiveRequest]
+    is_for_others: Callable[[LiveRequest], bool]
+    takes: Callable[[LiveRequest], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting request put on a row, how it fits there and how many tokens it computes first."""
+
+    live: LiveRequest
+    row: int
+    fit: Fit
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the next step does."""
+
+    decode_rows: RowIndex
+    growing_rows: RowIndex  # decoding rows that need their next block
+    chunk_rows: RowIndex
+    chunk_tokens: Int32Array
+    preemptions: tuple[int, ...]
+    moves: tuple[int, ...]  # rows given away because the executor drains
+    admissions: tuple[Admission, ...]
+    num_tokens: int
+    num_pairs: int
+    predicted_ns: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to run and nobody to preempt."""
+        return not (len(self.decode_rows) or len(self.chunk_rows) or self.preemptions or self.moves)
+
+
+def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
+    """Return the next step."""
+    rows = view.rows
+    max_num_tokens = min(
+        limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
+        view.description.max_num_batched_tokens,
+    )
+    budget = StepBudget(view.step_time, limits, max_num_tokens)
+    moves = () if waiting.takes is None else _moves(rows, waiting.takes)
+    decoding, prefilling = rows.decoding_and_prefilling()
+    if moves:
+        decoding, prefilling = (index[~np.isin(index, moves)] for index in (decoding, prefilling))
+    preemptions, decode_rows, num_available = _fit_blocks(view, decoding, moves)
+    decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
+    growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
+    num_available -= len(growing_rows)
+    # Who was just preempted for want of blocks would be the first to be admitted again.
+    line = () if preemptions else waiting.line
+    newcomers = _Newcomers(Room(view, num_available, limits), waiting.is_for_others, budget) if line else None
+    num_first = _num_ahead(rows, prefilling, line)
+    if newcomers is not None and num_first:
+        newcomers.admit(line[:num_first])
+    chunks = _continue_prefills(rows, prefilling, preemptions, budget)
+    if newcomers is not None and len(newcomers.admissions) == num_first:
+        newcomers.admit(line[num_first:] if num_first else line)
+    admissions = () if newcomers is None else tuple(newcomers.admissions)
+    chunks += [(admission.row, admission.num_tokens) for admission in admissions]
+    return Decision(
+        preemptions=preemptions,
+        moves=moves,
+        decode_rows=decode_rows,
+        growing_rows=growing_rows,
+        chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
+        chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
+        admissions=admissions,
+        num_tokens=budget.num_tokens,
+        num_pairs=budget.num_pairs,
+        predicted_ns=budget.predicted_ns(),
+    )
+
+
+def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int, ...]:
+    """Return the rows that a draining executor gives away now: those first that are computed again soonest."""
+    running = (rows.state == RUNNING).nonzero()[0]
+    by_length = running[np.argsort(rows.num_known[running], kind="stable")][:MAX_MOVES].tolist()
+    return tuple(row for row in by_length if takes(_off_row(rows, row)))
+
+
+def _off_row(rows: RowColumns, row: int) -> LiveRequest:
+    """Return a running request as it would be off its row."""
+    live = rows.live[row]
+    assert live is not None, "an occupied row has a request"
+    return replace(live, output_token_ids=rows.output_token_ids(row))
+
+
+def _num_ahead(rows: RowColumns, prefilling: RowIndex, line: Sequence[LiveRequest]) -> int:
+    """Return how many of those that wait are more urgent than every running request with known tokens to compute."""
+    if not len(prefilling):
+        return 0
+    first = prefilling[0]
+    place = (float(rows.urgency[first]), int(rows.arrival_number[first]))
+    return sum(1 for _ in takewhile(lambda live: live.place < place, line))
+
+
+def _fit_blocks(
+    view: ExecutorView, decode_rows: RowIndex, moves: tuple[int, ...]
+) -> tuple[tuple[int, ...], RowIndex, int]:
+    """Choose whom to preempt so that every decoding row left has the block it needs.
+
+    Returns the preempted rows, the rows that decode and the number of blocks available before they grow.
+    """
+    rows = view.rows
+    num_available = view.pool.num_available + sum(view.pool.num_freed_by(rows.tables[row]) for row in moves)
+    if len(decode_rows) <= num_available:
+        return (), decode_rows, num_available
+    needy = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
+    if len(needy) <= num_available:
+        return (), decode_rows, num_available
+    preempted: list[int] = []
+    needing = set(needy.tolist())
+    # What moves gives its blocks already, and comes back to nobody here.
+    for row in () if moves else _victims(rows, needing):
+        if len(needing) <= num_available:
+            break
+        preempted.append(row)
+        needing.discard(row)
+        num_available += view.pool.num_freed_by(rows.tables[row])
+    # Without enough victims the least urgent sit out: those that must not be preempted again end without them.
+    sitting_out = rows.by_urgency(np.array(sorted(needing), dtype=np.intp))[num_available:]
+    keep = ~np.isin(decode_rows, [*preempted, *sitting_out.tolist()])
+    return tuple(preempted), decode_rows[keep], num_available
+
+
+def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
+    """Return who may be preempted, the least urgent first.
+
+    Who was preempted often enough is spared, so at most one of those needs blocks (see `Room`). For it alone everybody
+    else gives way; otherwise the most urgent of all stays, so that somebody always gets on.
+    """
+    running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
+    victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
+    if not victims and needing >= set(running):
+        return list(
+            reversed(running[1:])
+        )  # all stand still: better a fourth preemption than none of them ever getting on
+    if any(is_protected(rows.live[row]) for row in needing) or not victims:
+        return victims
+    return victims if victims[-1] != running[0] else victims[:-1]
+
+
+def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num_prefilling: int) -> RowIndex:
+    """Take on as many decodes as fit; when not all do, those that waited longest for a step, so that all take turns."""
+    max_num_decodes = budget.max_num_tokens
+    if num_prefilling and len(decode_rows) > max_num_decodes - MIN_CHUNK:
+        # A bound on tokens so tight that decodes alone reach it must not keep prompts out for ever.
+        max_num_decodes -= min(MIN_CHUNK, max_num_decodes // 2)
+    fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
+    if fitting < len(decode_rows):
+        decode_rows = decode_rows[np.argsort(rows.last_turn[decode_rows], kind="stable")]
+        fitting = budget.add_decodes(rows.num_scheduled[decode_rows], max_num_decodes)
+    return decode_rows[:fitting]
+
+
+def _continue_prefills(
+    rows: RowColumns, prefilling: RowIndex, preempted: tuple[int, ...], budget: StepBudget
+) -> list[tuple[int, int]]:
+    """Return (row, num_tokens) of running requests that still have known tokens to compute."""
+    chunks = []
+    for row in prefilling.tolist():
+        if row in preempted:
+            continue
+        start = int(rows.num_scheduled[row])
+        count = budget.add_chunk(start, _wanted(rows, row))
+        if not count:
+            break
+        chunks.append((row, count))
+    return chunks
+
+
+def _wanted(rows: RowColumns, row: int) -> int:
+    """Return how many of its known tokens a row would compute in one step."""
+    live = rows.live[row]
+    assert live is not None, "an occupied row has a request"
+    return min(int(rows.target[row] - rows.num_scheduled[row]), live.largest_chunk)
+
+
+class _Newcomers:
+    """Who is admitted in one plan, from the head of a line, while rows, blocks and budget last."""
+
+    def __init__(self, room: Room, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
+        self.admissions: list[Admission] = []
+        self._room = room
+        self._is_for_others = is_for_others
+        self._budget = budget
+        self._num_passed = 0
+
+    def admit(self, line: Sequence[LiveRequest]) -> None:
+        """Go through the line until something keeps its next request out.
+
+        The head is not passed over for want of room, since a big request would starve behind small ones.
+        """
+        for live in islice(line, MAX_SCANNED):
+            if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
+                return
+            if not self._room.could_ever_hold(live):
+                continue
+            if self._is_for_others(live):
+                self._num_passed += 1
+                continue
+            fit = self._room.fit(live)
+            if isinstance(fit, Hindrance):
+                if not fit.is_own:
+                    return
+                self._num_passed += 1
+            elif not self._place(live, fit):
+                return
+
+    def _place(self, live: LiveRequest, fit: Fit) -> bool:
+        wanted = min(live.num_known_tokens - fit.num_cached_tokens, live.largest_chunk)
+        count = self._budget.add_chunk(fit.num_cached_tokens, wanted)
+        if count:
+            self.admissions.append(Admission(live, self._room.next_row, fit, count))
+            self._room.take(live, fit)
+        return count > 0

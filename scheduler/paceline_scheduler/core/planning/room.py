@@ -1,0 +1,268 @@
+"""What keeps a waiting request off an executor now: the one place that knows, for planning and for explaining alike."""
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.growth import Growth, OutputLengths, rest_of
+from paceline_scheduler.core.planning.step_time import StepTimeModel
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.tables.blocks import BlockPool
+from paceline_scheduler.core.tables.rows import RUNNING, RowColumns
+
+MAX_PREEMPTIONS = 3
+_COMPANY = 1.5
+_AWAITS_PROMPT = "its prompt is being computed for another of its completions"
+MAX_PLACED_TOKENS = 8192  # known ones in one plan: each is hashed, and looked up in the prefix cache
+MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one message
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorView:
+    """What is read of an executor to decide, after what had ended was let go."""
+
+    description: ExecutorDescription
+    rows: RowColumns
+    pool: BlockPool
+    step_time: StepTimeModel
+    output_lengths: OutputLengths
+    leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """Why a request is not placed now, as a sentence for people.
+
+    `is_own` says that only this request is concerned: those behind it in the line may go first without harm to it.
+    `is_brief` says that it is about to pass, so that waiting beats going elsewhere.
+    """
+
+    sentence: str
+    is_own: bool = False
+    is_brief: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A request that has room: the cached blocks it shares, how many new ones it takes and from where it computes."""
+
+    hits: tuple[int, ...]
+    num_new_blocks: int
+    num_cached_tokens: int
+    num_revived: int  # of the hits: nobody else owns them, so they are not available any more
+    copied_block: int | None = None  # of another completion, filled in part: its contents go to the first new block
+
+
+class Room:
+    """What an executor has left for newcomers in one plan; `take` counts them in one by one."""
+
+    def __init__(self, view: ExecutorView, num_available: int, limits: CoreLimits) -> None:
+        self._view = view
+        self._limits = limits
+        self._num_available = num_available
+        self._num_running = view.rows.num_running
+        self._free_rows = view.rows.free_rows(view.rows.num_free)
+        self._num_taken = 0
+        self._num_placed_bytes = self._num_placed_tokens = 0
+        contexts = view.rows.num_scheduled[view.rows.state == RUNNING]
+        self._num_pairs, self._longest = int(contexts.sum()), int(contexts.max(initial=0))
+        self._revived: set[int] = set()
+        self._new_groups: set[int] = set()  # whose prompt is computed from here on
+        self._has_unreserved = _has_unreserved(view.rows)
+
+    @property
+    def next_row(self) -> int:
+        """The row that the next newcomer takes."""
+        return self._free_rows[self._num_taken]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a row is free."""
+        return self._num_taken < len(self._free_rows)
+
+    def could_ever_hold(self, live: LiveRequest) -> bool:
+        """Tell whether an empty executor of this size could run the request."""
+        return live.fits(self._view.description)
+
+    def fit(self, live: LiveRequest) -> Fit | Hindrance:
+        """Return how the request fits now, or what is in its way. Changes nothing."""
+        description = self._view.description
+        if not self.could_ever_hold(live):
+            return Hindrance(f"{description.address} can never hold it", is_own=True)
+        if not self.has_rows:
+            return Hindrance(f"every row of {description.address} is taken ({description.max_num_rows})")
+        step_s, allowed_s = self._step_s(live), self._allowed_step_s(live)
+        if self._num_running and step_s > allowed_s:
+            return Hindrance(
+                f"steps of {description.address} would take {step_s * 1e3:.0f} ms with it, "
+                f"{allowed_s * 1e3:.0f} ms are allowed between tokens"
+            )
+        if self._num_taken and self._is_full(live):
+            return Hindrance(f"the next plan of {description.address} holds as many prompts as one can")
+        if live.request.key in self._view.leaving_keys:
+            return Hindrance(f"an earlier request of this id is still leaving {description.address}")
+        if self._awaits_prompt(live):
+            return Hindrance(_AWAITS_PROMPT, is_own=True, is_brief=True)
+        hits = find_hits(self._view, live)
+        num_reserved = live.num_known_tokens
+        if live.num_preemptions >= MAX_PREEMPTIONS:
+            num_reserved = self._reservation(live, hits)
+            if not num_reserved:
+                sentence = f"it was preempted {MAX_PREEMPTIONS} times and another such request runs first"
+                return Hindrance(sentence, is_own=True)
+        return self._fit_blocks(live, hits, num_reserved)
+
+    def take(self, live: LiveRequest, fit: Fit) -> None:
+        """Count a newcomer in."""
+        self._num_taken += 1
+        self._num_running += 1
+        self._num_pairs += live.num_known_tokens
+        self._num_available -= fit.num_new_blocks + fit.num_revived
+        self._num_placed_bytes += live.num_placed_bytes
+        self._num_placed_tokens += live.num_known_tokens
+        self._revived.update(block for block in fit.hits if self._view.pool.is_cached(block))
+        if live.request.group is not None and fit.num_cached_tokens < live.num_prompt_tokens - 1:
+            self._new_groups.add(live.request.group)
+        self._growth.add(*self._held_and_rest(live, len(fit.hits) - fit.num_revived))
+        if live.num_preemptions >= MAX_PREEMPTIONS and not self._is_whole(live, fit):
+            self._has_unreserved = True
+
+    def _fit_blocks(self, live: LiveRequest, hits: tuple[int, ...], num_reserved: int) -> Fit | Hindrance:
+        description = self._view.description
+        num_new = -(-num_reserved // description.block_size) - len(hits)
+        revived = {block for block in hits if self._view.pool.is_cached(block)} - self._revived
+        fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived)))
+        needed = num_new + len(revived) + self._num_running
+        if needed > self._num_available:
+            return Hindrance(
+                f"{needed} blocks of {description.address} are needed, of which {self._num_running} are kept for what "
+                f"runs; {self._num_available} of {description.num_blocks} are free"
+            )
+        if self._num_running and not self._growth.has_room_for(*self._held_and_rest(live, len(hits) - len(revived))):
+            return Hindrance(
+                f"what runs on {description.address} ({self._num_running}) is expected to need its "
+                f"{description.num_blocks} blocks before it ends"
+            )
+        return fit
+
+    def take_if_fits(self, live: LiveRequest) -> bool:
+        """Count the request in if it fits now."""
+        fit = self.fit(live)
+        if isinstance(fit, Hindrance):
+            return False
+        self.take(live, fit)
+        return True
+
+    def _is_full(self, live: LiveRequest) -> bool:
+        """Tell whether the plan has placed as much as one plan may."""
+        num_bytes = self._num_placed_bytes + live.num_placed_bytes
+        return num_bytes > MAX_PLACED_BYTES or self._num_placed_tokens + live.num_known_tokens > MAX_PLACED_TOKENS
+
+    def _step_s(self, live: LiveRequest) -> float:
+        """Return the time of a step in which the request decodes beside all others."""
+        num_pairs = self._num_pairs + live.num_known_tokens
+        return self._view.step_time.predict_ns(self._num_running + 1, num_pairs) / 1e9
+
+    def _allowed_step_s(self, live: LiveRequest) -> float:
+        """Return what a step may take: where one long request alone takes too long, company costs it little."""
+        longest = max(self._longest, live.num_known_tokens)
+        return max(self._limits.decode_only_step_s, _COMPANY * self._view.step_time.predict_ns(1, longest) / 1e9)
+
+    def _awaits_prompt(self, live: LiveRequest) -> bool:
+        """Tell whether the blocks of its prompt are about to be filled, so that it need not compute them itself."""
+        group = live.request.group
+        if group is None or live.computes_all:
+            return False
+        return group in self._new_groups or any(
+            self._view.rows.num_computed[row] < live.num_prompt_tokens for row in self._siblings(live)
+        )
+
+    def _with_copy(self, live: LiveRequest, fit: Fit) -> Fit:
+        """Let it start behind the prompt in a copy of the block in which another completion has the prompt's end."""
+        num_prompt, block_size = live.num_prompt_tokens, self._view.description.block_size
+        num_cached = min(num_prompt, live.num_known_tokens - 1)
+        if live.computes_all or len(fit.hits) != num_cached // block_size or not num_cached % block_size:
+            return fit
+        for row in self._siblings(live):
+            if self._view.rows.num_computed[row] >= num_prompt:
+                copied = self._view.rows.tables[row][len(fit.hits)]
+                return replace(fit, num_cached_tokens=num_cached, copied_block=copied)
+        return fit
+
+    def _siblings(self, live: LiveRequest) -> list[int]:
+        """Return the rows that run other completions of the same request."""
+        if live.request.group is None:
+            return []
+        running = (self._view.rows.state == RUNNING).nonzero()[0].tolist()
+        found = ((row, self._view.rows.live[row]) for row in running)
+        return [row for row, other in found if other is not None and other.request.group == live.request.group]
+
+    def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
+        """Return the slots that a request would fill by itself and the tokens it is expected to add."""
+        num_output = len(live.output_token_ids)
+        at_most = live.max_tokens_on(self._view.description) - num_output
+        held = live.num_known_tokens - num_shared * self._view.description.block_size
+        return held, rest_of(self._view.output_lengths, num_output, at_most)
+
+    def _reservation(self, live: LiveRequest, hits: tuple[int, ...]) -> int:
+        """Return for how many tokens a request that must not be preempted again gets blocks now, 0 for not yet.
+
+        With blocks for all it may ever compute it needs none later. One at a time may also grow like any other, since
+        those that can be preempted give way to it; two of them could block each other for ever.
+        """
+        whole = live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
+        num_new = -(-whole // self._view.description.block_size) - len(hits)
+        num_revived = sum(map(self._view.pool.is_cached, hits))
+        if num_new + num_revived + self._num_running <= self._num_available:
+            return whole
+        return 0 if self._has_unreserved else live.num_known_tokens
+
+    def _is_whole(self, live: LiveRequest, fit: Fit) -> bool:
+        description = self._view.description
+        whole = live.num_prompt_tokens + live.max_tokens_on(description) - 1
+        return (len(fit.hits) + fit.num_new_blocks) * description.block_size >= whole
+
+    @cached_property
+    def _growth(self) -> Growth:
+        """Put together when it is first asked for: most plans admit nobody."""
+        rows, description = self._view.rows, self._view.description
+        running = (rows.state == RUNNING).nonzero()[0]
+        held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
+        num_counted_twice = int(rows.num_slots[running].sum()) - self._view.pool.counts().used * description.block_size
+        num_output = (rows.num_known[running] - rows.num_prompt[running]).astype(np.int64)
+        at_most = (rows.limit[running] + 1 - rows.num_known[running]).astype(np.int64)
+        rest = self._view.output_lengths.expected_rest(num_output, np.maximum(at_most, 0))
+        num_slots = description.num_blocks * description.block_size + max(0, num_counted_twice)
+        return Growth(num_slots, description.block_size, held, rest)
+
+
+def is_protected(live: LiveRequest | None) -> bool:
+    """Tell whether a request was preempted as often as one may be."""
+    return live is not None and live.num_preemptions >= MAX_PREEMPTIONS
+
+
+def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
+    """Return the cached blocks of the longest known prefix; at least one token is left to compute."""
+    if live.computes_all:
+        return ()
+    description = view.description
+    chain = live.prefix_chain(description.tag_key, description.block_size)
+    known = live.known_token_ids()
+    hits = []
+    for index in range((len(known) - 1) // description.block_size):
+        block = view.pool.find(chain.key(index, known))
+        if block is None:
+            break
+        hits.append(block)
+    return tuple(hits)
+
+
+def _has_unreserved(rows: RowColumns) -> bool:
+    """Tell whether a request that must not be preempted runs without blocks for its whole length."""
+    growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
+    return any(is_protected(rows.live[row]) for row in growing.tolist())

@@ -1,0 +1,61 @@
+"""What one step may take on, in tokens and in predicted time."""
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
+from paceline_scheduler.core.request import Int32Array
+
+MIN_CHUNK = 16
+"""Tokens of a prompt that a step computes beside decodes, even beyond its target."""
+
+
+class StepBudget:
+    """What a step may still take on, in tokens and in predicted time."""
+
+    def __init__(self, step_time: StepTimeModel, limits: CoreLimits, max_num_tokens: int) -> None:
+        self.num_tokens = 0
+        self.num_pairs = 0
+        self._step_time = step_time
+        self._limits = limits
+        self.max_num_tokens = max_num_tokens
+        self._target_ns = limits.max_step_s * 1e9
+        self._has_chunk = False
+
+    def add_decodes(self, positions: Int32Array, max_num_decodes: int) -> int:
+        """Take on one token at each position, as many as fit, in place of those of the call before; returns how many.
+
+        At least one always fits.
+        """
+        fitting = min(len(positions), max_num_decodes)
+        if not fitting:
+            return 0
+        num_pairs = int(positions[:fitting].sum()) + fitting
+        max_ns = self._limits.max_step_s * 1e9
+        if self._step_time.predict_ns(fitting, num_pairs) > max_ns:
+            fitting, num_pairs = self._step_time.max_decodes_within(max_ns, positions[:fitting])
+        self.num_tokens, self.num_pairs = fitting, num_pairs
+        self._target_ns = self._limits.decoding_step_s * 1e9
+        return fitting
+
+    def add_chunk(self, start: int, wanted: int) -> int:
+        """Take on up to `wanted` tokens from position `start`; returns how many.
+
+        The first chunk of a step gets a few tokens beyond the target, else prompts would starve behind decodes; only a
+        lone token gets a step past `max_step_s`.
+        """
+        room = min(wanted, self.max_num_tokens - self.num_tokens)
+        if room <= 0:
+            return 0
+        spent = (self.num_tokens, self.num_pairs)
+        count = self._step_time.max_tokens_within(self._target_ns, spent, start, room)
+        least = min(MIN_CHUNK, room)
+        if count < least and not self._has_chunk:
+            count = self._step_time.max_tokens_within(self._limits.max_step_s * 1e9, spent, start, least)
+            count = max(count, 1 if self.num_tokens == 0 else 0)
+        self._has_chunk = self._has_chunk or count > 0
+        self.num_tokens += count
+        self.num_pairs += num_chunk_pairs(start, count)
+        return count
+
+    def predicted_ns(self) -> int:
+        """Return the expected time of the step as it stands."""
+        return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs))

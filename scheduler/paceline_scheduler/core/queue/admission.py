@@ -1,0 +1,158 @@
+"""Whether a request is taken: some executor could ever hold it, and the queue has room. Decides; changes nothing."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.forecast import Idle, begin_s, idle, load_of
+from paceline_scheduler.core.planning.room import ExecutorView, find_hits
+from paceline_scheduler.core.queue.outlook import outlook_of
+from paceline_scheduler.core.queue.waiting import Ahead, WaitingQueue
+from paceline_scheduler.core.request import Request
+from paceline_scheduler.errors import (
+    DeadlineUnreachableError,
+    InvalidRequestError,
+    NoExecutorError,
+    NoLongerServedError,
+    QueueFullError,
+    UnknownModelError,
+)
+
+_NO_EXECUTOR_RETRY_S = 1.0
+_MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
+
+
+def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
+    """Refuse a request that no executor could ever hold, or that none would take now."""
+    if not executors:
+        raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
+    serving = [executor for executor in executors if executor.description.model == request.model]
+    if not serving:
+        raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names those there are")
+    serving = [executor for executor in serving if not executor.draining]
+    if not serving:
+        raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
+    num_prompt = len(request.prompt_token_ids)
+    room = max(executor.description.max_request_tokens for executor in serving) - num_prompt
+    if room < 1:
+        raise InvalidRequestError(
+            "prompt", f"{num_prompt} tokens leave no room for output: at most {num_prompt + room - 1} fit"
+        )
+    if request.max_tokens is not None and request.max_tokens > room:
+        raise InvalidRequestError(
+            "stopping.max_tokens", f"{request.max_tokens} after a prompt of {num_prompt} tokens exceeds {room}"
+        )
+
+
+def check_queue(live: LiveRequest, waiting: WaitingQueue, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
+    """Refuse a request that would overfill the queue, or wait in it for longer than a first token may take.
+
+    `serving` are the executors that take requests for its model now; without any nothing is known of the time.
+    """
+    num_prompt = live.num_prompt_tokens
+    if num_prompt > limits.max_num_queued_tokens:
+        raise InvalidRequestError(
+            "prompt", f"{num_prompt} tokens are more than the {limits.max_num_queued_tokens} that may wait"
+        )
+    if waiting.num_requests >= limits.max_num_queued_reqs:
+        raise queue_full(waiting, limits, retry_after_s(waiting, limits, serving))
+    if waiting.num_tokens + num_prompt > limits.max_num_queued_tokens:
+        raise QueueFullError(
+            f"{waiting.num_tokens} prompt tokens are waiting, near the limit", retry_after_s(waiting, limits, serving)
+        )
+    ahead = waiting.ahead_of(live)
+    fitting = [executor for executor in serving if live.fits(executor.description)]
+    if ahead.num_requests and fitting:
+        _check_first_token(outlook_of(live, fitting, ahead, limits).first_token_s, ahead, limits)
+
+
+def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
+    """Refuse any request behind `ahead` if that alone takes too long. Cheap: it is asked before a prompt is read."""
+    if ahead.num_requests and serving:
+        loads = [load_of(executor.view(), limits) for executor in serving]
+        _check_first_token(begin_s(loads, ahead.num_requests, ahead.num_tokens), ahead, limits)
+
+
+def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> None:
+    if expected_s > limits.expected_first_token_s:
+        raise QueueFullError(
+            f"its first token is expected in {expected_s:.1f} s, {limits.expected_first_token_s:g} s are allowed: "
+            f"{ahead.num_requests} requests of {ahead.num_tokens} tokens are ahead",
+            _within(expected_s - limits.expected_first_token_s),
+        )
+
+
+def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> QueueFullError:
+    """Return the refusal of a request for which the queue has no place, whatever it holds."""
+    return QueueFullError(
+        f"{waiting.num_requests} requests are waiting, the limit is {limits.max_num_queued_reqs}", retry_s
+    )
+
+
+def hopeless(
+    waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
+) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
+    """Return those whose deadline passes before any executor could bring them to their first output, even alone."""
+    executors = [idle(executor.view(), limits) for executor in serving]
+    return [
+        (live, DeadlineUnreachableError(_hopeless_sentence(live)))
+        for live in waiting
+        # What has begun goes on while it can: its client has tokens already.
+        if live.attempt == 0
+        and live.request.deadline_s is not None
+        and _is_late(live, executors, live.request.deadline_s - now)
+    ]
+
+
+def _is_late(live: LiveRequest, executors: Sequence[Idle], left_s: float) -> bool:
+    if live.attempt:
+        return False  # what has begun goes on while it can: its client has tokens already
+    fitting = [executor for executor in executors if live.fits(executor.view.description)]
+    return bool(fitting) and all(_is_late_on(live, executor, left_s) for executor in fitting)
+
+
+def _is_late_on(live: LiveRequest, executor: Idle, left_s: float) -> bool:
+    num_output = live.least_rest_on(executor.view.description)
+    if left_s >= executor.least_s(live.num_known_tokens - live.num_own_tokens, live.num_known_tokens, num_output):
+        return False  # in time even without the prefix cache, as most are
+    return left_s < executor.least_s(_num_cached(live, executor.view), live.num_known_tokens, num_output)
+
+
+def _hopeless_sentence(live: LiveRequest) -> str:
+    return (
+        f"{live.num_known_tokens} tokens cannot be computed before its timeout passes, even alone; it was not started: "
+        "allow more time or send less"
+    )
+
+
+def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> NoLongerServedError | None:
+    """Return why a waiting request can never run on what executors there are now, None if it can."""
+    descriptions = [executor.description for executor in executors]
+    if any(live.fits(description) for description in descriptions):
+        return None
+    request = live.request
+    largest = max((d.max_request_tokens for d in descriptions if d.model == request.model), default=0)
+    if not largest:
+        return NoLongerServedError(
+            f"the executors of the model {request.model!r} are gone; ListModels names what is left"
+        )
+    return NoLongerServedError(
+        f"the executor that could hold this request is gone; what is left holds {largest} tokens of prompt and output"
+    )
+
+
+def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[ExecutorState]) -> float:
+    """Return when an eighth of what waits is expected to run: when those who come back find room."""
+    loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
+    if not loads:
+        return _MAX_RETRY_S
+    return _within(begin_s(loads, waiting.num_requests // 8, waiting.num_tokens // 8))
+
+
+def _within(seconds: float) -> float:
+    return min(max(seconds, _MIN_RETRY_S), _MAX_RETRY_S)
+
+
+def _num_cached(live: LiveRequest, view: ExecutorView) -> int:
+    return len(find_hits(view, live)) * view.description.block_size

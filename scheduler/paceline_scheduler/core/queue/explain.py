@@ -1,0 +1,108 @@
+"""What is said of requests to those who ask: where one stands and why, what would become of another.
+
+The sentences come from what planning itself looks at, so they are as true as the next plan.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.planning.room import Fit, Hindrance, Room
+from paceline_scheduler.core.queue.outlook import outlook_of
+from paceline_scheduler.core.queue.waiting import Ahead
+from paceline_scheduler.core.views import Estimate, Explanation, RequestState
+from paceline_scheduler.errors import SchedulerError
+
+
+def explain(
+    live: LiveRequest,
+    executors: Mapping[str, ExecutorState],
+    line: Sequence[LiveRequest],
+    position: int,
+    limits: CoreLimits,
+) -> Explanation:
+    """Return where a request stands; `position` is its place in the line, 0 unless it waits."""
+    executor = None if live.address is None else executors[live.address]
+    state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, len(live.output_token_ids)
+    if live.row is not None and executor is not None:
+        num_computed, num_output = int(executor.rows.num_computed[live.row]), executor.rows.num_output(live.row)
+    if live.status is Status.PREEMPTED:
+        waiting_for = f"{live.address} has to confirm that it stopped"
+    elif live.status is Status.WAITING:
+        waiting_for = _waiting_for(line[0], executors, position, limits)
+        state = RequestState.PREEMPTED if live.preemption_reason else RequestState.WAITING
+    elif live.status is Status.RUNNING and executor is not None and not executor.attached:
+        waiting_for = f"{live.address} has to attach again"
+    return Explanation(
+        state=state,
+        waiting_for=waiting_for,
+        queue_position=position,
+        num_preemptions=live.num_preemptions,
+        preemption_reason=live.preemption_reason,
+        executor=live.address if live.address and live.status is Status.RUNNING else "",
+        num_computed_tokens=num_computed,
+        num_output_tokens=num_output,
+    )
+
+
+def estimate(
+    live: LiveRequest,
+    serving: Sequence[ExecutorState],
+    ahead: Ahead,
+    limits: CoreLimits,
+    refusal: SchedulerError | None,
+) -> Estimate:
+    """Return what would become of a request behind `ahead`, on executors that are attached and take requests."""
+    serving = [executor for executor in serving if live.fits(executor.description)]
+    if not serving:
+        return Estimate(0.0, 0.0, live.num_prompt_tokens, 0, refusal)
+    outlook = outlook_of(live, serving, ahead, limits)
+    is_taken = refusal is None
+    return Estimate(
+        time_to_first_token_s=outlook.first_token_s if is_taken else 0.0,
+        inter_token_s=outlook.between_tokens_s if is_taken else 0.0,
+        num_prompt_tokens=live.num_prompt_tokens,
+        num_cached_tokens=outlook.num_cached_tokens,
+        refusal=refusal,
+    )
+
+
+_STATES = {
+    Status.WAITING: RequestState.WAITING,
+    Status.RUNNING: RequestState.RUNNING,
+    Status.PREEMPTED: RequestState.PREEMPTED,
+    Status.FINISHED: RequestState.FINISHED,
+}
+
+
+def _waiting_for(head: LiveRequest, executors: Mapping[str, ExecutorState], position: int, limits: CoreLimits) -> str:
+    sentence = _hindrance(head, executors, limits)
+    if not position:
+        return sentence
+    requests = "1 more urgent request is" if position == 1 else f"{position} more urgent requests are"
+    return f"{requests} ahead; for the first of them: {sentence}"
+
+
+def _hindrance(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
+    """Return what keeps a request off every executor of its model, in one sentence for all."""
+    sentences = []
+    for address, executor in sorted(executors.items()):
+        if executor.description.model != live.request.model:
+            continue
+        if not executor.attached:
+            sentences.append(f"{address} has to attach")
+        elif executor.draining:
+            sentences.append(f"{address} is being drained")
+        else:
+            sentences.append(_hindrance_on(live, executor, limits))
+    return "; ".join(sentences) or f"an executor of the model {live.request.model!r} has to attach"
+
+
+def _hindrance_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:
+    view = executor.view()
+    match Room(view, view.pool.num_available, limits).fit(live):
+        case Hindrance(sentence=sentence):
+            return sentence
+        case Fit():
+            return f"its turn on {executor.description.address}, which has room for it"

@@ -1,0 +1,94 @@
+"""The queue of requests that wait for an executor: one line per model, the most urgent first.
+
+A request's place is fixed when it is submitted (`LiveRequest.place`), so a preempted one, or one whose executor was
+lost, comes back to where it was. The bounds of the queue are for newcomers; the core checks them at submission.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline_scheduler.core.live import PATIENCE_S, LiveRequest, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What comes before a request in its line."""
+
+    num_requests: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """Requests in order, and beside each the tokens it has to compute, for adding up."""
+
+    requests: list[LiveRequest] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+
+    def index(self, place: tuple[float, int]) -> int:
+        """Return how many come before a place."""
+        return bisect_left(self.requests, place, key=_place)
+
+    def ahead_of(self, place: tuple[float, int]) -> Ahead:
+        """Return what is before a place."""
+        index = self.index(place)
+        return Ahead(index, sum(self.num_tokens[:index]))
+
+
+class WaitingQueue:
+    """One sorted line per model."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+        self._lines: dict[str, _Line] = {}
+
+    def add(self, live: LiveRequest) -> None:
+        """Let a request wait at its place."""
+        line = self._lines.setdefault(live.request.model, _Line())
+        index, num_tokens = line.index(live.place), live.num_own_tokens
+        live.status = Status.WAITING
+        line.requests.insert(index, live)
+        line.num_tokens.insert(index, num_tokens)
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+
+    def remove(self, live: LiveRequest) -> None:
+        """Take a request out, wherever it stands."""
+        line, index = self._lines[live.request.model], self.position(live)
+        del line.requests[index]
+        self.num_requests -= 1
+        self.num_tokens -= line.num_tokens.pop(index)
+
+    def position(self, live: LiveRequest) -> int:
+        """Return how many requests of its model are ahead of one that waits."""
+        line = self._lines[live.request.model]
+        index = line.index(live.place)
+        assert line.requests[index] is live, "only what waits has a position"
+        return index
+
+    def models(self) -> tuple[str, ...]:
+        """Return the models that something waits for."""
+        return tuple(model for model, line in self._lines.items() if line.requests)
+
+    def ahead_of(self, live: LiveRequest) -> Ahead:
+        """Return what would be ahead of a request that does not wait yet."""
+        return self._lines.get(live.request.model, _Line()).ahead_of(live.place)
+
+    def ahead_of_usual(self, model: str, now: float) -> Ahead:
+        """Return what would be ahead of a request of priority 0 without a deadline."""
+        return self._lines.get(model, _Line()).ahead_of((now + PATIENCE_S, 1 << 62))
+
+    def all(self) -> tuple[LiveRequest, ...]:
+        """Return everything that waits."""
+        return tuple(live for line in self._lines.values() for live in line.requests)
+
+    def line(self, model: str) -> Sequence[LiveRequest]:
+        """Return the requests that wait for a model, the most urgent first; not to be changed."""
+        line = self._lines.get(model)
+        return () if line is None else line.requests
+
+
+def _place(live: LiveRequest) -> tuple[float, int]:
+    return live.place

@@ -1,0 +1,1 @@
+"""What an executor holds: its rows in columns, its blocks in a pool."""

@@ -1,0 +1,52 @@
+"""Programs of this package as processes of their own, for measurements: started, listened to, and their CPU time."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a module as a process until the block ends."""
+    command = (sys.executable, "-m", name, *options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def simulated_executor(*options: str) -> AsyncIterator[str]:
+    """Run a simulated executor until the block ends; yields its address."""
+    async with module_process("paceline_scheduler.simulator.server", "--port", "0", *options) as process:
+        yield (await next_line(process)).split()[-1]
+
+
+@asynccontextmanager
+async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, int]]]:
+    """Run a scheduler of one executor until the block ends; yields it, ready, with the event that names its ports."""
+    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0")
+    async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
+        while (event := json.loads(await next_line(process)))["event"] != "ready":
+            pass
+        yield process, dict(event)
+
+
+async def next_line(process: asyncio.subprocess.Process) -> str:
+    """Return the next line that a process prints; RuntimeError when it has ended."""
+    assert process.stdout is not None, "it was asked for"
+    line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"process {process.pid} has ended")
+    return line.decode()
+
+
+def cpu_ns(process: asyncio.subprocess.Process) -> int:
+    """Return the CPU time of a running process, all threads, in nanoseconds."""
+    # The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+    return time.clock_gettime_ns((~process.pid << 3) | 2)

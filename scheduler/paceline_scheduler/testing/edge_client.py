@@ -1,0 +1,31 @@
+"""One call of a client at the edge, without gRPC: requests in plain values, and what waits for the client to read."""
+
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.outbox import Parcel, PendingDelta
+from paceline_scheduler.api.raw import RawRequest
+from paceline_scheduler.core.request import RequestKey
+
+_EVERYTHING = 1 << 30
+
+
+class EdgeClient:
+    """A call and the requests it runs."""
+
+    def __init__(self, edge: Edge, max_bytes_per_request: int = 0) -> None:
+        self._edge = edge
+        self.outbox = edge.open_outbox(max_bytes_per_request)
+
+    async def send(self, raw: RawRequest) -> tuple[int, ...]:
+        """Send a request; returns the handles of its completions. Raises what is wrong with it."""
+        stream = self._edge.open(RequestKey(raw.tenant, raw.request_id), self.outbox, raw.sampling.n)
+        await self._edge.start(stream, raw)
+        return stream.handles
+
+    def collect(self) -> Parcel:
+        """Take everything that waits."""
+        return self.outbox.collect(_EVERYTHING)
+
+    def delta(self) -> PendingDelta:
+        """Take the only delta that waits."""
+        (delta,) = self.collect().deltas
+        return delta

@@ -1,0 +1,157 @@
+"""What the core says of requests is what then happens."""
+
+import pytest
+
+from paceline_scheduler.core.executors import StepPoint
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.views import RequestState
+from paceline_scheduler.errors import QueueFullError, UnknownRequestError
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import make_executor, make_request
+
+
+def test_a_running_request_names_its_executor_and_how_far_it_is():
+    """Two results have arrived: the prompt is computed and two tokens are known."""
+    harness = CoreHarness(make_executor())
+    request = make_request(5, 9)
+    harness.submit(request)
+    harness.step()
+    harness.step()
+    explanation = harness.core.explain(request.key)
+    assert explanation.state is RequestState.RUNNING
+    assert (explanation.executor, explanation.waiting_for, explanation.queue_position) == ("executor-0", "", 0)
+    assert (explanation.num_computed_tokens, explanation.num_output_tokens) == (6, 2)
+
+
+def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_for():
+    """The sentence about the head is the reason for which the planner does not place it."""
+    harness = CoreHarness(make_executor(max_num_rows=1))
+    requests = [make_request(3, 9) for _ in range(3)]
+    harness.submit(*requests)
+    harness.step()
+    second, third = (harness.core.explain(request.key) for request in requests[1:])
+    assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
+    assert second.waiting_for == "every row of executor-0 is taken (1)"
+    assert third.queue_position == 1
+    assert third.waiting_for.startswith("1 more urgent request is ahead; for the first of them: every row")
+
+
+@pytest.mark.parametrize(
+    ("pool", "running", "waiting", "sentence"),
+    [
+        (8, (15, 4), (20, 1), "6 blocks of executor-0 are needed, of which 1 are kept for what runs; 4 of 8 are free"),
+        (16, (8, 50), (8, 50), "what runs on executor-0 (1) is expected to need its 16 blocks"),
+    ],
+)
+def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, running, waiting, sentence):
+    """Blocks that are taken now, and blocks that will be."""
+    harness = CoreHarness(make_executor(num_blocks=pool))
+    harness.submit(make_request(*running))
+    harness.step()
+    request = make_request(*waiting)
+    harness.submit(request)
+    assert sentence in harness.core.explain(request.key).waiting_for
+
+
+def test_a_request_waits_for_executors_by_name():
+    """One is not attached, the other drains."""
+    harness = CoreHarness(make_executor(), make_executor(incarnation=2))
+    request = make_request(3, 3)
+    harness.submit(request)
+    harness.core.detach("executor-0")
+    harness.core.drain("executor-1")
+    assert harness.core.explain(request.key).waiting_for == "executor-0 has to attach; executor-1 is being drained"
+
+
+def test_a_preempted_request_says_why_and_how_often():
+    """It waits again, its output is kept."""
+    harness = CoreHarness(make_executor(num_blocks=8))
+    harness.expect_short_outputs()
+    requests = [make_request(8, 20), make_request(8, 20)]
+    harness.submit(*requests)
+    harness.step()
+    while not harness.core.num_waiting()[0]:
+        harness.step()
+    explanation = harness.core.explain(requests[1].key)
+    assert (explanation.state, explanation.num_preemptions) == (RequestState.PREEMPTED, 1)
+    assert "all 8 blocks of executor-0 were taken" in explanation.preemption_reason
+    assert explanation.num_output_tokens > 0
+
+
+def test_what_has_left_is_unknown():
+    """Its record may live on an executor; here nothing is left of it."""
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 1)
+    harness.submit(request)
+    harness.finish()
+    with pytest.raises(UnknownRequestError):
+        harness.core.explain(request.key)
+
+
+class TimedHarness(CoreHarness):
+    """One executor whose steps take the time that its warm-up measured: 5 ms and 1 ms per token."""
+
+    def __init__(self, **limits):
+        points = (StepPoint(1, 6_000_000), StepPoint(512, 517_000_000))
+        config = SimulatorConfig(
+            step_points=points, num_blocks=2048, max_num_rows=16, max_num_batched_tokens=512, max_model_len=2048
+        )
+        super().__init__(SimulatedExecutor(config), limits=CoreLimits(**limits))
+
+    def pass_step(self):
+        """Run one step, and let the time pass that it takes."""
+        plan = self.step()
+        assert plan is not None
+        self.clock.advance(0.005 + 0.001 * plan.num_tokens if plan.num_tokens else 0.0)
+
+    def measured(self, request):
+        """Submit a request and return when its first token came, and the mean time between its tokens."""
+        start = self.clock()
+        self.submit(request)
+        while not self.client.token_ids.get(request.handle):
+            self.pass_step()
+        first = self.clock()
+        while request.handle not in self.client.finishes:
+            self.pass_step()
+        return first - start, (self.clock() - first) / (len(self.client.token_ids[request.handle]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("num_running", "num_waiting", "num_prompt"), [(0, 0, 40), (0, 0, 1500), (8, 0, 300), (4, 6, 200), (16, 6, 100)]
+)
+def test_an_estimate_comes_true(num_running, num_waiting, num_prompt):
+    """Time to the first token within a third, time between tokens within a half: of an empty, a busy, a full system."""
+    harness = TimedHarness()
+    harness.submit(*(make_request(8, 60) for _ in range(num_running)))
+    for _ in range(8):
+        if num_running:
+            harness.pass_step()
+    harness.submit(*(make_request(150, 60) for _ in range(num_waiting)))
+    request = make_request(num_prompt, 30)
+    estimate = harness.core.estimate(request, harness.clock())
+    first_s, between_s = harness.measured(request)
+    assert estimate.refusal is None
+    assert estimate.time_to_first_token_s == pytest.approx(first_s, rel=0.34)
+    assert estimate.inter_token_s == pytest.approx(between_s, rel=0.5)
+
+
+def test_an_estimate_knows_the_prefix_cache():
+    """The second of two like prompts is expected, and is, far sooner."""
+    harness = TimedHarness()
+    prompt = [token % 900 for token in range(1200)]
+    harness.measured(make_request(prompt, 2))
+    request = make_request(prompt, 2)
+    estimate = harness.core.estimate(request, harness.clock())
+    assert (estimate.num_prompt_tokens, estimate.num_cached_tokens) == (1200, 1196)
+    assert estimate.time_to_first_token_s == pytest.approx(harness.measured(request)[0], rel=0.34)
+
+
+def test_an_estimate_names_the_refusal():
+    """A full queue is told without sending the request."""
+    harness = TimedHarness(max_num_queued_reqs=1)
+    harness.submit(make_request(8, 4))
+    estimate = harness.core.estimate(make_request(8, 4), harness.clock())
+    assert isinstance(estimate.refusal, QueueFullError)
+    assert harness.core.num_waiting()[0] == 1

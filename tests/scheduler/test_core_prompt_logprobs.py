@@ -1,0 +1,137 @@
+"""Log-probabilities of prompts through the core: whole, once, with the first token, whatever happens before it.
+
+And two more fields that an executor acts on: a minimum of tokens, and rules that leave none.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline_scheduler.core.logprobs import LogprobColumns
+from paceline_scheduler.core.plan import RowError
+from paceline_scheduler.errors import DivergenceError, NoTokenLeftError
+from paceline_scheduler.simulator.tokens import TokenRule
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+
+
+def expected_logprobs(request):
+    """What the simulated model says of every prompt token but the first."""
+    num_top = request.num_prompt_logprobs
+    tokens = enumerate(request.prompt_token_ids.tolist())
+    return tuple(TokenRule().logprobs(token, position, num_top) for position, token in tokens if position)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [4, 9, 64])
+def test_they_come_with_the_first_token_however_the_prompt_was_cut(max_num_batched_tokens):
+    """In chunks of 4, in two, at once; also where the last chunk is a single token."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=max_num_batched_tokens))
+    request, other = make_request(17, 4, num_prompt_logprobs=2), make_request(6, 4)
+    harness.submit(request, other)
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_no_step_computes_many_of_them():
+    """A row of logits for each token is work that no prediction knows of: 64 tokens a step, however many would fit."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=256, num_blocks=128))
+    harness.submit(make_request(200, 2, num_prompt_logprobs=0), make_request(20, 2))
+    assert harness.step().num_scheduled_tokens.tolist() == [64, 20]
+
+
+def test_a_prompt_of_one_token_has_none():
+    """Nothing predicts the first."""
+    harness = CoreHarness(make_executor())
+    request = make_request(1, 2, num_prompt_logprobs=0)
+    harness.submit(request)
+    harness.finish()
+    assert harness.client.prompt_logprobs == {}
+    assert len(harness.client.token_ids[request.handle]) == 2
+
+
+def test_a_cached_prefix_is_computed_again_for_them():
+    """Of what is not computed there are none; the request after it hits the cache as ever."""
+    harness = CoreHarness(make_executor())
+    prompt = list(range(100, 117))
+    requests = [make_request(prompt, 2), make_request(prompt, 2, num_prompt_logprobs=0), make_request(prompt, 2)]
+    for request in requests:
+        harness.submit(request)
+        harness.finish()
+    assert harness.client.prompt_logprobs == {requests[1].handle: expected_logprobs(requests[1])}
+    assert [harness.client.finishes[request.handle].num_cached_tokens for request in requests] == [0, 0, 16]
+
+
+def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
+    """The executor does not keep them, so the request is computed anew."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=4))
+    request = make_request(14, 3, num_prompt_logprobs=1)
+    harness.submit(request)
+    harness.step()
+    harness.plan()
+    harness.run()
+    harness.attach("executor-0")
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again():
+    """Its client has them; the second placement may start from cached blocks."""
+    harness = CoreHarness(make_executor(), make_executor())
+    request = make_request(9, 12, num_prompt_logprobs=1)
+    harness.submit(request)
+    address = next(address for address in harness.executors if harness.step(address) is not None)
+    harness.step(address)
+    harness.core.lose(address)
+    other = next(name for name in harness.executors if name != address)
+    plan = harness.step(other)
+    assert [placement.num_prompt_logprobs for placement in plan.placements] == [None]
+    harness.executors[address].restart()
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_ones_that_do_not_follow_are_a_divergence():
+    """A gap, or more than the prompt has; nothing of the result counts."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=4))
+    request = make_request(10, 2, num_prompt_logprobs=0)
+    harness.submit(request)
+    harness.plan()
+    harness.run()
+    result = harness.results["executor-0"][0]
+    ((row, told),) = result.prompt_logprobs.items()
+    for wrong in (replace(told, offset=2), LogprobColumns(1, *(array.repeat(3, 0) for array in _arrays(told)))):
+        with pytest.raises(DivergenceError, match="do not follow"):
+            harness.core.complete("executor-0", replace(result, prompt_logprobs={row: wrong}))
+    assert harness.core.executor("executor-0").rows.num_computed[row] == 0
+    assert column(row).tolist() == result.rows.tolist()
+    harness.finish()
+    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+
+
+def _arrays(columns):
+    return columns.logprobs, columns.top_token_ids, columns.top_logprobs
+
+
+def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
+    """Not as a failure of the executor's."""
+    harness = CoreHarness(make_executor())
+    request = make_request(5, 8)
+    harness.submit(request)
+    harness.executors["executor-0"].fail_row(request.key, RowError("NO_TOKEN_LEFT", "nothing is left"))
+    harness.finish()
+    assert isinstance(harness.client.failures[request.handle], NoTokenLeftError)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 8])
+def test_no_end_token_comes_before_the_minimum(min_tokens):
+    """Here every token ends that may."""
+    harness = CoreHarness(make_executor(end_probability=1.0))
+    request = make_request(5, 8, end_token_ids=(7,), min_tokens=min_tokens)
+    harness.submit(request)
+    harness.finish()
+    output = harness.client.token_ids[request.handle]
+    assert len(output) == min(min_tokens + 1, 8)
+    assert output.count(7) == (min_tokens < 8)
