@@ -23,7 +23,20 @@ from paceline_client.errors import (
     UnsupportedError,
 )
 from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping
-from paceline_client.results import Delta, FinishReason, Model, Result, TokenLogprob, TokenLogprobs, Tokens, Usage
+from paceline_client.results import (
+    Completion,
+    Delta,
+    Estimate,
+    Explanation,
+    FinishReason,
+    Model,
+    RequestState,
+    Result,
+    TokenLogprob,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
 from paceline_client.sync_client import Client, Stream
 
 __all__ = [
@@ -33,10 +46,13 @@ __all__ = [
     "AsyncStream",
     "Client",
     "ClientClosedError",
+    "Completion",
     "ConflictError",
     "ConnectFailedError",
     "ConnectionLostError",
     "Delta",
+    "Estimate",
+    "Explanation",
     "FieldViolation",
     "FinishReason",
     "InvalidRequestError",
@@ -49,6 +65,7 @@ __all__ = [
     "OverloadedError",
     "PacelineError",
     "RequestCancelledError",
+    "RequestState",
     "RequestTimeoutError",
     "Result",
     "Retry",

@@ -27,7 +27,8 @@ from paceline_client.requests import (
     make_prompt,
     new_request_id,
 )
-from paceline_client.results import Delta, Model, Result, Tokens
+from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
+from paceline_client.wire_requests import sendable_seconds
 
 DEFAULT_TARGET = "localhost:50051"
 _READY_PAUSE_SECONDS = 0.1
@@ -133,8 +134,9 @@ class AsyncClient:
     ) -> None:
         self._timeout = timeout or Timeout()
         self._retry = retry or Retry()
+        self._limits = limits or Limits()
         self._connection = Connection(
-            target, tls=tls, retry=self._retry, keepalive=keepalive or Keepalive(), limits=limits or Limits()
+            target, tls=tls, retry=self._retry, keepalive=keepalive or Keepalive(), limits=self._limits
         )
 
     @classmethod
@@ -222,6 +224,46 @@ class AsyncClient:
         )
         return AsyncStream(Exchange(self._connection, request, self._retry), request)
 
+    async def estimate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        timeout: Timeout | None = None,  # noqa: ASYNC109  the one that the request would have
+    ) -> Estimate:
+        """What would become of a request if it were sent now; nothing is run."""
+        request = Request(
+            prompt=make_prompt(prompt, messages, token_ids),
+            request_id=new_request_id(),
+            tenant=tenant,
+            model=model or "",
+            sampling=sampling or Sampling(),
+            stopping=stopping or Stopping(),
+            output=output or Output(),
+            scheduling=scheduling or Scheduling(),
+            timeout=timeout or self._timeout,
+        )
+        return await self._call(
+            lambda channel, seconds: wire.estimate(
+                channel, request, max_bytes=self._limits.max_request_bytes, timeout_seconds=seconds
+            )
+        )
+
+    async def explain(self, request_id: str, *, tenant: str = "") -> Explanation:
+        """Where a request is and what it waits for. `NotFoundError` when it is unknown or forgotten."""
+        return await self._call(
+            lambda channel, seconds: wire.explain(
+                channel, tenant=tenant, request_id=request_id, timeout_seconds=seconds
+            )
+        )
+
     async def cancel(self, request_id: str, *, tenant: str = "") -> None:
         """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""
         await self._call(
@@ -297,6 +339,6 @@ class AsyncClient:
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
         channel = await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
         try:
-            return await call(channel, wire.sendable_seconds(self._timeout.call_seconds))
+            return await call(channel, sendable_seconds(self._timeout.call_seconds))
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_call(error) from None

@@ -96,7 +96,7 @@ class Limits:
     max_concurrent_requests: int = 4096
     """Requests running at once in one session; one more raises `OverloadedError` without being sent."""
     max_buffered_tokens: int = 4096
-    """Tokens that have arrived for one request and were not read; one more raises `SlowConsumerError` for it."""
+    """Tokens of one completion that have arrived and were not read; one more raises `SlowConsumerError`."""
     max_request_bytes: int = 4 * 1024 * 1024 - 65536
     """The largest request that is sent: below what gRPC servers accept, because a larger one would cost the session."""
 

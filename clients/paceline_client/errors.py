@@ -15,7 +15,7 @@
     ├── ServerError                the server failed; its log says why
     ├── StreamError                the output of one request cannot go on
     │   ├── StreamCorruptedError   tokens are missing, doubled or changed
-    │   └── SlowConsumerError      the caller left more tokens unread than its buffer holds
+    │   └── SlowConsumerError      more output was left unread, here or on the server, than may wait
     └── ClientClosedError          the client was closed, or made before a fork
 
 Knows the google.rpc details that travel with a status. Refuses to know connections and retries.
@@ -121,7 +121,7 @@ class StreamCorruptedError(StreamError):
 
 
 class SlowConsumerError(StreamError):
-    """The caller left more tokens unread than its buffer holds."""
+    """More output was left unread than may wait: by the caller here, or by this client's connection on the server."""
 
 
 class ClientClosedError(PacelineError):
@@ -157,6 +157,10 @@ _ERROR_OF_CODE: dict[int, type[PacelineError]] = {
 }
 
 
+# Where the code alone would say something else: that there is no room, say, while it is this client that is slow.
+_ERROR_OF_REASON: dict[str, type[PacelineError]] = {"SLOW_CONSUMER": SlowConsumerError}
+
+
 def error_from_status(code: int, message: str, details: Iterable[Detail] = ()) -> PacelineError:
     """The error for a google.rpc.Code; codes without one of their own become `ServerError`."""
     found = _Found()
@@ -166,7 +170,7 @@ def error_from_status(code: int, message: str, details: Iterable[Detail] = ()) -
         except DecodeError:
             # A detail that cannot be read must not hide the status it came with.
             continue
-    kind = _ERROR_OF_CODE.get(code, ServerError)
+    kind = _ERROR_OF_REASON.get(found.reason or "") or _ERROR_OF_CODE.get(code, ServerError)
     return kind(
         message or f"the server answered with status {code} and no message",
         reason=found.reason,

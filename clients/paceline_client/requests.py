@@ -17,18 +17,29 @@ class Sampling:
     """How tokens are drawn. None takes the model's generation default, else the server's."""
 
     temperature: float | None = None
-    """0 picks the most likely token; default 1."""
+    """Divides the logits, 0 to 100; 0 picks the most likely token; default 1."""
     top_k: int | None = None
+    """Draw from this many most likely tokens."""
     top_p: float | None = None
+    """Draw from the most likely tokens that together have at least this probability, above 0 to 1."""
     min_p: float | None = None
+    """Leave out tokens that are less likely than this share of the most likely one, 0 to 1."""
     seed: int | None = None
     """Makes the draw repeatable, alone and in any batch."""
     presence_penalty: float | None = None
+    """Subtracted from the logits of tokens that the output has already, -2 to 2."""
     frequency_penalty: float | None = None
+    """The same, once for each time the output has the token, -2 to 2."""
     repetition_penalty: float | None = None
+    """Divides positive and multiplies negative logits of tokens in prompt and output; above 1 discourages them."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, -100 to 100."""
     allowed_token_ids: Sequence[int] = ()
-    bad_words: Sequence[str] = ()
+    """The only tokens that may be drawn; empty: all."""
+    bad_words: Sequence[str] | str = ()
+    """Texts whose tokens are never completed; one text may stand alone."""
+    n: int | None = None
+    """How many completions of the prompt, 1 to 16, each with a seed of its own that follows from `seed`; default 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +49,15 @@ class Stopping:
     max_tokens: int | None = None
     """None: up to the model's context limit."""
     min_tokens: int | None = None
+    """Before so many tokens nothing but the context's end ends the output; at most `max_tokens`."""
     stop: Sequence[str] | str | None = None
-    """Texts that end the output; one text may stand alone."""
+    """Texts that end the output, and are no part of it unless `include_stop_str_in_output`; one may stand alone."""
     stop_token_ids: Sequence[int] = ()
+    """Tokens that end the output, like the model's own end tokens."""
     ignore_eos: bool | None = None
+    """True: the model's own end tokens end nothing."""
     include_stop_str_in_output: bool | None = None
+    """True: what ended the output stays in its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +66,12 @@ class Output:
 
     logprobs: int | None = None
     """How many alternatives to return with each token's log-probability; 0 returns the token's alone."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, from the second one on."""
     skip_special_tokens: bool | None = None
+    """False shows the text of special tokens too."""
     stream_interval: int | None = None
-    """How many tokens are gathered into one delta."""
+    """How many tokens are gathered into one delta; the first token and the end come at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +79,11 @@ class Scheduling:
     """How the scheduler treats the request beside its content."""
 
     priority: int | None = None
-    """Lower runs earlier, inside the tenant; default 0."""
+    """Lower runs earlier, -100 to 100, inside the tenant; default 0."""
     cache_salt: str = ""
     """Only requests with the same salt share prefix-cache hits."""
     bypass_prefix_cache: bool = False
+    """True neither reads nor feeds the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,11 @@ class Request:
     scheduling: Scheduling
     timeout: Timeout
 
+    @property
+    def num_completions(self) -> int:
+        """How many completions it asks for. What cannot be is the server's to refuse."""
+        return self.sampling.n or 1
+
 
 def make_prompt(
     text: str | None, messages: Sequence[MessageLike] | None, token_ids: Sequence[int] | None = None
@@ -126,7 +150,10 @@ def make_prompt(
         return Text(text)
     if messages is not None:
         return Chat(tuple(_as_message(message) for message in messages))
-    return TokenIds(tuple(token_ids or ()))
+    try:
+        return TokenIds(tuple(token_ids if token_ids is not None else ()))
+    except TypeError as error:
+        raise invalid("token_ids", str(error)) from None
 
 
 def new_request_id() -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paceline_client.errors import PacelineError
 from paceline_client.requests import Sampling
 
 
@@ -46,7 +47,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New output of one request. Deltas follow each other without gap or overlap."""
+    """New output of one completion. Deltas of a completion follow each other without gap or overlap."""
 
     text: str
     """Lags behind the tokens while they end inside a character or inside what may become a stop text."""
@@ -57,14 +58,18 @@ class Delta:
     """How often the request has been placed on an executor."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    """Set on the last delta."""
+    """Set on the last delta of the completion."""
+    index: int = 0
+    """Which completion: 0 to `Sampling.n` - 1."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from the second one on, if asked for: in the first delta of completion 0 only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The whole output of one request."""
+class Completion:
+    """The whole output of one completion."""
 
-    request_id: str
+    index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -72,8 +77,98 @@ class Result:
     """The stop text or token id that ended the output; None for other reasons."""
     usage: Usage
     attempt: int
-    """How often the request was placed on an executor: 1 unless something failed on the way."""
+    """How often it was placed on an executor: 1 unless something failed on the way."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The whole output of one request. What it says of a completion is said of the first, which is usually the only."""
+
+    request_id: str
+    completions: tuple[Completion, ...]
+    """By index, as many as `Sampling.n` asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from the second one on, if asked for."""
+
+    @property
+    def text(self) -> str:
+        """The output's text."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The output's tokens."""
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the output ended."""
+        return self.completions[0].finish_reason
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The stop text or token id that ended the output; None for other reasons."""
+        return self.completions[0].matched_stop
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of prompt and output."""
+        return self.completions[0].usage
+
+    @property
+    def attempt(self) -> int:
+        """How often the request was placed on an executor: 1 unless something failed on the way."""
+        return self.completions[0].attempt
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """The log-probabilities of the output's tokens, if asked for."""
+        return self.completions[0].logprobs
+
+
+class RequestState(StrEnum):
+    """Where a request stands."""
+
+    UNKNOWN = "unknown"
+    """The server says something that this version does not know."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Taken off an executor, to go on later."""
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a request is and what it waits for; of several completions, of the first that has not ended."""
+
+    state: RequestState
+    waiting_for: str
+    """A sentence; empty when it runs."""
+    queue_position: int
+    """How many requests are ahead of it; 0 when it runs."""
+    num_preemptions: int
+    preemption_reason: str
+    """A sentence about the last preemption; empty if there was none."""
+    executor: str
+    """The address of the executor that runs it; empty when none does."""
+    num_computed_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What would become of a request if it were sent now."""
+
+    time_to_first_token_seconds: float | None
+    """None where it would be refused."""
+    inter_token_seconds: float | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """How many of them the prefix cache holds now."""
+    refusal: PacelineError | None
+    """The error that it would get, if it would be refused."""
 
 
 @dataclass(frozen=True, slots=True)

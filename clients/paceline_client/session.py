@@ -73,6 +73,8 @@ class Session:
         # Bounded by `submit`: a request leaves at most itself and its cancellation here.
         self._outbox: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
         self._unacknowledged: list[str] = []
+        # Of requests that were left: how many ends the server still owes. It pays, or the session breaks.
+        self._num_owed_finishes: dict[str, int] = {}
         self._was_answered = False
         self._num_silent_beats = 0
         self._state = SessionState.OPEN
@@ -102,7 +104,12 @@ class Session:
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()
-        inbox = Inbox(request.request_id, max_buffered_tokens=self._limits.max_buffered_tokens)
+        self._num_owed_finishes.pop(request.request_id, None)
+        inbox = Inbox(
+            request.request_id,
+            max_buffered_tokens=self._limits.max_buffered_tokens,
+            num_completions=request.num_completions,
+        )
         self._running[request.request_id] = _Running(request, inbox)
         self._outbox.put_nowait(message)
         return inbox
@@ -112,6 +119,7 @@ class Session:
         running = self._running.get(inbox.request_id)
         if running is not None and running.inbox is inbox:
             del self._running[inbox.request_id]
+            self._num_owed_finishes[inbox.request_id] = inbox.num_missing_finishes
             self._outbox.put_nowait(wire.cancel_message(running.request.tenant, inbox.request_id))
 
     async def close(self) -> None:
@@ -157,6 +165,8 @@ class Session:
                 return self._end_by_status(error.code(), error.details() or "")
             refusal = error
             return lambda: wire.error_from_call(refusal)
+        except grpc.aio.BaseError as error:  # from inside gRPC, where a connection broke under it
+            return self._end_by_status(grpc.StatusCode.UNKNOWN, str(error))
         except asyncio.CancelledError:
             # gRPC raises this too when it is the server that ends the call with CANCELLED.
             task = asyncio.current_task()
@@ -171,7 +181,7 @@ class Session:
         return lambda: ConnectionLostError(f"the connection to the server was lost ({what})")
 
     async def _write(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             while True:
                 message = await self._outbox.get()
                 await self._call.write(message)
@@ -179,7 +189,7 @@ class Session:
 
     async def _finish_writing(self) -> None:
         await self._outbox.join()
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
     async def _beat(self) -> ErrorFactory:
@@ -215,22 +225,33 @@ class Session:
             self._state = SessionState.DRAINING
 
     def _deliver(self, received: wire.ReceivedDelta) -> None:
-        if received.finish is not None:
-            self._unacknowledged.append(received.request_id)
         running = self._running.get(received.request_id)
         if running is None:
             # Released here while the delta was on its way.
+            if received.finish is not None:
+                self._count_finish(received.request_id)
             return
         running.inbox.accept(received)
+        if running.inbox.is_over_on_the_server:
+            self._unacknowledged.append(received.request_id)
         if not running.inbox.has_ended:
             return
-        if received.finish is None:
+        if running.inbox.is_over_on_the_server:
+            del self._running[received.request_id]
+        else:
             # It ended because the delta was refused; the server does not know.
             self.release(running.inbox)
-        else:
-            del self._running[received.request_id]
+
+    def _count_finish(self, request_id: str) -> None:
+        """The end of a completion of a request that was left: with the last one it is acknowledged."""
+        num_owed = self._num_owed_finishes.pop(request_id, 0)
+        if num_owed > 1:
+            self._num_owed_finishes[request_id] = num_owed - 1
+        elif num_owed == 1:
+            self._unacknowledged.append(request_id)
 
     def _fail(self, request_id: str, error: PacelineError) -> None:
+        self._num_owed_finishes.pop(request_id, None)
         running = self._running.pop(request_id, None)
         if running is not None:
             running.inbox.fail(error)

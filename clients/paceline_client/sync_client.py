@@ -15,7 +15,7 @@ from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.errors import ClientClosedError, PacelineError
 from paceline_client.loop_thread import LoopThread
 from paceline_client.requests import MessageLike, Output, Sampling, Scheduling, Stopping
-from paceline_client.results import Delta, Model, Result, Tokens
+from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
 
 Answer = TypeVar("Answer")
 
@@ -178,6 +178,40 @@ class Client:
             timeout=timeout,
         )
         return Stream(stream, self._loop_thread)
+
+    def estimate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[MessageLike] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        scheduling: Scheduling | None = None,
+        model: str | None = None,
+        tenant: str = "",
+        timeout: Timeout | None = None,
+    ) -> Estimate:
+        """What would become of a request if it were sent now; nothing is run."""
+        return self._run(
+            self._client.estimate(
+                prompt,
+                messages=messages,
+                token_ids=token_ids,
+                sampling=sampling,
+                stopping=stopping,
+                output=output,
+                scheduling=scheduling,
+                model=model,
+                tenant=tenant,
+                timeout=timeout,
+            )
+        )
+
+    def explain(self, request_id: str, *, tenant: str = "") -> Explanation:
+        """Where a request is and what it waits for. `NotFoundError` when it is unknown or forgotten."""
+        return self._run(self._client.explain(request_id, tenant=tenant))
 
     def cancel(self, request_id: str, *, tenant: str = "") -> None:
         """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""

@@ -1,4 +1,4 @@
-"""The border: the only module that knows `paceline.v1` and turns values into messages and messages into values.
+"""The border: with `wire_requests`, the only module that knows `paceline.v1` and turns values into messages and back.
 
 Knows message types, the stub and channel options. Refuses to know state: every function here is pure, but for the
 channel that `open_channel` makes.
@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from paceline.v1 import inference_pb2 as pb
@@ -19,22 +18,38 @@ from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client.config import Tls
 from paceline_client.errors import Detail, PacelineError, error_from_status
-from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Scheduling, Stopping, Text, invalid
-from paceline_client.results import Delta, FinishReason, Model, TokenLogprob, TokenLogprobs, Tokens, Usage
+from paceline_client.requests import Prompt, Request, Sampling, invalid
+from paceline_client.results import (
+    Delta,
+    Estimate,
+    Explanation,
+    FinishReason,
+    Model,
+    RequestState,
+    TokenLogprob,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from paceline_client.wire_requests import generate_request, set_all, set_field, set_prompt
 
 SessionRequest = pb.SessionRequest
 SessionResponse = pb.SessionResponse
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 MAX_ACKNOWLEDGED_IDS = 4096
-# A hundred years, as good as for ever: clocks and messages cannot hold every float.
-_LONGEST_SECONDS = 100 * 365 * 86400.0
 _MAX_RECEIVED_BYTES = 16 * 1024 * 1024
 _STATUS_DETAILS = "grpc-status-details-bin"
 _FINISH_REASONS = {
     sampling_pb.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     sampling_pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+_REQUEST_STATES = {
+    pb.REQUEST_STATE_WAITING: RequestState.WAITING,
+    pb.REQUEST_STATE_RUNNING: RequestState.RUNNING,
+    pb.REQUEST_STATE_PREEMPTED: RequestState.PREEMPTED,
+    pb.REQUEST_STATE_FINISHED: RequestState.FINISHED,
 }
 
 
@@ -51,7 +66,6 @@ class ReceivedDelta(NamedTuple):
     """A delta as it arrived, with what is needed to check it. A tuple: there is one per token."""
 
     request_id: str
-    completion: int
     delta: Delta
     rolling_hash: int
     finish: Finish | None
@@ -120,20 +134,7 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 
 def generate_message(request: Request, *, max_bytes: int) -> pb.SessionRequest:
     """The request as it is sent; `InvalidRequestError` for what has no place in a message, or is too large."""
-    message = pb.GenerateRequest()
-    _set(message, "model", request.model)
-    _set(message, "request_id", request.request_id)
-    _set(message, "tenant", request.tenant)
-    _set_prompt(message, request.prompt)
-    _set_sampling(message.sampling, request.sampling)
-    _set_stopping(message.stopping, request.stopping)
-    _set_output(message.output, request.output)
-    _set_scheduling(message, request.scheduling)
-    if request.timeout.total_seconds is not None:
-        message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
-    if (size := message.ByteSize()) > max_bytes:
-        raise invalid("prompt", f"the request has {size} bytes, the limit is {max_bytes}")
-    return pb.SessionRequest(generate=message)
+    return pb.SessionRequest(generate=generate_request(request, max_bytes=max_bytes))
 
 
 def cancel_message(tenant: str, request_id: str) -> pb.SessionRequest:
@@ -170,8 +171,10 @@ def _read_delta(request_id: str, delta: pb.Delta) -> ReceivedDelta:
         delta.attempt,
         tuple([_read_logprobs(item) for item in logprobs]) if logprobs else (),
         finish.reason if finish else None,
+        delta.index,
+        tuple([_read_logprobs(item) for item in delta.prompt_logprobs]) if delta.prompt_logprobs else (),
     )
-    return ReceivedDelta(request_id, delta.index, read, delta.rolling_hash, finish)
+    return ReceivedDelta(request_id, read, delta.rolling_hash, finish)
 
 
 def _read_finish(finish: pb.Finish) -> Finish:
@@ -200,9 +203,41 @@ def _read_error(error: sampling_pb.RequestError) -> PacelineError:
 async def cancel(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> None:
     """End a request wherever it is."""
     request = pb.CancelRequest()
-    _set(request, "tenant", tenant)
-    _set(request, "request_id", request_id)
+    set_field(request, "tenant", tenant)
+    set_field(request, "request_id", request_id)
     await InferenceServiceStub(channel).Cancel(request, timeout=timeout_seconds)
+
+
+async def explain(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> Explanation:
+    """Where a request is."""
+    request = pb.ExplainRequest()
+    set_field(request, "tenant", tenant)
+    set_field(request, "request_id", request_id)
+    response = await InferenceServiceStub(channel).Explain(request, timeout=timeout_seconds)
+    return Explanation(
+        state=_REQUEST_STATES.get(response.state, RequestState.UNKNOWN),
+        waiting_for=response.waiting_for,
+        queue_position=response.queue_position,
+        num_preemptions=response.num_preemptions,
+        preemption_reason=response.preemption_reason,
+        executor=response.executor,
+        num_computed_tokens=response.num_computed_tokens,
+        num_output_tokens=response.num_output_tokens,
+    )
+
+
+async def estimate(channel: grpc.aio.Channel, request: Request, *, max_bytes: int, timeout_seconds: float) -> Estimate:
+    """What would become of a request."""
+    message = pb.EstimateRequest(request=generate_request(request, max_bytes=max_bytes))
+    response = await InferenceServiceStub(channel).Estimate(message, timeout=timeout_seconds)
+    is_refused = response.HasField("would_be_refused")
+    return Estimate(
+        time_to_first_token_seconds=None if is_refused else response.time_to_first_token.ToNanoseconds() / 1e9,
+        inter_token_seconds=None if is_refused else response.inter_token_time.ToNanoseconds() / 1e9,
+        num_prompt_tokens=response.num_prompt_tokens,
+        num_cached_tokens=response.num_cached_tokens,
+        refusal=_read_error(response.would_be_refused) if is_refused else None,
+    )
 
 
 async def list_models(channel: grpc.aio.Channel, *, timeout_seconds: float) -> list[Model]:
@@ -214,7 +249,7 @@ async def list_models(channel: grpc.aio.Channel, *, timeout_seconds: float) -> l
 async def get_model(channel: grpc.aio.Channel, name: str, *, timeout_seconds: float) -> Model:
     """One model; the empty name is the only one there is."""
     request = pb.GetModelRequest()
-    _set(request, "model", name)
+    set_field(request, "model", name)
     return _read_model((await InferenceServiceStub(channel).GetModel(request, timeout=timeout_seconds)).model)
 
 
@@ -223,9 +258,9 @@ async def tokenize(
 ) -> Tokens:
     """The tokens of a text or a chat."""
     request = pb.TokenizeRequest()
-    _set(request, "model", model)
-    _set(request, "return_token_texts", with_texts)
-    _set_prompt(request, prompt)
+    set_field(request, "model", model)
+    set_field(request, "return_token_texts", with_texts)
+    set_prompt(request, prompt)
     response = await InferenceServiceStub(channel).Tokenize(request, timeout=timeout_seconds)
     return Tokens(tuple(response.token_ids), tuple(response.token_texts), response.max_model_len)
 
@@ -240,9 +275,9 @@ async def detokenize(
 ) -> str:
     """The text of tokens."""
     request = pb.DetokenizeRequest()
-    _set(request, "model", model)
-    _set_all(request, "token_ids", token_ids)
-    _set(request, "skip_special_tokens", skip_special_tokens)
+    set_field(request, "model", model)
+    set_all(request, "token_ids", token_ids)
+    set_field(request, "skip_special_tokens", skip_special_tokens)
     return (await InferenceServiceStub(channel).Detokenize(request, timeout=timeout_seconds)).text
 
 
@@ -261,70 +296,6 @@ def _read_model(model: pb.Model) -> Model:
     )
 
 
-# Parts of a request
-
-
-def _set(message: object, name: str, value: object, path: str = "") -> None:
-    """Set a field unless it is None. protobuf's complaints about type, range and encoding name the field."""
-    if value is None:
-        return
-    try:
-        setattr(message, name, value)
-    except (TypeError, ValueError, EncodeError) as error:
-        raise invalid(path + name, str(error)) from None
-
-
-def _set_all(message: object, name: str, values: Sequence[object] | None, path: str = "") -> None:
-    if not values:
-        # Touching a list would mark the message around it as set.
-        return
-    try:
-        getattr(message, name).extend(values)
-    except (TypeError, ValueError, EncodeError) as error:
-        raise invalid(path + name, str(error)) from None
-
-
-def _set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt) -> None:
-    match prompt:
-        case Text(text):
-            _set(message, "text", text)
-        case Chat(messages):
-            message.chat.SetInParent()
-            for number, turn in enumerate(messages):
-                added = message.chat.messages.add()
-                _set(added, "role", turn.role, f"chat.messages[{number}].")
-                _set(added, "content", turn.content, f"chat.messages[{number}].")
-        case _:
-            if isinstance(message, pb.TokenizeRequest):
-                raise invalid("token_ids", "these are tokens already")
-            message.token_ids.SetInParent()
-            _set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
-
-
-def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> None:
-    for name in _SAMPLING_SCALARS:
-        _set(message, name, getattr(sampling, name), "sampling.")
-    _set_all(message, "allowed_token_ids", sampling.allowed_token_ids, "sampling.")
-    _set_all(message, "bad_words", sampling.bad_words, "sampling.")
-    try:
-        for token_id, bias in sampling.logit_bias.items():
-            message.logit_bias[token_id] = bias
-    except (AttributeError, TypeError, ValueError) as error:
-        raise invalid("sampling.logit_bias", str(error)) from None
-
-
-_SAMPLING_SCALARS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-
-
 def _read_sampling(message: sampling_pb.SamplingParams) -> Sampling:
     return Sampling(
         temperature=message.temperature if message.HasField("temperature") else None,
@@ -333,32 +304,3 @@ def _read_sampling(message: sampling_pb.SamplingParams) -> Sampling:
         min_p=message.min_p if message.HasField("min_p") else None,
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
     )
-
-
-def _set_stopping(message: sampling_pb.StoppingParams, stopping: Stopping) -> None:
-    for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output"):
-        _set(message, name, getattr(stopping, name), "stopping.")
-    _set_all(message, "stop", [stopping.stop] if isinstance(stopping.stop, str) else stopping.stop, "stopping.")
-    _set_all(message, "stop_token_ids", stopping.stop_token_ids, "stopping.")
-
-
-def _set_output(message: sampling_pb.OutputOptions, output: Output) -> None:
-    for name in ("logprobs", "skip_special_tokens", "stream_interval"):
-        _set(message, name, getattr(output, name), "output.")
-
-
-def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None:
-    _set(message, "priority", scheduling.priority)
-    _set(message, "cache_salt", scheduling.cache_salt)
-    _set(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
-
-
-def sendable_seconds(seconds: float) -> float:
-    """A limit as gRPC and protobuf can hold it: infinity and other huge ones are a hundred years."""
-    return min(seconds, _LONGEST_SECONDS)
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(sendable_seconds(seconds) * 1e9))
-    return duration

@@ -55,8 +55,9 @@ def executor(arguments):
     parser = argparse.ArgumentParser("paceline-executor")
     for name in ("model", "host", "port", "health-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("num-threads", "max-num-seqs", "kv-cache-memory", "kv-cache-dtype", "quantization"):
+    for name in ("num-threads", "max-num-seqs", "kv-cache-memory", "kv-cache-dtype", "quantization", "revision"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--offline", action="store_true")
     options = parser.parse_args(arguments)
     if options.model == "broken":
         print("paceline-executor: error: there is no model 'broken'", file=sys.stderr)

@@ -10,13 +10,16 @@ from paceline_client import (
     ClientClosedError,
     ConnectionLostError,
     FinishReason,
+    Keepalive,
     NotFoundError,
     RequestCancelledError,
     RequestTimeoutError,
+    Sampling,
     Timeout,
 )
-from paceline_client.testing import Break, FakeServer, Hold, Tokens, say
+from paceline_client.testing import Break, End, FakeServer, Hold, Tokens, say
 
+QUICK = Keepalive(heartbeat_seconds=0.02)
 UNFINISHED = [Tokens((1,), "a"), Hold()]
 
 
@@ -202,3 +205,15 @@ async def test_every_reader_of_a_failed_stream_can_ask_why():
             await anext(stream)
         with pytest.raises(ConnectionLostError):
             await stream.collect()
+
+
+async def test_a_request_that_was_left_is_acknowledged_once_and_after_its_last_completion():
+    """Each completion's end comes by itself, and none of them is the request's but the last."""
+    script = [Tokens((1,), "a", completion=0), End(completion=0), Hold(), End(completion=1)]
+    async with FakeServer(script) as server, AsyncClient(server.target, keepalive=QUICK) as client:
+        stream = client.stream("?", sampling=Sampling(n=2), request_id="r1")
+        await anext(stream)
+        await stream.aclose()
+        await server.seen_that(lambda seen: seen.acknowledged)
+        await server.seen_that(lambda seen, num=server.seen.num_heartbeats: seen.num_heartbeats > num + 1)
+        assert server.seen.acknowledged == ["r1"]

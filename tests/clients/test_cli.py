@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.v1 import inference_pb2 as pb
+from paceline_client import Client, Explanation, RequestState
 from paceline_client.cli.app import app
-from paceline_client.testing import Break, Fail, FakeServer, Tokens, echo, say
+from paceline_client.cli.explain import explained
+from paceline_client.testing import Break, End, Fail, FakeServer, Hold, Tokens, echo, say
 
-COMMANDS = ["up", "chat", "generate", "models", "bench", "demo"]
+COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo"]
 
 
 def run(*arguments, target=None, stdin=None):
@@ -35,6 +37,8 @@ def test_generate_streams_the_answer_to_stdout():
 def test_generate_sends_what_the_options_say():
     """Each option is a field, and what is not given is not sent."""
     options = ["--max-tokens", "7", "--temperature", "0", "--top-p", "0.5", "--top-k", "3", "--min-p", "0.25"]
+    options += ["--presence-penalty", "1", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"]
+    options += ["--min-tokens", "2", "--logprobs", "0", "--timeout", "60", "--priority", "-5", "-n", "1"]
     options += ["--seed", "9", "--stop", "a", "--stop", "b", "--model", "fake", "--raw"]
     with FakeServer(echo) as server:
         assert run("generate", "go", *options, target=server.target).stdout == "go\n"
@@ -42,9 +46,67 @@ def test_generate_sends_what_the_options_say():
         raw, chat = server.seen.requests
     assert (raw.text, raw.model, raw.sampling.temperature, raw.sampling.seed) == ("go", "fake", 0.0, 9)
     assert (raw.sampling.top_p, raw.sampling.top_k, raw.sampling.min_p) == (0.5, 3, 0.25)
-    assert (raw.stopping.max_tokens, list(raw.stopping.stop)) == (7, ["a", "b"])
+    assert (raw.sampling.presence_penalty, raw.sampling.frequency_penalty) == (1, -1)
+    assert (raw.sampling.repetition_penalty, raw.sampling.n) == (1.5, 1)
+    assert (raw.stopping.max_tokens, raw.stopping.min_tokens, list(raw.stopping.stop)) == (7, 2, ["a", "b"])
+    assert (raw.output.HasField("logprobs"), raw.timeout.seconds, raw.priority) == (True, 60, -5)
     assert [message.role for message in chat.chat.messages] == ["system", "user"]
     assert not chat.HasField("sampling")
+
+
+def test_several_answers_are_shown_one_after_another():
+    """They come side by side, which nobody could read; JSON has each in full."""
+    script = [Tokens((1,), "b", completion=1), Tokens((2,), "a"), End(completion=1), End()]
+    with FakeServer(script) as server:
+        text = run("generate", "?", "-n", "2", target=server.target)
+        fields = json.loads(run("generate", "?", "-n", "2", "--json", target=server.target).stdout)
+    assert (text.exit_code, text.stdout) == (0, "[1]\na\n[2]\nb\n")
+    assert [completion["text"] for completion in fields["completions"]] == ["a", "b"]
+    assert fields["text"] == "a"
+
+
+def test_a_request_is_explained_or_unknown():
+    """In lines for people, or as an object."""
+    with FakeServer([Tokens((1, 2), "a"), Hold()]) as server, Client(server.target) as client:
+        with client.stream("?", request_id="r", tenant="t") as stream:
+            next(stream)
+            lines = run("explain", "r", "--tenant", "t", target=server.target).stdout
+            fields = json.loads(run("explain", "r", "--json", target=server.target).stdout)
+        unknown = run("explain", "other", target=server.target)
+    assert lines == "running on fake\n0 tokens computed, 2 generated\n"
+    assert (fields["state"], fields["executor"], fields["num_output_tokens"]) == ("running", "fake", 2)
+    assert (unknown.exit_code, unknown.stderr) == (66, "error: no such request\n")
+
+
+def test_an_explanation_names_what_is_waited_for():
+    """And how often the request was taken off an executor."""
+    explanation = Explanation(RequestState.PREEMPTED, "blocks", 3, 2, "a bigger one", "", 5, 4)
+    assert explained(explanation).splitlines() == [
+        "preempted",
+        "waits for: blocks (3 ahead of it)",
+        "preempted 2 times, last: a bigger one",
+        "5 tokens computed, 4 generated",
+    ]
+
+
+def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
+    """With the refusal's exit code."""
+    refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_seconds=2.0)
+    scripts = {"taken": say("x"), "refused": [refusal]}
+    with FakeServer(lambda request: scripts[request.text]) as server:
+        taken = run("estimate", "--raw", "taken", target=server.target)
+        refused = run("estimate", "--raw", "refused", target=server.target)
+        fields = json.loads(run("estimate", "--raw", "refused", "--json", target=server.target).stdout)
+        assert server.seen.requests == []
+    assert taken.stdout == "first token in 250 ms, then one every 10 ms; 5 prompt tokens, 1 of them cached\n"
+    assert (refused.exit_code, refused.stderr) == (75, "error: full; try again in 2.0 s\n")
+    assert fields["refusal"] == "full; try again in 2.0 s"
+
+
+def test_a_request_with_no_time_is_refused_by_name():
+    """Before anything is sent."""
+    result = run("generate", "?", "--timeout", "0", target="127.0.0.1:1")
+    assert (result.exit_code, result.stderr.startswith("error: timeout: ")) == (65, True)
 
 
 def test_generate_reads_stdin():

@@ -197,12 +197,22 @@ def test_only_what_is_asked_for_is_passed_on(use_fakes):
         "--kv-cache-memory": "1GiB",
         "--kv-cache-dtype": "int8",
         "--quantization": "none",
+        "--revision": "v1",
     }
     (_, alone) = programs_of(deployment())
-    assert not asked.keys() & set(alone.command)
+    assert not {*asked, "--offline"} & set(alone.command)
     assert alone.name == "executor"
-    full = deployment(max_num_seqs=3, num_threads=1, kv_cache_memory="1GiB", kv_cache_dtype="int8", quantization="none")
+    full = deployment(
+        max_num_seqs=3,
+        num_threads=1,
+        kv_cache_memory="1GiB",
+        kv_cache_dtype="int8",
+        quantization="none",
+        revision="v1",
+        offline=True,
+    )
     (_, executor) = programs_of(full)
+    assert "--offline" in executor.command
     assert {name: option(executor.command, name) for name in asked} == asked
 
 

@@ -71,6 +71,12 @@ def test_details_that_cannot_be_read_do_not_hide_the_status():
     assert error.reason is None
 
 
+def test_a_slow_consumer_is_told_apart_from_a_full_queue():
+    """Both are RESOURCE_EXHAUSTED; only one helps to wait for."""
+    details = [packed(error_details_pb2.ErrorInfo(reason="SLOW_CONSUMER", domain="paceline"))]
+    assert type(error_from_status(code_pb2.RESOURCE_EXHAUSTED, "read faster", details)) is errors.SlowConsumerError
+
+
 def test_a_status_without_a_message_still_says_something():
     """An empty error line helps nobody."""
     assert "13" in str(error_from_status(13, ""))

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2 as pb
@@ -46,13 +47,13 @@ def test_every_option_arrives():
         sampling=Sampling(
             temperature=0.5, top_k=4, top_p=0.25, min_p=0.125, seed=2**64 - 1, presence_penalty=1.0,
             frequency_penalty=-1.0, repetition_penalty=1.5, logit_bias={3: -2.0}, allowed_token_ids=[5],
-            bad_words=["no"],
+            bad_words=["no"], n=3,
         ),
         stopping=Stopping(
             max_tokens=7, min_tokens=2, stop=["a", "b"], stop_token_ids=[9], ignore_eos=True,
             include_stop_str_in_output=True,
         ),
-        output=Output(logprobs=3, skip_special_tokens=False, stream_interval=2),
+        output=Output(logprobs=3, prompt_logprobs=1, skip_special_tokens=False, stream_interval=2),
         scheduling=Scheduling(priority=-1, cache_salt="s", bypass_prefix_cache=True),
         timeout=Timeout(total_seconds=1.5),
         tenant="t",
@@ -62,9 +63,8 @@ def test_every_option_arrives():
     assert (message.output.skip_special_tokens, message.output.stream_interval) == (False, 2)
     assert (message.priority, message.cache_salt, message.bypass_prefix_cache) == (-1, "s", True)
     assert (message.timeout.ToMilliseconds(), message.tenant) == (1500, "t")
-    unset = {f.name for f in message.sampling.DESCRIPTOR.fields} - {f.name for f, _ in message.sampling.ListFields()}
-    assert unset == {"n"}
-    assert len(message.stopping.ListFields()) == len(message.stopping.DESCRIPTOR.fields)
+    for part in (message.sampling, message.stopping, message.output):
+        assert [field.name for field in part.DESCRIPTOR.fields] == [field.name for field, _ in part.ListFields()]
 
 
 def test_one_stop_text_may_stand_alone():
@@ -73,10 +73,28 @@ def test_one_stop_text_may_stand_alone():
     assert encode(stopping=Stopping(stop=None)) == encode()
 
 
+def test_one_bad_word_may_stand_alone():
+    """Like a stop text."""
+    assert list(encode(sampling=Sampling(bad_words="word")).sampling.bad_words) == ["word"]
+
+
+def test_lists_of_ids_may_be_arrays():
+    """Empty ones too; what is no list of numbers is refused by name."""
+    sent = encode(
+        make_prompt(None, None, np.array([1, 2])),
+        sampling=Sampling(allowed_token_ids=np.array([3, 4])),
+        stopping=Stopping(stop_token_ids=np.array([], dtype=np.int32)),
+    )
+    assert (list(sent.token_ids.ids), list(sent.sampling.allowed_token_ids)) == ([1, 2], [3, 4])
+    assert not sent.stopping.stop_token_ids
+    with pytest.raises(InvalidRequestError, match="token_ids"):
+        make_prompt(None, None, 5)
+
+
 @pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e12])
-def test_a_limit_beyond_all_clocks_is_a_hundred_years(seconds):
+def test_a_limit_beyond_all_clocks_is_a_year(seconds):
     """Infinity is how some say that there is none; messages cannot hold it."""
-    assert encode(timeout=Timeout(total_seconds=seconds)).timeout.seconds == 100 * 365 * 86400
+    assert encode(timeout=Timeout(total_seconds=seconds)).timeout.seconds == 365 * 86400
 
 
 def test_prompts_of_each_kind():
@@ -96,6 +114,8 @@ def test_prompts_of_each_kind():
         ({"sampling": Sampling(top_k=2**31)}, "sampling.top_k"),
         ({"sampling": Sampling(logit_bias={2**40: 1.0})}, "sampling.logit_bias"),
         ({"sampling": Sampling(allowed_token_ids=[2**31])}, "sampling.allowed_token_ids"),
+        ({"sampling": Sampling(allowed_token_ids=5)}, "sampling.allowed_token_ids"),
+        ({"stopping": Stopping(stop_token_ids=np.ones((2, 2)))}, "stopping.stop_token_ids"),
         ({"stopping": Stopping(max_tokens="five")}, "stopping.max_tokens"),
         ({"stopping": Stopping(stop=["\ud800"])}, "stopping.stop"),
         ({"stopping": Stopping(stop=5)}, "stopping.stop"),

@@ -13,6 +13,7 @@ from paceline_client import (
     Message,
     OverloadedError,
     Retry,
+    Sampling,
     ServerError,
     SlowConsumerError,
     Stopping,
@@ -47,6 +48,25 @@ async def test_a_stream_delivers_deltas_in_order_and_then_the_result():
     assert [delta.offset for delta in deltas] == [0, 1, 2, 3]
     assert [delta.finish_reason for delta in deltas] == [None, None, None, FinishReason.STOP]
     assert stream.result.text == "one two three"
+
+
+async def test_several_completions_of_one_prompt():
+    """Deltas say whose they are; the result has all, and what it says itself is said of the first."""
+    script = [
+        Tokens((5,), "b", completion=1),
+        Tokens((6,), "a", prompt_logprob=-0.5),
+        End(FinishReason.LENGTH, completion=1),
+        End(),
+    ]
+    async with FakeServer(script) as server, AsyncClient(server.target) as client:
+        stream = client.stream("?", sampling=Sampling(n=2), request_id="r")
+        seen = [(delta.index, delta.text, delta.finish_reason) async for delta in stream]
+        server_saw = server.seen.requests[0].sampling.n
+    assert seen == [(1, "b", None), (0, "a", None), (1, "", FinishReason.LENGTH), (0, "", FinishReason.STOP)]
+    result = stream.result
+    assert [(c.index, c.text, c.token_ids) for c in result.completions] == [(0, "a", (6,)), (1, "b", (5,))]
+    assert (result.text, result.finish_reason, server_saw) == ("a", FinishReason.STOP, 2)
+    assert result.prompt_logprobs == (TokenLogprobs(0, -0.5, ()),)
 
 
 async def test_no_result_before_the_end():

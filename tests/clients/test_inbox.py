@@ -17,8 +17,9 @@ FINISH = Finish(FinishReason.STOP, None, Usage(3, 0, 5))
 
 def received(ids, offset, before, finish=None, index=0):
     """A delta of these ids at an offset, hashed after the output `before`."""
-    delta = Delta("".join(f"<{i}>" for i in ids), tuple(ids), offset, 1, (), finish.reason if finish else None)
-    return ReceivedDelta("r", index, delta, rolling_hash([*before, *ids]), finish)
+    reason = finish.reason if finish else None
+    delta = Delta("".join(f"<{i}>" for i in ids), tuple(ids), offset, 1, (), reason, index)
+    return ReceivedDelta("r", delta, rolling_hash([*before, *ids]), finish)
 
 
 def deltas_of(groups, finish=FINISH):
@@ -103,7 +104,7 @@ def test_a_changed_token_is_refused(groups, data):
     last = deltas[-1]
     false = Delta(last.delta.text, (changed, *rest), last.delta.offset, 1, (), last.delta.finish_reason)
     inbox = Inbox("r", max_buffered_tokens=100)
-    for delta in [*deltas[:-1], ReceivedDelta("r", 0, false, last.rolling_hash, FINISH)]:
+    for delta in [*deltas[:-1], ReceivedDelta("r", false, last.rolling_hash, FINISH)]:
         inbox.accept(delta)
     with pytest.raises(StreamCorruptedError, match="rolling hash"):
         asyncio.run(drain(inbox))
@@ -115,6 +116,28 @@ async def test_another_completion_is_refused():
     inbox.accept(received([1], 0, [], index=1))
     with pytest.raises(StreamCorruptedError, match="completion 1"):
         await inbox.get()
+
+
+async def test_the_result_waits_for_the_last_completion():
+    """Each continues its own output; the result has them by index."""
+    inbox = Inbox("r", max_buffered_tokens=100, num_completions=2)
+    for delta in (received([5], 0, [], index=1), received([6], 1, [5], FINISH, index=1), received([7], 0, [])):
+        inbox.accept(delta)
+    assert (inbox.has_ended, inbox.is_over_on_the_server) == (False, False)
+    inbox.accept(received([8], 1, [7], FINISH))
+    ids, result = await drain(inbox)
+    assert ids == [5, 6, 7, 8]
+    assert [(c.index, c.token_ids) for c in result.completions] == [(0, (7, 8)), (1, (5, 6))]
+    assert (result.token_ids, result.usage) == ((7, 8), FINISH.usage)
+
+
+async def test_nothing_may_follow_the_end_of_a_completion():
+    """Also while another one goes on."""
+    inbox = Inbox("r", max_buffered_tokens=100, num_completions=2)
+    inbox.accept(received([1], 0, [], FINISH))
+    inbox.accept(received([2], 1, [1]))
+    with pytest.raises(StreamCorruptedError, match="completion 0 has ended"):
+        await drain(inbox)
 
 
 async def test_a_reader_that_does_not_read_gets_what_fits_and_then_an_error():
@@ -143,6 +166,17 @@ async def test_one_delta_is_taken_whatever_its_size():
     inbox = Inbox("r", max_buffered_tokens=2)
     inbox.accept(received([1, 2, 3, 4], 0, []))
     assert (await inbox.get()).token_ids == (1, 2, 3, 4)
+
+
+async def test_completions_share_no_buffer():
+    """However many there are, one message brings output for each, and no reader can be faster than that."""
+    inbox = Inbox("r", max_buffered_tokens=3, num_completions=4)
+    for index in range(4):
+        inbox.accept(received([1, 2, 3, 4], 0, [], index=index))
+    assert not inbox.has_ended
+    inbox.accept(received([5], 4, [1, 2, 3, 4], index=2))
+    with pytest.raises(SlowConsumerError, match="4 tokens were left unread"):
+        await drain(inbox)
 
 
 async def test_the_first_end_stays():

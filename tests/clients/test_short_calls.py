@@ -3,20 +3,25 @@
 import asyncio
 import math
 
+import grpc
 import pytest
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_client import (
     AsyncClient,
     Client,
+    Estimate,
+    Explanation,
     InvalidRequestError,
     Message,
     NotFoundError,
+    OverloadedError,
+    RequestState,
     Sampling,
     Timeout,
     UnavailableError,
 )
-from paceline_client.testing import FakeServer, say
+from paceline_client.testing import Fail, FakeServer, Hold, Tokens, say
 
 MODEL = pb.Model(name="small", num_executors=1, has_chat_template=True)
 MODEL.default_sampling.temperature = 0.25
@@ -89,6 +94,29 @@ async def test_limits_may_be_infinite(seconds):
     async with FakeServer(say("hi")) as server, AsyncClient(server.target, timeout=timeout) as client:
         assert [model.name for model in await client.list_models()] == ["fake"]
         assert (await client.generate("?")).text == "hi"
+
+
+async def test_a_request_is_explained_while_it_is_known():
+    """Where it is and how far."""
+    async with FakeServer([Tokens((1, 2), "a"), Hold()]) as server, AsyncClient(server.target) as client:
+        async with client.stream("?", request_id="r") as stream:
+            await anext(stream)
+            explained = await client.explain("r")
+        with pytest.raises(NotFoundError):
+            await client.explain("other")
+    assert explained == Explanation(RequestState.RUNNING, "", 0, 0, "", "fake", 0, 2)
+
+
+async def test_an_estimate_has_times_or_the_error_that_would_come():
+    """Nothing is run for either."""
+    refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_after_seconds=2.0)
+    scripts = {"taken": say("x"), "refused": [refusal]}
+    async with FakeServer(lambda r: scripts[r.text]) as server, AsyncClient(server.target) as client:
+        taken, refused = await client.estimate("taken"), await client.estimate("refused")
+        assert server.seen.requests == []
+    assert taken == Estimate(0.25, 0.01, 5, 1, None)
+    assert (type(refused.refusal), refused.refusal.retry_after) == (OverloadedError, 2.0)
+    assert (refused.time_to_first_token_seconds, refused.inter_token_seconds) == (None, None)
 
 
 async def test_ready_when_enough_executors_are_attached():

@@ -15,6 +15,7 @@ from paceline_client import (
     PacelineError,
     RequestCancelledError,
     Retry,
+    Sampling,
     Stream,
 )
 from paceline_client.testing import Break, End, Fail, FakeServer, Hold, Tokens, say
@@ -28,15 +29,16 @@ SCRIPTS = {
     "gap": [Tokens((1,), "a"), Tokens((2,), "b", offset_error=3)],
     "changed": [Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)],
     "broken": [Tokens((1,), "a"), Break()],
+    "several": [Tokens((1,), "a"), Tokens((2,), "b", completion=1), End(completion=1), End()],
     "internal": [Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")],
 }
 RENAMED = {"aclose": "close"}
 
 
-async def play_async(target):
+async def play_async(target, sampling):
     """The texts and offsets that came, and how it ended."""
     async with AsyncClient(target, retry=Retry(max_attempts=1)) as client:
-        stream, came = client.stream("?", request_id="r"), []
+        stream, came = client.stream("?", request_id="r", sampling=sampling), []
         try:
             async for delta in stream:
                 came += [delta.offset, delta.text]
@@ -45,10 +47,10 @@ async def play_async(target):
             return came, error
 
 
-def play_sync(target):
+def play_sync(target, sampling):
     """The same with threads."""
     with Client(target, retry=Retry(max_attempts=1)) as client:
-        stream, came = client.stream("?", request_id="r"), []
+        stream, came = client.stream("?", request_id="r", sampling=sampling), []
         try:
             for delta in stream:
                 came += [delta.offset, delta.text]
@@ -60,9 +62,10 @@ def play_sync(target):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_see_the_same(name):
     """Whatever the server does."""
+    sampling = Sampling(n=2 if name == "several" else None)
     with FakeServer(SCRIPTS[name]) as server:
-        async_came, async_end = asyncio.run(play_async(server.target))
-        sync_came, sync_end = play_sync(server.target)
+        async_came, async_end = asyncio.run(play_async(server.target, sampling))
+        sync_came, sync_end = play_sync(server.target, sampling)
     assert sync_came == async_came
     if isinstance(async_end, PacelineError):
         assert type(sync_end) is type(async_end)

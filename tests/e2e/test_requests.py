@@ -13,7 +13,6 @@ from paceline_client import (
     Output,
     Sampling,
     Stopping,
-    UnsupportedError,
 )
 
 TEXTS = (
@@ -108,7 +107,7 @@ def test_a_second_request_with_the_same_prompt_starts_from_the_prefix_cache(runn
         ({"stopping": Stopping(max_tokens=1_000_000)}, InvalidRequestError, "stopping.max_tokens"),
         ({"prompt": "word " * 9000}, InvalidRequestError, "prompt"),
         ({"prompt": None, "token_ids": [49152]}, InvalidRequestError, "token_ids"),
-        ({"sampling": Sampling(repetition_penalty=1.1)}, UnsupportedError, "sampling.repetition_penalty"),
+        ({"sampling": Sampling(repetition_penalty=10.5)}, InvalidRequestError, "sampling.repetition_penalty"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

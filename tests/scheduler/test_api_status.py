@@ -23,7 +23,9 @@ REFUSALS_AND_FAILURES = [
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
+    (errors.NoTokenLeftError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
     (errors.NoLongerServedError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
+    (errors.DeadlineUnreachableError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     (errors.SlowConsumerError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
     (errors.GivenUpError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     (errors.DivergenceError("x"), grpc.StatusCode.INTERNAL, "DIVERGENCE"),
@@ -76,16 +78,15 @@ def test_an_unsupported_feature_names_itself():
     "kind", [errors.QueueFullError, errors.NoExecutorError, errors.DrainingError, errors.GivenUpError]
 )
 def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
-    """RetryInfo is exact, gRPC's pushback is up to half longer so that clients spread."""
-    error = kind("x", 0.2)
-    delay = details(error)[RetryInfo].retry_delay
-    assert (delay.seconds, delay.nanos) == (0, 200_000_000)
-    pushbacks = {
-        int(dict(status.trailing_metadata(status.describe(error)))["grpc-retry-pushback-ms"]) for _ in range(50)
-    }
-    assert min(pushbacks) >= 200
-    assert max(pushbacks) <= 300
-    assert len(pushbacks) > 1
+    """RetryInfo and gRPC's pushback agree, and clients are spread by a fifth to both sides."""
+    error = kind("x", 0.5)
+    delays_ms = set()
+    for described in (status.describe(error) for _ in range(50)):
+        pushback_ms = int(dict(status.trailing_metadata(described))["grpc-retry-pushback-ms"])
+        packed = status.rpc_status(described).details[1]
+        assert RetryInfo.FromString(packed.value).retry_delay.ToMilliseconds() == pytest.approx(pushback_ms, abs=1)
+        delays_ms.add(pushback_ms)
+    assert 400 <= min(delays_ms) < 500 < max(delays_ms) <= 600
 
 
 def test_a_lasting_refusal_says_nothing_of_coming_back():

@@ -134,6 +134,40 @@ async def test_a_prompt_that_is_too_long_in_tokens_names_both_numbers(texts, tex
     assert caught.value.field == "prompt"
 
 
+def has_one_of(ways, token_ids):
+    """Whether these tokens somewhere go on as one of the ways does."""
+    starts = range(len(token_ids))
+    return any(tuple(token_ids[start : start + len(way)]) == way for way in ways for start in starts)
+
+
+@pytest.mark.parametrize("text", ["hello", "so hello", "so\nhello", "“hello”", "so,hello", "so\n hello"])
+@pytest.mark.parametrize("word", ["hello", " hello"])
+async def test_a_bad_word_is_found_wherever_a_text_has_it(texts, word, text):
+    """In vocabularies that mark a word's start at the beginning of every text, and in those that do not."""
+    for tokenizer, model in ((BYTE_LEVEL, served_model()), (SENTENCE_PIECE, sentence_piece_model())):
+        ways = await texts.bad_word_token_ids((word,), model)
+        assert has_one_of(ways, tokenizer.encode(text, add_special_tokens=False).ids)
+        assert not has_one_of(ways, tokenizer.encode(text.replace("hello", "held"), add_special_tokens=False).ids)
+
+
+async def test_each_way_to_spell_a_bad_word_is_named_once(texts):
+    """With and without the mark; a byte-level vocabulary spells a word behind a line's end as at the beginning."""
+    marked = await texts.bad_word_token_ids(("hello", " hello"), sentence_piece_model())
+    pieces = [[SENTENCE_PIECE.id_to_token(token_id) for token_id in way] for way in marked]
+    assert pieces == [["▁hello"], ["▁", "▁hello"], ["h", "el", "lo"]]
+    plain = await texts.bad_word_token_ids(("hello", " hello"), served_model())
+    assert plain == tuple(tuple(BYTE_LEVEL.encode(way).ids) for way in ("hello", " hello"))
+
+
+async def test_a_bad_word_that_joins_the_line_end_before_it_is_left_as_it_is_alone(texts):
+    """What is left of a token that both share would be another word."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens(["\n\n"])
+    model = served_model(tokenizer_source(tokenizer), vocab_size=tokenizer.get_vocab_size())
+    ways = await texts.bad_word_token_ids(("\n!",), model)
+    assert ways == tuple(tuple(tokenizer.encode(way).ids) for way in ("\n!", " \n!"))
+
+
 async def test_decoding_names_a_token_that_does_not_exist(texts):
     """For Detokenize."""
     with pytest.raises(InvalidRequestError) as caught:

@@ -16,7 +16,7 @@ from paceline_scheduler.api.raw import (
     TextPrompt,
     TokenPrompt,
 )
-from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, derived_seed, validate
+from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, check_prompt_logprobs, derived_seed, validate
 from paceline_scheduler.backend import GenerationDefaults
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
@@ -59,7 +59,23 @@ def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
         *[("sampling.min_p", value) for value in (-0.001, 1.001, math.nan, -math.inf)],
         *[("stopping.max_tokens", value) for value in (0, -1, -(2**31))],
         *[("output.logprobs", value) for value in (-1, 21, 2**31 - 1)],
-        *[("timeout_s", value) for value in (0.0, -1.0, math.nan)],
+        *[("output.prompt_logprobs", value) for value in (-1, 21, -(2**31), 2**31 - 1)],
+        *[("stopping.min_tokens", value) for value in (-1, -(2**31))],
+        *[
+            (f"sampling.{name}_penalty", value)
+            for name in ("presence", "frequency")
+            for value in (-2.001, 2.001, math.nan, math.inf, -math.inf)
+        ],
+        *[("sampling.repetition_penalty", value) for value in (0.0, -1.0, 10.001, math.nan, math.inf)],
+        ("sampling.logit_bias", dict.fromkeys(range(1025), 0.0)),
+        ("sampling.logit_bias", {400: 0.0}),
+        ("sampling.logit_bias", {-1: 0.0}),
+        ("sampling.allowed_token_ids", [1] * 4097),
+        ("sampling.bad_words", ["x"] * 257),
+        *[("output.stream_interval", value) for value in (0, -1, -(2**31))],
+        *[("sampling.n", value) for value in (0, -1, 17, 2**31 - 1)],
+        *[("priority", value) for value in (-101, 101, -(2**31), 2**31 - 1)],
+        *[("timeout_s", value) for value in (0.0, -1.0, math.nan, 366 * 86_400.5, 2.0**31, 2.0**63)],
         *[(name, "é" * 65) for name in ("request_id", "tenant", "cache_salt")],
         ("model", "m" * 257),
         ("request_id", ""),
@@ -85,7 +101,17 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
         *[("sampling.seed", value) for value in (0, 2**64 - 1)],
         *[("stopping.max_tokens", value) for value in (1, 2**31 - 1)],
         *[("output.logprobs", value) for value in (0, 20)],
-        *[("timeout_s", value) for value in (1e-9, 1e12)],
+        *[("output.prompt_logprobs", value) for value in (0, 20)],
+        *[("stopping.min_tokens", value) for value in (0, 2**31 - 1)],
+        *[(f"sampling.{name}_penalty", value) for name in ("presence", "frequency") for value in (-2.0, 0.0, 2.0)],
+        *[("sampling.repetition_penalty", value) for value in (1e-9, 1.0, 10.0)],
+        ("sampling.logit_bias", {0: -100.0, 399: 100.0}),
+        ("sampling.allowed_token_ids", [0, 399] * 2048),
+        ("sampling.bad_words", ["x" * 64] * 256),
+        *[("output.stream_interval", value) for value in (1, 2**31 - 1)],
+        *[("sampling.n", value) for value in (1, 16)],
+        *[("priority", value) for value in (-100, 0, 100)],
+        *[("timeout_s", value) for value in (1e-9, 366 * 86_400.0)],
         *[(name, "é" * 64) for name in ("request_id", "tenant", "cache_salt")],
         ("stopping.stop", ["x" * 256] * 16),
         ("stopping.stop_token_ids", [399] * 64),
@@ -99,17 +125,8 @@ def test_the_ends_of_every_range_are_taken(path, value):
 @pytest.mark.parametrize(
     ("path", "value", "neutral"),
     [
-        ("sampling.presence_penalty", 0.5, 0.0),
-        ("sampling.frequency_penalty", -2.0, 0.0),
-        ("sampling.repetition_penalty", 1.1, 1.0),
-        ("sampling.n", 2, 1),
-        ("stopping.min_tokens", 1, 0),
-        ("stopping.include_stop_str_in_output", True, False),
-        ("output.prompt_logprobs", 0, None),
-        ("output.stream_interval", 2, 1),
         ("structured", "json_schema", None),
         ("structured", "", None),
-        ("priority", -1, 0),
         ("resumption.resumable", True, False),
         ("resumption.attachment", 2, 1),
         ("resumption.resume_from", 3, 0),
@@ -128,9 +145,6 @@ def test_a_field_that_is_not_supported_is_refused_unless_it_changes_nothing(path
 @pytest.mark.parametrize(
     ("path", "feature"),
     [
-        ("sampling.num_logit_biases", "sampling.logit_bias"),
-        ("sampling.num_allowed_token_ids", "sampling.allowed_token_ids"),
-        ("sampling.num_bad_words", "sampling.bad_words"),
         ("resumption.num_prior_output_tokens", "prior_output_token_ids"),
         ("resumption.num_resume_points", "resume_points"),
         ("resumption.waited_s", "waited"),
@@ -151,6 +165,11 @@ def test_a_list_that_is_not_supported_is_refused_unless_it_is_empty(path, featur
         ("stopping.stop", ["a" * 257], "stopping.stop[0]"),
         ("stopping.stop_token_ids", [0, 400], "stopping.stop_token_ids[1]"),
         ("stopping.stop_token_ids", [-1], "stopping.stop_token_ids[0]"),
+        ("sampling.allowed_token_ids", [0, 400], "sampling.allowed_token_ids[1]"),
+        ("sampling.allowed_token_ids", [-1], "sampling.allowed_token_ids[0]"),
+        *[("sampling.logit_bias", {7: bias}, "sampling.logit_bias[7]") for bias in (100.1, -100.1, math.nan, math.inf)],
+        ("sampling.bad_words", ["a", ""], "sampling.bad_words[1]"),
+        ("sampling.bad_words", ["a" * 65], "sampling.bad_words[0]"),
         ("prompt", None, "prompt"),
         ("prompt", TextPrompt(""), "text"),
         ("prompt", TextPrompt("x" * (256 * 16 + 1)), "text"),
@@ -211,6 +230,14 @@ def test_unset_fields_take_the_models_generation_defaults_and_zero_is_not_unset(
     assert (sent.temperature, sent.top_k, sent.top_p, sent.min_p) == (0.0, 3, 1.0, 0.0)
 
 
+def test_a_models_repetition_penalty_counts_unless_the_request_says_otherwise():
+    """1, which changes nothing, is not unset."""
+    model = served_model(replace(SOURCE, defaults=GenerationDefaults(repetition_penalty=1.1)))
+    assert check(raw(), models=(model,)).sampling.repetition_penalty == 1.1
+    assert check(raw("sampling.repetition_penalty", 1.0), models=(model,)).sampling.repetition_penalty == 1.0
+    assert check(raw()).sampling.repetition_penalty == 1.0
+
+
 @pytest.mark.parametrize(("top_k", "expected"), [(0, 0), (1000, 400)])
 def test_a_models_default_top_k_may_mean_unlimited_or_more_than_there_is(top_k, expected):
     """Generation configurations in the wild have both."""
@@ -223,17 +250,76 @@ def test_logprobs_of_zero_are_not_unset():
     assert check(raw("output.logprobs", 0)).num_logprobs == 0
 
 
+def test_prompt_logprobs_of_zero_are_not_unset():
+    """They ask for the prompt tokens' alone."""
+    assert check(raw("output.prompt_logprobs", 0)).num_prompt_logprobs == 0
+    assert check(raw()).num_prompt_logprobs is None
+
+
+def test_prompt_logprobs_fit_into_one_answer():
+    """Values are tokens times alternatives and one."""
+    check_prompt_logprobs(None, 2**31)
+    check_prompt_logprobs(0, 16_384)
+    check_prompt_logprobs(20, 780)
+    with pytest.raises(InvalidRequestError, match="16401 values for 781 prompt tokens") as caught:
+        check_prompt_logprobs(20, 781)
+    assert caught.value.field == "output.prompt_logprobs"
+
+
+def test_penalties_and_lists_arrive_as_sent_and_unset_ones_change_nothing():
+    """A penalty of 0 is one; an allowed token named twice is allowed once."""
+    sent = check(
+        replace(
+            raw(),
+            sampling=RawSampling(
+                presence_penalty=-0.5,
+                frequency_penalty=0.0,
+                repetition_penalty=1.25,
+                logit_bias={7: 1.5, 3: -2.0},
+                allowed_token_ids=[9, 7, 9],
+                bad_words=["no"],
+            ),
+        )
+    )
+    sampling = sent.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 0.0, 1.25)
+    assert (sampling.logit_bias, sampling.allowed_token_ids) == (((3, -2.0), (7, 1.5)), (9, 7))
+    assert sent.bad_words == ("no",)
+    unset = check(raw()).sampling
+    assert (unset.presence_penalty, unset.frequency_penalty, unset.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (unset.logit_bias, unset.allowed_token_ids) == ((), ())
+
+
+def test_a_minimum_beyond_the_maximum_is_refused():
+    """It would never be reached; the same number is fine."""
+    assert check(replace(raw(), stopping=RawStopping(max_tokens=5, min_tokens=5))).min_tokens == 5
+    with pytest.raises(InvalidRequestError, match="is 6, must be at most max_tokens, which is 5") as caught:
+        check(replace(raw(), stopping=RawStopping(max_tokens=5, min_tokens=6)))
+    assert caught.value.field == "stopping.min_tokens"
+
+
+def test_end_tokens_that_the_model_cannot_draw_are_left_out():
+    """A tokenizer may know more tokens than the model has logits for; no request fails because of that."""
+    source = replace(SOURCE, end_token_ids=(END, MODEL.vocab_size, MODEL.vocab_size + 7))
+    assert check(raw(), models=(served_model(source),)).end_token_ids == (END,)
+
+
 def test_end_tokens_are_the_models_and_the_requests():
     """Each once; `ignore_eos` leaves out the model's own."""
     stopping = RawStopping(stop_token_ids=[7, END, 7])
     assert check(replace(raw(), stopping=stopping)).end_token_ids == (END, 7)
     assert check(replace(raw(), stopping=replace(stopping, ignore_eos=True))).end_token_ids == (7, END)
     assert check(raw("stopping.ignore_eos", True)).end_token_ids == ()
+    assert check(raw("stopping.ignore_eos", True)).ignored_end_token_ids == (END,)
+    assert check(raw()).ignored_end_token_ids == ()
 
 
 @pytest.mark.parametrize(
     ("timeout_s", "max_seconds", "deadline_s"),
-    [(None, None, None), (5.0, None, 15.0), (None, 3.0, 13.0), (5.0, 3.0, 13.0), (2.0, 3.0, 12.0)],
+    [
+        *((None, None, None), (5.0, None, 15.0), (None, 3.0, 13.0), (5.0, 3.0, 13.0), (2.0, 3.0, 12.0)),
+        (None, 1e30, 10.0 + 366 * 86_400),
+    ],
 )
 def test_the_earlier_of_timeout_and_the_calls_deadline_holds(timeout_s, max_seconds, deadline_s):
     """On the backend's clock."""

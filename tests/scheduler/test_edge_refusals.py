@@ -1,13 +1,17 @@
 """What the edge refuses over real gRPC, how it says so, and what of a request goes further than the edge."""
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
+from structlog.testing import capture_logs
 
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError
 from paceline_scheduler.testing.edge_server import serve_edge
@@ -87,7 +91,7 @@ async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, 
     server.backend.refusal = NoExecutorError("every executor of the model drains; try again", 1.0)
     code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
-    assert details[RetryInfo].retry_delay.seconds == 1
+    assert 800 <= details[RetryInfo].retry_delay.ToMilliseconds() <= 1200
     assert server.edge._by_key == {}
 
 
@@ -106,3 +110,27 @@ async def test_tokenize_names_only_prompts_it_takes(stub):
     assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: is missing: set one of text and chat")
     code, sentence, _ = await refusal(stub.Generate(pb.GenerateRequest()).read())
     assert sentence == "prompt: is missing: set one of text, chat and token_ids"
+
+
+async def test_a_connection_that_breaks_under_a_write_is_no_error_of_the_scheduler():
+    """The log says so at debug level only."""
+
+    class Gone:
+        async def write(self, response):
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+        def done(self):
+            return False
+
+        cancelled = done
+
+    async def answers(request, context):
+        yield pb.GenerateResponse()
+
+    async def found(details):
+        return grpc.unary_stream_rpc_method_handler(answers, pb.GenerateRequest.FromString, None)
+
+    handler = await Guard().intercept_service(found, SimpleNamespace(method="/Generate"))
+    with capture_logs() as lines:
+        await handler.unary_stream(b"", Gone())
+    assert [(line["event"], line["log_level"]) for line in lines] == [("call_ended_by_client", "debug")]

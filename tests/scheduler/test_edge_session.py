@@ -1,6 +1,7 @@
 """Session over real gRPC: many requests on one stream, one message per step, failures inside."""
 
 import asyncio
+import gc
 from contextlib import aclosing
 
 import grpc
@@ -114,8 +115,8 @@ async def test_a_failing_request_fails_alone(session, backend):
     await session.generate("bad", sampling=sampling_pb2.SamplingParams(top_p=2))
     name, code, info = await session.failure()
     assert (name, code, info.reason, info.metadata["field"]) == ("bad", 3, "INVALID_FIELD", "sampling.top_p")
-    await session.generate("unsupported", priority=1)
-    assert (await session.failure())[2].metadata["feature"] == "priority"
+    await session.generate("unsupported", resumable=True)
+    assert (await session.failure())[2].metadata["feature"] == "resumable"
     await session.generate("")
     assert (await session.failure())[2].metadata["field"] == "request_id"
     await session.generate("late")
@@ -170,6 +171,17 @@ async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session
     await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["unknown", "r1", "r1"])))
     await wait_until(lambda: backend.acknowledged)
     assert backend.acknowledged == [RequestKey("t", "r1")]
+
+
+async def test_an_acknowledgement_is_for_all_completions(session, backend):
+    """Each has a record of its own."""
+    await session.generate("r1", sampling=sampling_pb2.SamplingParams(n=2))
+    handles = [(await backend.next_request()).handle for _ in range(2)]
+    backend.step({handle: [END] for handle in handles}, dict.fromkeys(handles, FinishReason.STOP))
+    assert [item.delta.index for item in (await session.read()).deltas] == [0, 1]
+    await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["r1"])))
+    await wait_until(lambda: backend.acknowledged)
+    assert backend.acknowledged == [RequestKey("", "r1", 0), RequestKey("", "r1", 1)]
 
 
 async def test_heartbeats_come_at_once_and_then_regularly(session):
@@ -338,6 +350,24 @@ async def test_a_client_that_floods_with_bad_requests_and_reads_nothing_is_not_r
         async for response in responses:
             num_failures += len(response.failures)
         assert num_failures == 1000
+
+
+async def test_a_reader_that_breaks_with_its_session_is_not_reported_as_forgotten(server):
+    """The connection is gone, and so is everybody who could want to know why."""
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    async def broken():
+        await asyncio.sleep(0)
+        raise grpc.aio.InternalError("gone")
+        yield
+
+    async with aclosing(serve_session(server.edge, broken())) as responses:
+        await anext(responses)
+        await asyncio.sleep(0.01)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []
 
 
 async def test_unicode_arrives_whole_whatever_the_tokens(session, backend):

@@ -24,13 +24,13 @@ from paceline_scheduler.errors import (
     SlowConsumerError,
     UnknownRequestError,
 )
+from paceline_scheduler.testing.edge_client import EdgeClient
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
 TOKENIZER = byte_level_tokenizer()
 END = TOKENIZER.token_to_id("<|im_end|>")
 MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
-MEBIBYTE = 1024 * 1024
 
 
 def encode(text):
@@ -46,28 +46,14 @@ def rolling_hash(token_ids):
     return int(hashes[0])
 
 
-class Client:
+class Client(EdgeClient):
     """One call of a client and the requests it runs."""
-
-    def __init__(self, edge, max_bytes_per_request=0):
-        self.edge = edge
-        self.outbox = edge.open_outbox(max_bytes_per_request)
 
     async def start(self, request_id="r1", **fields):
         """Send a request; returns the backend's view of it, or None if it was not submitted."""
         fields = {"request_id": request_id, "prompt": TextPrompt("hi")} | fields
-        stream = self.edge.open(RequestKey(fields.get("tenant", ""), request_id), self.outbox)
-        await self.edge.start(stream, RawRequest(**fields))
-        return self.edge.backend.requests.get(stream.handle)
-
-    def collect(self):
-        """Everything that waits."""
-        return self.outbox.collect(MEBIBYTE)
-
-    def delta(self):
-        """The only delta that waits."""
-        (delta,) = self.collect().deltas
-        return delta
+        (handle,) = await self.send(RawRequest(**fields))
+        return self._edge.backend.requests.get(handle)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 Each side has a wire module of its own and knows nothing of the other's; here the two meet.
 """
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +12,26 @@ import pytest
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.errors import NumericError
 from paceline_executor.link import messages as executor_messages
+from paceline_executor.link.servicer_views import tokenizer_parts
 from paceline_executor.link.wire import ResponseEncoder, decode_request
 from paceline_executor.rows import plan as rows
 from paceline_executor.rows.logprobs import OutputLogprobs
 from paceline_executor.rows.snapshot import SnapshotPart
-from paceline_executor.runner.interface import TokenLogprobs
+from paceline_executor.runner.interface import PromptLogprobs, TokenLogprobs
+from paceline_executor.weights.tokenizer import GenerationDefaults, SpecialTokens, make_bundle
+from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.core import plan as core
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.link import messages as scheduler_messages
-from paceline_scheduler.link.wire import decode_message, encode_message
+from paceline_scheduler.link.wire import decode_message, decode_tokenizer_part, encode_message
 from paceline_scheduler.testing.requests import column, make_request
+from paceline_scheduler.testing.tokenizers import served_model
+
+PROMPT_LOGPROBS = PromptLogprobs(
+    logprobs=np.array([-0.5, -1.5], dtype=np.float32),
+    top_token_ids=np.array([[1, 2], [3, 4]], dtype=np.int32),
+    top_logprobs=np.array([[-0.25, -2.0], [-0.75, -4.0]], dtype=np.float32),
+)
 
 
 def to_executor(message):
@@ -67,7 +78,7 @@ def test_grants_tags_releases_and_forgotten_records_arrive():
             releases=(core.Release(0, None), core.Release(1, core.FinalRelease(4, FinishReason.STOP))),
             grants=core.Grants(column(3), column(1), column(11)),
             shared=core.Grants(column(3), column(0), column(12)),
-            forget=(RequestKey("tenant", "old"),),
+            forget=(RequestKey("tenant", "old", 2),),
         )
     )
     assert same(plan.tags, block_ids=[7, 8])
@@ -78,7 +89,7 @@ def test_grants_tags_releases_and_forgotten_records_arrive():
     )
     assert same(plan.grants, rows=[3], indices=[1], block_ids=[11])
     assert same(plan.shared, rows=[3], indices=[0], block_ids=[12])
-    assert plan.forget == (rows.RecordId("tenant", "old"),)
+    assert plan.forget == (rows.RecordId("tenant", "old", 2),)
 
 
 def test_a_placement_arrives():
@@ -109,11 +120,67 @@ def test_a_placement_arrives():
     assert (context.num_preemptions, context.waited.ToMilliseconds()) == (1, 250)
 
 
+def placed(request, output=()):
+    """A first plan with this request on row 0, as the executor reads its placement."""
+    placement = core.Placement(0, request, 1, column(*output), 16, 0, 0, 0, 0, 0.0)
+    (arrived,) = to_executor(core.BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))).placements
+    return arrived
+
+
+def test_everything_that_shapes_the_choice_of_a_token_arrives():
+    """Penalties, biases, lists, the minimum with the model's end tokens that do not end, the prompt's alternatives."""
+    request = make_request([1, 2], min_tokens=3, num_prompt_logprobs=0)
+    sampling = replace(
+        request.sampling,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.5,
+        logit_bias=((3, -2.0), (7, 100.0)),
+        allowed_token_ids=(9, 4),
+    )
+    arrived = placed(
+        replace(request, sampling=sampling, bad_words=((5,), (6, 7)), ignored_end_token_ids=(8,), end_token_ids=(2,))
+    )
+    assert arrived.sampling.presence_penalty == -0.5
+    assert arrived.sampling.frequency_penalty == 0.25
+    assert arrived.sampling.repetition_penalty == 1.5
+    assert arrived.sampling.logit_bias == ((3, -2.0), (7, 100.0))
+    assert arrived.sampling.allowed_token_ids == (9, 4)
+    assert (arrived.min_tokens, arrived.end_token_ids, arrived.ignored_end_token_ids) == (3, (2,), (8,))
+    assert arrived.bad_words == ((5,), (6, 7))
+    assert (arrived.num_prompt_logprobs, arrived.unsupported_fields) == (0, ())
+
+
+def test_what_shapes_nothing_does_not_travel():
+    """The defaults mean the same on both sides; a prompt whose log-probabilities the client has is not asked again."""
+    arrived = placed(make_request([1, 2]))
+    sampling = arrived.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (sampling.logit_bias, sampling.allowed_token_ids, arrived.bad_words) == ((), (), ())
+    assert (arrived.min_tokens, arrived.num_prompt_logprobs) == (0, None)
+    assert placed(make_request([1, 2], num_prompt_logprobs=2), output=[5]).num_prompt_logprobs is None
+
+
 def test_hello_arrives():
     """The claim that the executor compares."""
     hello = to_executor(scheduler_messages.Hello("scheduler", 7))
     assert (hello.claim.term, hello.claim.scheduler_id) == (7, "scheduler")
     assert hello.min_protocol <= executor_messages.PROTOCOL <= hello.max_protocol
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
+def test_a_generation_default_travels_from_the_model_to_the_client(field):
+    """Each alone, the others unset."""
+    special = SpecialTokens(None, None, None, (), add_bos=False)
+    bundle = make_bundle(b"{}", None, special, GenerationDefaults(**{field: 1}))
+    (part,) = tokenizer_parts(SimpleNamespace(tokenizer=bundle))
+
+    source, is_last = decode_tokenizer_part(part.SerializeToString())
+    shown = api_wire.model(served_model(source)).default_sampling
+
+    assert is_last
+    assert {name: value for name, value in asdict(source.defaults).items() if value is not None} == {field: 1}
+    assert [(named.name, value) for named, value in shown.ListFields()] == [(field, 1)]
 
 
 def test_a_result_arrives():
@@ -128,6 +195,7 @@ def test_a_result_arrives():
         logprobs=(rows.RowLogprobs(0, 42, TokenLogprobs(-0.5, (42, 7), (-0.5, -1.0))),),
         faults=(rows.RowFault(6, NumericError("row 6")),),
         grant_hash=2**64 - 1,
+        prompt_logprobs=(rows.RowPromptLogprobs(5, 3, column(8, 9), PROMPT_LOGPROBS),),
     )
     timings = rows.StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5)
 
@@ -137,6 +205,11 @@ def test_a_result_arrives():
     assert same(arrived, rows=[0, 5, 6], num_accepted=[1, 0, 0], token_ids=[42], finishes=[1, 0, 4])
     assert arrived.logprobs == {0: (core.TokenLogprobs(42, -0.5, ((42, -0.5), (7, -1.0))),)}
     assert "row 6" in arrived.errors[6].message
+    assert arrived.prompt_logprobs.keys() == {5}
+    assert arrived.prompt_logprobs[5].of(3, column(8, 9)) == (
+        core.TokenLogprobs(8, -0.5, ((1, -0.25), (2, -2.0))),
+        core.TokenLogprobs(9, -1.5, ((3, -0.75), (4, -4.0))),
+    )
     assert arrived.timings == core.StepTimings(1, 2, 3, 4, 5)
 
 
@@ -166,7 +239,7 @@ def test_a_snapshot_arrives():
 
     (row_part,) = arrived.rows
     row = row_part.row
-    assert (row.key, row.index, row.row, row.attempt) == (RequestKey("t", "r"), 3, 0, 2)
+    assert (row.key, row.row, row.attempt) == (RequestKey("t", "r", 3), 0, 2)
     assert row.logprobs.of(0, row.output_token_ids) == (core.TokenLogprobs(3, -0.5, ((3, -0.5), (4, -1.5))),)
     assert same(row, prompt_token_ids=[1, 2], output_token_ids=[3], block_ids=[8])
     assert (row.num_computed_tokens, row.finish) == (2, core.RowFinish.LENGTH)

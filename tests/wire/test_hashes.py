@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline_client.hashing import rolling_hash
 from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.plan import Grants
-from paceline_scheduler.core.executor_state import fold_grants as core_fold_grants
+from paceline_scheduler.core.executor.state import fold_grants as core_fold_grants
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
 from paceline_scheduler.simulator.executor import fold_grant_hash
 

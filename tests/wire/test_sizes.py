@@ -5,7 +5,9 @@ from dataclasses import replace
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_executor.link import service as executor_service
 from paceline_executor.link.wire import decode_request
+from paceline_executor.rows import limits
 from paceline_executor.rows.limits import MAX_CONTEXT_BYTES
+from paceline_scheduler.api import texts, validation
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.core.plan import BatchPlan, Placement
 from paceline_scheduler.link import transport_grpc
@@ -17,6 +19,14 @@ from paceline_scheduler.testing.requests import column, make_request
 def test_a_plan_may_be_as_large_for_the_simulator_as_for_an_executor():
     """And as large as the scheduler sends it."""
     assert simulator.MAX_MESSAGE_BYTES == executor_service.MAX_MESSAGE_BYTES == transport_grpc.MAX_MESSAGE_BYTES
+
+
+def test_lists_that_the_scheduler_takes_the_executor_takes():
+    """Of each bad word there are several ways to spell it."""
+    assert validation.MAX_LOGIT_BIASES == limits.MAX_LOGIT_BIASES
+    assert validation.MAX_ALLOWED_TOKEN_IDS == limits.MAX_ALLOWED_TOKENS
+    assert texts.NUM_WAYS_TO_SPELL * validation.MAX_BAD_WORDS == limits.MAX_BAD_WORDS
+    assert texts.MAX_BAD_WORD_TOKENS == limits.MAX_BAD_WORD_TOKENS
 
 
 def test_what_the_scheduler_stores_of_the_largest_request_is_kept_by_the_executor():

@@ -8,6 +8,7 @@ import typer
 from paceline_client.cli.bench import bench
 from paceline_client.cli.chat import chat
 from paceline_client.cli.demo import demo
+from paceline_client.cli.explain import estimate, explain
 from paceline_client.cli.generate import generate
 from paceline_client.cli.models import models
 from paceline_client.cli.up import up
@@ -53,5 +54,5 @@ def paceline(
     """
 
 
-for command in (up, chat, generate, models, bench, demo):
+for command in (up, chat, generate, models, explain, estimate, bench, demo):
     app.command()(command)

@@ -9,8 +9,13 @@ from paceline_client.cli.client import cli_client
 from paceline_client.cli.config import DEFAULT_TARGET, TargetOption
 from paceline_client.cli.failures import describe, print_error, reported
 from paceline_client.cli.options import (
+    FrequencyPenaltyOption,
     MaxTokensOption,
     MinPOption,
+    PresencePenaltyOption,
+    PriorityOption,
+    RepetitionPenaltyOption,
+    RequestTimeoutOption,
     SeedOption,
     ServedModelOption,
     SystemOption,
@@ -18,9 +23,11 @@ from paceline_client.cli.options import (
     TopKOption,
     TopPOption,
     sampling_of,
+    timeout_of,
 )
+from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError
-from paceline_client.requests import Message, Sampling, Stopping
+from paceline_client.requests import Message, Sampling, Scheduling, Stopping
 from paceline_client.sync_client import Client
 
 _HELP = """/reset forgets the conversation, /exit leaves (so does Ctrl-D). Ctrl-C stops an answer."""
@@ -34,6 +41,11 @@ def chat(
     top_k: TopKOption = None,
     min_p: MinPOption = None,
     seed: SeedOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    timeout: RequestTimeoutOption = None,
+    priority: PriorityOption = None,
     model: ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
 ) -> None:
@@ -47,8 +59,12 @@ def chat(
             client,
             served.name,
             system=system,
-            sampling=sampling_of(temperature, top_p, top_k, min_p, seed),
+            sampling=sampling_of(
+                temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
+            ),
             stopping=Stopping(max_tokens=max_tokens),
+            scheduling=Scheduling(priority=priority),
+            timeout=timeout_of(timeout),
         )
         if sys.stdin.isatty():
             typer.secho(f"Talking to {served.name} at {target}. {_HELP}", err=True, dim=True)
@@ -70,13 +86,23 @@ class Conversation:
     """What was said so far, and the client to go on with."""
 
     def __init__(
-        self, client: Client, model: str, *, system: str | None, sampling: Sampling, stopping: Stopping
+        self,
+        client: Client,
+        model: str,
+        *,
+        system: str | None,
+        sampling: Sampling,
+        stopping: Stopping,
+        scheduling: Scheduling,
+        timeout: Timeout,
     ) -> None:
         self._client = client
         self._model = model
         self._opening = [Message("system", system)] if system else []
         self._sampling = sampling
         self._stopping = stopping
+        self._scheduling = scheduling
+        self._timeout = timeout
         self._turns: list[Message] = []
 
     def reset(self) -> None:
@@ -98,7 +124,12 @@ class Conversation:
 
     def _ask(self, messages: list[Message]) -> str:
         stream = self._client.stream(
-            messages=messages, sampling=self._sampling, stopping=self._stopping, model=self._model
+            messages=messages,
+            sampling=self._sampling,
+            stopping=self._stopping,
+            scheduling=self._scheduling,
+            model=self._model,
+            timeout=self._timeout,
         )
         printed = Answer()
         with stream:

@@ -1,9 +1,9 @@
 """The client the commands use: a server that is not there is an error soon, because a person waits."""
 
-from paceline_client.config import Timeout
+from paceline_client.cli.options import timeout_of
 from paceline_client.sync_client import Client
 
 
 def cli_client(target: str) -> Client:
     """A client of the target, not connected yet."""
-    return Client(target, timeout=Timeout(connect_seconds=1.0))
+    return Client(target, timeout=timeout_of(None))

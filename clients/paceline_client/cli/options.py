@@ -5,13 +5,26 @@ from typing import Annotated
 
 import typer
 
-from paceline_client.requests import Sampling
+from paceline_client.config import Timeout
+from paceline_client.requests import Sampling, invalid
 
+_CONNECT_SECONDS = 1.0
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 ModelOption = Annotated[
-    str, typer.Option("--model", metavar="PATH|NAME", help="A GGUF file or a folder with one, or a known name.")
+    str,
+    typer.Option(
+        "--model",
+        metavar="PATH|NAME",
+        help="A GGUF file, a model folder, a known name, or a model of the Hugging Face hub: org/name, "
+        "org/name:FILE.gguf or org/name:Q4_K_M.",
+    ),
 ]
+RevisionOption = Annotated[
+    str | None,
+    typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a model of the Hugging Face hub."),
+]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Fetch nothing: use only models that are here already.")]
 NumExecutorsOption = Annotated[
     int,
     typer.Option("--executors", metavar="N", min=1, max=64, help="How many executors, each with its own model copy."),
@@ -61,17 +74,51 @@ MaxTokensOption = Annotated[
 ]
 TemperatureOption = Annotated[
     float | None,
-    typer.Option("--temperature", "-t", metavar="X", help="Randomness; 0 always takes the likeliest token."),
+    typer.Option("--temperature", "-t", metavar="X", help="Randomness, 0 to 100; 0 always takes the likeliest token."),
 ]
 TopPOption = Annotated[
     float | None,
-    typer.Option("--top-p", metavar="X", help="Draw from the likeliest tokens that make up this probability."),
+    typer.Option(
+        "--top-p", metavar="X", help="Draw from the likeliest tokens that make up this probability, above 0 up to 1."
+    ),
 ]
 TopKOption = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Draw from this many likeliest tokens.")]
 MinPOption = Annotated[
-    float | None, typer.Option("--min-p", metavar="X", help="Drop tokens less likely than this share of the likeliest.")
+    float | None,
+    typer.Option("--min-p", metavar="X", help="Drop tokens less likely than this share of the likeliest, 0 to 1."),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Makes the draw repeatable.")]
+PresencePenaltyOption = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="X", help="Against tokens that were used; -2 to 2.")
+]
+FrequencyPenaltyOption = Annotated[
+    float | None,
+    typer.Option("--frequency-penalty", metavar="X", help="Against tokens for each time they were used; -2 to 2."),
+]
+RepetitionPenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--repetition-penalty", metavar="X", help="Of prompt and output tokens, above 0 up to 10; above 1 discourages."
+    ),
+]
+NumCompletionsOption = Annotated[
+    int | None, typer.Option("-n", "--n", metavar="N", help="How many answers to the same prompt, up to 16.")
+]
+MinTokensOption = Annotated[
+    int | None,
+    typer.Option("--min-tokens", metavar="N", help="Output tokens before which nothing but the context's end ends it."),
+]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option("--logprobs", metavar="N", help="With --json: log-probabilities, and the N likeliest tokens."),
+]
+RequestTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the answer may take as a whole.")
+]
+PriorityOption = Annotated[
+    int | None, typer.Option("--priority", metavar="N", help="Lower runs earlier; -100 to 100, unset is 0.")
+]
+TenantOption = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose request it is.")]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End at this text. May be given several times.")
 ]
@@ -89,6 +136,26 @@ def sampling_of(
     top_k: int | None,
     min_p: float | None,
     seed: int | None,
+    presence_penalty: float | None,
+    frequency_penalty: float | None,
+    repetition_penalty: float | None,
 ) -> Sampling:
     """The options as the library wants them. Ranges are the server's to check."""
-    return Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    return Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+    )
+
+
+def timeout_of(total_seconds: float | None) -> Timeout:
+    """How long a command waits: for a server not long, because a person waits. InvalidRequestError for no time."""
+    try:
+        return Timeout(connect_seconds=_CONNECT_SECONDS, total_seconds=total_seconds)
+    except ValueError as error:
+        raise invalid("timeout", str(error)) from None

@@ -17,8 +17,10 @@ from paceline_client.cli.options import (
     ModelOption,
     NumExecutorsOption,
     NumThreadsOption,
+    OfflineOption,
     PortOption,
     QuantizationOption,
+    RevisionOption,
     ShutdownOption,
 )
 from paceline_client.cli.services import run_deployment
@@ -29,6 +31,8 @@ from paceline_client.results import Model
 
 def up(
     model: ModelOption = DEFAULT_MODEL,
+    revision: RevisionOption = None,
+    offline: OfflineOption = False,
     num_executors: NumExecutorsOption = 1,
     host: HostOption = LOOPBACK,
     port: PortOption = 50051,
@@ -58,6 +62,8 @@ def up(
         kv_cache_memory=kv_cache_memory,
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
+        revision=revision,
+        offline=offline,
     )
 
     async def announce(models: list[Model]) -> None:

@@ -108,15 +108,30 @@ class FakeServicer(InferenceServiceServicer):
         await abort(context, Fail(grpc.StatusCode.UNIMPLEMENTED, "the fake server has no Generate: use Session"))
         yield pb.GenerateResponse()
 
-    async def Explain(self, _request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
-        """Not played."""
-        await abort(context, Fail(grpc.StatusCode.UNIMPLEMENTED, "the fake server has no Explain"))
-        return pb.ExplainResponse()
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
+        """Every request that plays runs, at an executor of the name "fake"."""
+        for session in self._sessions:
+            num_output_tokens = session.num_output_tokens(request.request_id)
+            if num_output_tokens is not None:
+                return pb.ExplainResponse(
+                    state=pb.REQUEST_STATE_RUNNING, executor="fake", num_output_tokens=num_output_tokens
+                )
+        await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
+        raise AssertionError("abort raises")
 
-    async def Estimate(self, _request: pb.EstimateRequest, context: Context) -> pb.EstimateResponse:  # noqa: N802
-        """Not played."""
-        await abort(context, Fail(grpc.StatusCode.UNIMPLEMENTED, "the fake server has no Estimate"))
-        return pb.EstimateResponse()
+    async def Estimate(self, request: pb.EstimateRequest, _context: Context) -> pb.EstimateResponse:  # noqa: N802
+        """A quarter of a second and then 10 ms per token, unless the script begins with a failure."""
+        steps = self.steps_for(request.request)
+        if steps and isinstance(steps[0], Fail):
+            return pb.EstimateResponse(would_be_refused=request_error(steps[0]))
+        response = pb.EstimateResponse(num_prompt_tokens=len(request.request.text), num_cached_tokens=1)
+        response.time_to_first_token.FromMilliseconds(250)
+        response.inter_token_time.FromMilliseconds(10)
+        return response
+
+    def steps_for(self, request: pb.GenerateRequest) -> Sequence[Step]:
+        """What the script says to a request."""
+        return self.script(request) if callable(self.script) else self.script
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +139,8 @@ class _Playing:
     """A request whose script runs."""
 
     task: asyncio.Task[None]
-    output: list[int]
+    outputs: list[list[int]]
+    """The tokens of each completion."""
 
 
 class _FakeSession:
@@ -163,9 +179,15 @@ class _FakeSession:
         if playing is None:
             return False
         playing.task.cancel()
-        self._send(request_id, end_delta(End(FinishReason.CANCELLED), playing.output))
+        for number, output in enumerate(playing.outputs):
+            self._send(request_id, end_delta(End(FinishReason.CANCELLED, completion=number), output))
         self._end_if_done()
         return True
+
+    def num_output_tokens(self, request_id: str) -> int | None:
+        """How many tokens were sent of a request; None when it does not play here."""
+        playing = self._playing.get(request_id)
+        return None if playing is None else sum(len(output) for output in playing.outputs)
 
     async def _listen(self, incoming: AsyncIterator[pb.SessionRequest]) -> None:
         seen = self._servicer.seen
@@ -185,20 +207,19 @@ class _FakeSession:
         self._end_if_done()
 
     def _start(self, request: pb.GenerateRequest) -> None:
-        script = self._servicer.script
-        steps = script(request) if callable(script) else script
-        output: list[int] = []
-        task = asyncio.create_task(self._play(request.request_id, steps, output))
-        self._playing[request.request_id] = _Playing(task, output)
+        steps = self._servicer.steps_for(request)
+        outputs: list[list[int]] = [[] for _ in range(request.sampling.n or 1)]
+        task = asyncio.create_task(self._play(request.request_id, steps, outputs))
+        self._playing[request.request_id] = _Playing(task, outputs)
 
-    async def _play(self, request_id: str, steps: Sequence[Step], output: list[int]) -> None:
+    async def _play(self, request_id: str, steps: Sequence[Step], outputs: list[list[int]]) -> None:
         for step in steps:
             match step:
                 case Tokens():
-                    self._send(request_id, tokens_delta(step, output))
-                    output += step.token_ids
+                    self._send(request_id, tokens_delta(step, outputs[step.completion]))
+                    outputs[step.completion] += step.token_ids
                 case End():
-                    self._send(request_id, end_delta(step, output))
+                    self._send(request_id, end_delta(step, outputs[step.completion]))
                 case Fail():
                     failure = pb.SessionFailure(request_id=request_id, error=request_error(step))
                     self._outgoing.put_nowait(pb.SessionResponse(failures=[failure]))
@@ -226,7 +247,12 @@ def tokens_delta(step: Tokens, output: Sequence[int]) -> pb.Delta:
     logprobs = []
     if step.logprob is not None:
         logprobs = [sampling_pb.TokenLogprobs(token_id=token, logprob=step.logprob) for token in step.token_ids]
+    prompt_logprobs = []
+    if step.prompt_logprob is not None:
+        prompt_logprobs = [sampling_pb.TokenLogprobs(token_id=0, logprob=step.prompt_logprob)]
     return pb.Delta(
+        index=step.completion,
+        prompt_logprobs=prompt_logprobs,
         offset=len(output) + step.offset_error,
         token_ids=step.token_ids,
         text=step.text,
@@ -250,7 +276,9 @@ def end_delta(step: End, output: Sequence[int]) -> pb.Delta:
         finish.stop_text = step.matched_stop
     elif step.matched_stop is not None:
         finish.stop_token_id = step.matched_stop
-    return pb.Delta(offset=len(output), attempt=1, rolling_hash=rolling_hash(output), finish=finish)
+    return pb.Delta(
+        index=step.completion, offset=len(output), attempt=1, rolling_hash=rolling_hash(output), finish=finish
+    )
 
 
 def error_details(failure: Fail) -> list[Message]:

@@ -79,7 +79,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """DrainExecutor places nothing new on an executor and lets its requests finish. NOT_FOUND when it is unknown.
+        """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
+        have room; without others it finishes there. NOT_FOUND when it is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

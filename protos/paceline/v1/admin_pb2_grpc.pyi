@@ -36,7 +36,9 @@ class AdminServiceStub:
     ListExecutors: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListExecutorsRequest, _admin_pb2.ListExecutorsResponse]
     """ListExecutors shows the executors and what they hold."""
     DrainExecutor: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainExecutorRequest, _admin_pb2.DrainExecutorResponse]
-    """DrainExecutor places nothing new on an executor and lets its requests finish. NOT_FOUND when it is unknown."""
+    """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
+    have room; without others it finishes there. NOT_FOUND when it is unknown.
+    """
     GetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLimitsRequest, _admin_pb2.GetLimitsResponse]
     """GetLimits returns the scheduler's bounds."""
     SetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLimitsRequest, _admin_pb2.SetLimitsResponse]
@@ -54,7 +56,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListExecutors: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListExecutorsRequest, _admin_pb2.ListExecutorsResponse]  # type: ignore[assignment]
     """ListExecutors shows the executors and what they hold."""
     DrainExecutor: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainExecutorRequest, _admin_pb2.DrainExecutorResponse]  # type: ignore[assignment]
-    """DrainExecutor places nothing new on an executor and lets its requests finish. NOT_FOUND when it is unknown."""
+    """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
+    have room; without others it finishes there. NOT_FOUND when it is unknown.
+    """
     GetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLimitsRequest, _admin_pb2.GetLimitsResponse]  # type: ignore[assignment]
     """GetLimits returns the scheduler's bounds."""
     SetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLimitsRequest, _admin_pb2.SetLimitsResponse]  # type: ignore[assignment]
@@ -81,7 +85,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainExecutorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainExecutorResponse, _abc.Awaitable[_admin_pb2.DrainExecutorResponse]]:
-        """DrainExecutor places nothing new on an executor and lets its requests finish. NOT_FOUND when it is unknown."""
+        """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
+        have room; without others it finishes there. NOT_FOUND when it is unknown.
+        """
 
     @_abc_1.abstractmethod
     def GetLimits(

@@ -94,7 +94,7 @@ class GenerateRequest(_message.Message):
     unset is the tenant "".
     """
     priority: _builtins.int
-    """priority orders requests of a tenant; lower runs earlier. Default 0."""
+    """priority orders requests of a tenant; lower runs earlier. Range -100 to 100, default 0."""
     resumable: _builtins.bool
     """resumable detaches the request instead of cancelling it when its stream ends."""
     attachment: _builtins.int
@@ -137,7 +137,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """timeout ends the request this long after it was first submitted; the gRPC deadline holds too. Unset: none."""
+        """timeout ends the request this long after it was first submitted; the gRPC deadline holds too. Above 0 up to 366
+        days; unset: none.
+        """
 
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
@@ -630,7 +632,7 @@ Global___SessionFailure: _TypeAlias = SessionFailure  # noqa: Y015
 
 @_typing.final
 class Acknowledge(_message.Message):
-    """Acknowledge names requests whose finish arrived."""
+    """Acknowledge names requests whose finish arrived; of several completions, that of each."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

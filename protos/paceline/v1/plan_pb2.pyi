@@ -495,6 +495,8 @@ class NewRequest(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURED_FIELD_NUMBER: _builtins.int
+    BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IGNORED_END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; it must be free."""
     attempt: _builtins.int
@@ -512,13 +514,13 @@ class NewRequest(_message.Message):
     context: _builtins.bytes
     """context is stored and returned unread: what a successor of the scheduler needs to know."""
     min_tokens: _builtins.int
-    """min_tokens is the number of output tokens, earlier attempts included, before which no end token ends the row; the
-    executor acts on it. Unset or 0: none. Not supported yet: another value fails the request with UNSUPPORTED_FIELD.
+    """min_tokens is the number of output tokens, earlier attempts included, before which no end token is drawn: neither
+    of end_token_ids nor of ignored_end_token_ids. Unset or 0: none.
     """
     num_prompt_logprobs: _builtins.int
     """num_prompt_logprobs asks for log-probabilities of the prompt's tokens and of this many alternatives; unset for
-    none. The executor returns them in StepResult.prompt_logprobs, of computed tokens only, so num_cached_tokens must
-    be 0. Not supported yet: set, it fails the request with UNSUPPORTED_FIELD.
+    none. The executor returns them in StepResult.prompt_logprobs, of tokens computed in this placement only, so
+    num_cached_tokens must be 0. Range 0 to 20.
     """
     @_builtins.property
     def id(self) -> Global___RecordId:
@@ -539,6 +541,19 @@ class NewRequest(_message.Message):
         UNSUPPORTED_FIELD.
         """
 
+    @_builtins.property
+    def bad_word_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenIds]:
+        """bad_word_token_ids are the ways to spell the bad words in tokens: the last token of one is not drawn where the
+        output ends with those before it. sampling.bad_words, which only a tokenizer could read, stays unset. At most 768,
+        together of at most 8,192 tokens.
+        """
+
+    @_builtins.property
+    def ignored_end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ignored_end_token_ids are end tokens of the model that do not end the row. They are only read before min_tokens. At
+        most 128.
+        """
+
     def __init__(
         self,
         *,
@@ -556,10 +571,12 @@ class NewRequest(_message.Message):
         min_tokens: _builtins.int | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         structured: _sampling_pb2.StructuredOutput | None = ...,
+        bad_word_token_ids: _abc.Iterable[_inference_pb2.TokenIds] | None = ...,
+        ignored_end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "id", b"id", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "attempt", b"attempt", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "attempt", b"attempt", "bad_word_token_ids", b"bad_word_token_ids", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "ignored_end_token_ids", b"ignored_end_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
@@ -590,9 +607,7 @@ class RecordId(_message.Message):
     request_id: _builtins.str
     """request_id is the request's id inside the tenant."""
     index: _builtins.int
-    """index is the completion: 0 to n - 1. Each one is placed by itself, with its own seed and sampling.n unset. Not
-    supported yet: a placement with an index other than 0 fails with UNSUPPORTED_FIELD.
-    """
+    """index is the completion: 0 to n - 1. Each one is placed by itself, with its own seed and sampling.n unset."""
     def __init__(
         self,
         *,

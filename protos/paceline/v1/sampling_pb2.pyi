@@ -123,11 +123,15 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """allowed_token_ids restricts the output to these token ids; empty allows all."""
+        """allowed_token_ids restricts the output to these token ids; empty allows all. At most 4,096."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """bad_words are texts whose tokens are never completed. At most 256."""
+        """bad_words are texts whose tokens are never completed: of each the usual spellings in tokens at the beginning of a
+        text, behind a space and behind a line's end. The same letters in another case, or cut into tokens otherwise, as
+        inside a longer word they may be, are not found. At most 256, each of 1 to 64 characters, their spellings together
+        of at most 8,192 tokens.
+        """
 
     def __init__(
         self,
@@ -205,15 +209,20 @@ class StoppingParams(_message.Message):
     size of the KV cache.
     """
     min_tokens: _builtins.int
-    """min_tokens is the number of output tokens before which nothing but the length limit ends the completion. Default 0."""
+    """min_tokens is the number of output tokens before which nothing but the end of the context ends the completion: no
+    end token is drawn, and a stop text that one of them completes is text. At least 0 and at most max_tokens, default
+    0.
+    """
     ignore_eos: _builtins.bool
     """ignore_eos lets the completion run past the model's end tokens. Default false."""
     include_stop_str_in_output: _builtins.bool
-    """include_stop_str_in_output keeps the matched stop text in the output text. Default false."""
+    """include_stop_str_in_output keeps what ended the completion in the output text: the stop text, or the text of the
+    end token unless that is special and skipped. Default false.
+    """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop are texts that end the completion when the output contains one; they are not part of the output text. At most
-        16, each of 1 to 256 characters.
+        """stop are texts that end the completion when the output contains one; they are not part of the output text unless
+        include_stop_str_in_output is set. At most 16, each of 1 to 256 characters.
         """
 
     @_builtins.property
@@ -268,11 +277,15 @@ class OutputOptions(_message.Message):
     20; unset returns none.
     """
     prompt_logprobs: _builtins.int
-    """prompt_logprobs asks for the same over the prompt. Range 0 to 20; unset returns none."""
+    """prompt_logprobs asks for the same over the prompt. Range 0 to 20, and prompt tokens times (prompt_logprobs + 1) at
+    most 16,384; unset returns none.
+    """
     skip_special_tokens: _builtins.bool
     """skip_special_tokens leaves special tokens out of the text. Default true."""
     stream_interval: _builtins.int
-    """stream_interval is the number of tokens after which a delta is sent. At least 1, default 1."""
+    """stream_interval is the number of tokens after which a delta is sent; the first token and the finish are sent at
+    once, and no more than 1,024 tokens are gathered, fewer when they come with much beside them. At least 1, default 1.
+    """
     def __init__(
         self,
         *,

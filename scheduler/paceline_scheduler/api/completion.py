@@ -7,7 +7,7 @@ far, however they were grouped.
 from dataclasses import dataclass
 
 from paceline_scheduler.api.detokenizer import Detokenizer
-from paceline_scheduler.api.stop_texts import StopScanner
+from paceline_scheduler.api.stop_texts import MatchedText, StopScanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,25 @@ class StopMatch:
 
 
 class CompletionText:
-    """The text side of one completion. After a match nothing more may be given."""
+    """The text side of one completion. After a match nothing more may be given.
 
-    __slots__ = ("_detokenizer", "_scanner")
+    A stop text that one of the first `min_tokens` tokens completes is text like any other.
+    """
 
-    def __init__(self, detokenizer: Detokenizer, stop_texts: tuple[str, ...]) -> None:
+    __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_scanner", "matched_text")
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop_texts: tuple[str, ...],
+        matched_text: MatchedText = MatchedText.DROPPED,
+        min_tokens: int = 0,
+    ) -> None:
+        self.matched_text = matched_text
         self._detokenizer = detokenizer
-        self._scanner = StopScanner(stop_texts) if stop_texts else None
+        self._scanner = StopScanner(stop_texts, matched_text) if stop_texts else None
+        self._min_tokens = min_tokens
+        self._num_tokens = 0  # taken so far; counted only where stop texts are looked for
 
     def take(self, token_ids: list[int]) -> tuple[str, StopMatch | None]:
         """Return the text that can be shown because of these tokens, and the match that ends the output, if any."""
@@ -36,16 +48,36 @@ class CompletionText:
             return self._detokenizer.take(token_ids), None
         pieces = []
         for number, token_id in enumerate(token_ids, start=1):
-            text, stop_text = scanner.scan(self._detokenizer.take([token_id]))
+            piece = self._detokenizer.take([token_id])
+            self._num_tokens += 1
+            if self._num_tokens <= self._min_tokens:
+                pieces.append(scanner.pass_by(piece))
+                continue
+            text, stop_text = scanner.scan(piece)
             pieces.append(text)
             if stop_text is not None:
                 return "".join(pieces), StopMatch(stop_text, number)
         return "".join(pieces), None
+
+    def take_last(self, token_ids: list[int], stop_token_id: int | None) -> tuple[str, StopMatch | None]:
+        """Return what the last tokens add to the text, and the stop text that ends it, if any.
+
+        A stop token that ended the output is like a stop text: it spells nothing unless matched text is kept.
+        """
+        is_silent = self.matched_text is MatchedText.DROPPED and token_ids[-1:] == [stop_token_id]
+        text, match = self.take(token_ids[:-1] if is_silent else token_ids)
+        if match is None:
+            rest, stop_text = self.finish()
+            text += rest
+            match = None if stop_text is None else StopMatch(stop_text, len(token_ids))
+        return text, match
 
     def finish(self) -> tuple[str, str | None]:
         """Return what is left at the end of the output, and the stop text that it completes, if any."""
         rest = self._detokenizer.flush()
         if self._scanner is None:
             return rest, None
+        if self._num_tokens <= self._min_tokens:
+            return self._scanner.pass_by(rest) + self._scanner.flush(), None
         text, stop_text = self._scanner.scan(rest)
         return (text, stop_text) if stop_text is not None else (text + self._scanner.flush(), None)

@@ -1,40 +1,59 @@
 """The open requests of all clients: from the message to the backend, and from the backend's tokens to their streams.
 
-A request's life here: `open` → `start` (checked, tokenised, submitted) → `deliver` (detokenised, stop texts looked for,
-put into the outbox of its gRPC stream) → its end, which is one of: the device's, a stop text, a failure, `cancel`, or
-`close_outbox` because the client went away. Knows neither messages nor gRPC; everything runs on the event loop.
+A request's life here: `open` → `start` (checked, tokenised, submitted, a core request per completion) → `deliver`
+(detokenised, stop texts looked for, put into the outbox of its gRPC stream) → its end. A completion ends by the device
+or by a stop text; all of them end by a failure of one, by `cancel`, or by `close_outbox` because the client went away.
+Knows neither messages nor gRPC; everything runs on the event loop.
 """
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import structlog
 
 from paceline_scheduler.api.completion import CompletionText, StopMatch
 from paceline_scheduler.api.detokenizer import Detokenizer
+from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Finish, Outbox, PendingDelta
 from paceline_scheduler.api.raw import RawRequest
-from paceline_scheduler.api.stream import RequestStream, StreamState
+from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextModel
-from paceline_scheduler.api.validation import ValidRequest, check_key, validate
+from paceline_scheduler.api.validation import (
+    ValidRequest,
+    check_key,
+    check_prompt_logprobs,
+    num_completions,
+    validate,
+)
 from paceline_scheduler.backend import Backend
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, TokenOutputs, fold_output_hash
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey
+from paceline_scheduler.core.outputs import (
+    OUTPUT_HASH_START,
+    FinishNotice,
+    Outputs,
+    TokenOutputs,
+    fold_output_hash,
+)
+from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
+from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DrainingError,
     DuplicateRequestError,
     ExecutorFailedError,
     QueueFullError,
     RequestFailedError,
+    RequestRefusedError,
     SchedulerError,
     SlowConsumerError,
 )
 
 _DRAINING_RETRY_S = 1.0
 _SESSION_FULL_RETRY_S = 0.2
+_NO_HANDLE = 0  # of a request that is not submitted
+_SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
 
 _log = structlog.get_logger(__name__)
 
@@ -47,8 +66,8 @@ class Edge:
         self.texts = texts
         self.limits = limits
         self._handles = itertools.count(1)
-        self._running: dict[int, RequestStream] = {}  # by handle: what the backend delivers to
-        self._by_key: dict[RequestKey, RequestStream] = {}  # preparing and running
+        self._running: dict[int, Completion] = {}  # by handle: what the backend delivers to
+        self._by_key: dict[RequestKey, RequestStream] = {}  # preparing and running, by the key of completion 0
         self._open: dict[Outbox, set[RequestStream]] = {}  # every call of a client, and its requests
         self._drain_notice: DrainNotice | None = None
         self._idle = asyncio.Event()
@@ -90,20 +109,25 @@ class Edge:
         if self._drain_notice is not None:
             raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
 
-    def open(self, key: RequestKey, outbox: Outbox) -> RequestStream:
-        """Begin a request.
+    def open(self, key: RequestKey, outbox: Outbox, n: int | None = None) -> RequestStream:
+        """Begin a request; `key` is that of its first completion, `n` how many it asks for.
 
-        Raises InvalidRequestError for the key, DrainingError, QueueFullError for a full session, DuplicateRequestError.
+        Raises InvalidRequestError for the key, DrainingError, QueueFullError for a full session or queue,
+        DuplicateRequestError.
         """
         check_key(key)
         self.require_open()
-        if outbox.num_open >= self.limits.max_session_requests:
-            raise QueueFullError(f"this session runs {outbox.num_open} requests, the limit", _SESSION_FULL_RETRY_S)
+        num, at_most = num_completions(n), self.limits.max_session_requests
+        if outbox.num_open + num > at_most:
+            raise QueueFullError(f"this session runs {outbox.num_open} of {at_most} completions", _SESSION_FULL_RETRY_S)
         if key in self._by_key:
             raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
-        stream = self._by_key[key] = RequestStream(next(self._handles), key, outbox)
+        # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
+        self.backend.require_room(num)
+        handles = tuple(itertools.islice(self._handles, num))
+        stream = self._by_key[key] = RequestStream(handles, key, outbox)
         self._open[outbox].add(stream)
-        outbox.num_open += 1
+        outbox.num_open += num
         return stream
 
     async def start(self, stream: RequestStream, raw: RawRequest, max_seconds: float | None = None) -> None:
@@ -111,11 +135,8 @@ class Edge:
 
         `max_seconds` is what the client's call has left. Of a stream that ended meanwhile nothing is submitted or told.
         """
-        now_s = self.backend.now_s()
         try:
-            valid = validate(raw, self.backend.models(), now_s, max_seconds, self.limits)
-            text_model = await self.texts.model(valid.model)
-            token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+            valid, text_model, token_ids = await self._prepare(raw, max_seconds)
             if stream.state is StreamState.PREPARING:
                 self._submit(stream, valid, text_model, token_ids)
         except SchedulerError:
@@ -126,17 +147,73 @@ class Edge:
             self._forget(stream)
             raise
 
+    async def _prepare(self, raw: RawRequest, max_seconds: float | None) -> tuple[ValidRequest, TextModel, Int32Array]:
+        valid = validate(raw, self.backend.models(), self.backend.now_s(), max_seconds, self.limits)
+        if valid.priority >= 0 and valid.deadline_s is None:
+            self.backend.require_time(valid.model.name)  # before it is tokenised
+        text_model = await self.texts.model(valid.model)
+        token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+        check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
+        if valid.bad_words:
+            spelt = await self.texts.bad_word_token_ids(valid.bad_words, valid.model)
+            valid = replace(valid, bad_word_token_ids=spelt)
+        return valid, text_model, token_ids
+
     def cancel(self, key: RequestKey) -> None:
         """End a request as CANCELLED and tell its stream; raises UnknownRequestError, InvalidRequestError."""
         check_key(key)
         stream = self._by_key.get(key)
-        if stream is None or stream.state is not StreamState.PREPARING:
+        if stream is None:
             self.backend.cancel(key)
-            return
+        elif stream.state is StreamState.PREPARING:
+            self._cancel_unsubmitted(stream)
+        else:
+            for completion in tuple(stream.running):
+                self.backend.cancel(completion.key)
+
+    def _cancel_unsubmitted(self, stream: RequestStream) -> None:
+        request_id, outbox = stream.key.request_id, stream.outbox
         finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, 0)
-        stream.outbox.put(stream.handle, PendingDelta(key.request_id, 0, 0, stream.rolling_hash, [], "", finish=finish))
+        for index, handle in enumerate(stream.handles):
+            outbox.put(handle, PendingDelta(request_id, 0, 0, OUTPUT_HASH_START, [], "", finish=finish, index=index))
         self._forget(stream)
-        stream.outbox.wake()
+        outbox.end_step()
+
+    # What would become of a request, and what becomes of it
+
+    async def estimate(self, raw: RawRequest) -> Estimate:
+        """Return what is expected of a request if it were sent now; a refusal, of all or any completion, is part of it.
+
+        Of several completions the one that is expected last is meant.
+        """
+        key = RequestKey(raw.tenant, raw.request_id)
+        try:
+            check_key(key)
+            self.require_open()
+            if key in self._by_key:
+                raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
+            num = num_completions(raw.sampling.n)
+            self.backend.require_room(num)
+            valid, _, token_ids = await self._prepare(raw, None)
+        except RequestRefusedError as refusal:
+            return Estimate(0.0, 0.0, 0, 0, refusal)
+        requests = core_requests(valid, token_ids, (_NO_HANDLE,) * num)
+        estimates = [self.backend.estimate(request) for request in requests]
+        refused = (estimate for estimate in estimates if estimate.refusal is not None)
+        return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
+
+    def explain(self, key: RequestKey) -> Explanation:
+        """Say where a request is; of several completions, where the first one is that has not ended.
+
+        Raises UnknownRequestError, InvalidRequestError.
+        """
+        check_key(key)
+        stream = self._by_key.get(key)
+        if stream is None:
+            return self.backend.explain(key)
+        if stream.state is StreamState.PREPARING:
+            return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
+        return self.backend.explain(stream.running[0].key)
 
     # What the backend delivers
 
@@ -146,11 +223,16 @@ class Edge:
         for batch in outputs.tokens:
             self._deliver_tokens(batch, touched)
         for failure in outputs.failures:
-            stream = self._running.get(failure.handle)
-            if stream is not None:
-                self._fail(stream, failure.error)
+            completion = self._running.get(failure.handle)
+            if completion is not None:
+                touched.add(completion.stream.outbox)
+                self._release_held(completion.stream)
+                self._end_completion(completion)  # the backend has ended it already
+                self._fail(completion.stream, failure.error)
         for outbox in touched:
-            outbox.wake()
+            outbox.end_step()
+            if outbox.is_over:
+                self._relieve(outbox)
 
     def _deliver_tokens(self, batch: TokenOutputs, touched: set[Outbox]) -> None:
         running = self._running
@@ -160,121 +242,137 @@ class Edge:
         start = 0
         for handle, offset, num_tokens, attempt, rolling_hash in rows:
             stop = start + num_tokens
-            stream = running.get(handle)
-            if stream is not None:
-                touched.add(stream.outbox)
+            completion = running.get(handle)
+            if completion is not None:
+                touched.add(completion.stream.outbox)
                 try:
-                    self._take(stream, batch, offset, token_ids[start:stop], attempt, rolling_hash)
+                    self._take(completion, batch, offset, token_ids[start:stop], attempt, rolling_hash)
                 except Exception:  # one request's output must not keep the others from theirs
-                    _log.exception("output_lost", request_id=stream.key.request_id, tenant=stream.key.tenant)
-                    self._give_up(stream, ExecutorFailedError("the output could not be turned into text", "INTERNAL"))
+                    key = completion.key
+                    _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant)
+                    error = ExecutorFailedError("the output could not be turned into text", "INTERNAL")
+                    self._fail(completion.stream, error)
             start = stop
 
     def _take(
-        self, stream: RequestStream, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
+        self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
     ) -> None:
-        """Put one request's new tokens into its outbox, as far as they belong to its output."""
-        handle, outbox, completion = stream.handle, stream.outbox, stream.completion
-        assert completion is not None, "a running stream has one"
-        if offset != stream.num_output_tokens:
-            self._give_up(stream, ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP"))
+        """Put one completion's new tokens on their way to the client, as far as they belong to its output."""
+        if offset != completion.num_tokens:
+            error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
+            self._fail(completion.stream, error)
             return
+        handle, key = completion.handle, completion.key
         notice = batch.finishes.get(handle)
-        text, match = completion.take(token_ids if notice is None else _spoken(token_ids, notice))
-        if notice is not None and match is None:
-            rest, stop_text = completion.finish()
-            text += rest
-            match = None if stop_text is None else StopMatch(stop_text, len(token_ids))
+        if notice is None:
+            text, match = completion.text.take(token_ids)
+        else:
+            text, match = completion.text.take_last(token_ids, notice.stop_token_id)
         if match is not None and match.num_tokens < len(token_ids):
             token_ids = token_ids[: match.num_tokens]
-            hash_ = _fold(stream.rolling_hash, token_ids)
-        delta = PendingDelta(stream.key.request_id, offset, attempt, hash_, token_ids, text)
+            hash_ = _fold(completion.rolling_hash, token_ids)
+        delta = PendingDelta(key.request_id, offset, attempt, hash_, token_ids, text)
+        if key.index:  # set only where it says something: this runs for every row of every step
+            delta.index = key.index
         if handle in batch.logprobs:
             delta.logprobs = batch.logprobs[handle][: len(token_ids)]
-        stream.num_output_tokens += len(token_ids)
-        stream.rolling_hash = hash_
+        if handle in batch.prompt_logprobs:
+            delta.prompt_logprobs = batch.prompt_logprobs[handle]
+        completion.num_tokens += len(token_ids)
+        completion.rolling_hash = hash_
         if match is not None or notice is not None:
-            if notice is None:
-                num_cached_tokens = self._end_early(stream, FinishReason.STOP)
-            else:
-                num_cached_tokens = notice.num_cached_tokens
-                self._forget(stream)
-            delta.finish = _finish(stream, notice, match, num_cached_tokens)
-            outbox.put(handle, delta)
-        elif not outbox.put(handle, delta):
-            outbox.drop(handle)
-            self._give_up(stream, SlowConsumerError("too much output was left unread; read faster, or ask for less"))
+            delta.finish = self._finish(completion, notice, match)
+        # The first and the last at once, the rest when enough of it has been gathered.
+        is_held = offset > 0 and delta.finish is None
+        completion.stream.outbox.put(handle, delta, completion.stream.num_tokens_per_delta if is_held else 0)
 
-    # The end of a request
+    def _relieve(self, outbox: Outbox) -> None:
+        """End requests of a client that does not read, those of which most waits first."""
+
+        def num_bytes(stream: RequestStream) -> int:
+            return sum(map(outbox.num_bytes_of, stream.handles))
+
+        for stream in sorted(self._open[outbox], key=num_bytes, reverse=True):
+            if not outbox.is_over or not num_bytes(stream):
+                return
+            self._cut(stream)
+
+    # The end of a completion, and of a request
 
     def _submit(self, stream: RequestStream, valid: ValidRequest, text_model: TextModel, token_ids: Int32Array) -> None:
-        stream.completion = CompletionText(
-            Detokenizer(text_model.spelling, valid.skip_special_tokens), valid.stop_texts
-        )
         stream.num_prompt_tokens = len(token_ids)
+        stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
         stream.state = StreamState.RUNNING
-        self._running[stream.handle] = stream
-        self.backend.submit(
-            Request(
-                handle=stream.handle,
-                key=valid.key,
-                model=valid.model.name,
-                prompt_token_ids=token_ids,
-                sampling=valid.sampling,
-                end_token_ids=valid.end_token_ids,
-                max_tokens=valid.max_tokens,
-                num_logprobs=valid.num_logprobs,
-                deadline_s=valid.deadline_s,
-                cache_salt=valid.cache_salt,
-                bypass_prefix_cache=valid.bypass_prefix_cache,
-                origin=valid.origin,
-                body_digest=valid.body_digest,
-            )
+        requests = core_requests(valid, token_ids, stream.handles)
+        for request in requests:
+            detokenizer = Detokenizer(text_model.spelling, valid.skip_special_tokens)
+            text = CompletionText(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
+            completion = Completion(stream, request.handle, request.key, text)
+            stream.running.append(completion)
+            self._running[request.handle] = completion
+        self.backend.submit(*requests)
+
+    def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
+        """End a completion; returns what the client is told. A stop text comes before whatever the device saw."""
+        self._end_completion(completion)
+        if notice is not None:
+            num_cached_tokens = notice.num_cached_tokens
+        else:
+            num_cached_tokens = self.backend.end(completion.handle, completion.num_tokens, FinishReason.STOP)
+        return Finish(
+            reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
+            stop_text=None if match is None else match.stop_text,
+            stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
+            num_prompt_tokens=completion.stream.num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_output_tokens=completion.num_tokens,
         )
 
-    def _end_early(self, stream: RequestStream, reason: FinishReason) -> int:
-        """End a request that the backend, if it knows it, still runs; returns how much of its prompt was cached."""
-        was_running = stream.state is StreamState.RUNNING
-        self._forget(stream)
-        return self.backend.end(stream.handle, stream.num_output_tokens, reason) if was_running else 0
+    def _cut(self, stream: RequestStream) -> None:
+        """End a request whose client does not read: what waits for it is dropped, and makes room for saying so."""
+        for handle in stream.handles:
+            stream.outbox.drop(handle)
+        self._fail(stream, SlowConsumerError(_SLOW_CONSUMER))
 
-    def _give_up(self, stream: RequestStream, error: RequestFailedError) -> None:
+    def _fail(self, stream: RequestStream, error: RequestFailedError) -> None:
+        """End all of a request by an error, which its client is told once, after the output before it."""
+        self._release_held(stream)
         self._end_early(stream, FinishReason.ERROR)
         stream.outbox.fail(stream.key.request_id, error)
 
-    def _fail(self, stream: RequestStream, error: RequestFailedError) -> None:
+    def _release_held(self, stream: RequestStream) -> None:
+        """Put what waits for more output into the outbox: there may be no more."""
+        for handle in stream.handles:
+            stream.outbox.release(handle)
+
+    def _end_early(self, stream: RequestStream, reason: FinishReason) -> None:
+        """End what the backend, if it knows it, still runs of a request."""
+        running = tuple(stream.running)
         self._forget(stream)
-        stream.outbox.fail(stream.key.request_id, error)
+        for completion in running:
+            self.backend.end(completion.handle, completion.num_tokens, reason)
+
+    def _end_completion(self, completion: Completion) -> None:
+        """Nothing more comes of a completion; with its last one the request is over."""
+        stream = completion.stream
+        if len(stream.running) == 1:
+            self._forget(stream)
+            return
+        stream.running.remove(completion)
+        del self._running[completion.handle]
+        stream.outbox.num_open -= 1
 
     def _forget(self, stream: RequestStream) -> None:
         """Nothing more goes into the stream; what is in its outbox is still sent. Does nothing the second time."""
         if stream.state is StreamState.ENDED:
             return
+        stream.outbox.num_open -= len(stream.running) or len(stream.handles)
         stream.state = StreamState.ENDED
-        self._running.pop(stream.handle, None)
+        for completion in stream.running:
+            del self._running[completion.handle]
+        stream.running.clear()
         del self._by_key[stream.key]
         self._open[stream.outbox].discard(stream)
-        stream.outbox.num_open -= 1
-
-
-def _spoken(token_ids: list[int], notice: FinishNotice) -> list[int]:
-    """The tokens that spell text: the one that ended the completion, like a stop text, is no part of it."""
-    ended_by_last = bool(token_ids) and notice.stop_token_id == token_ids[-1]
-    return token_ids[:-1] if ended_by_last else token_ids
-
-
-def _finish(
-    stream: RequestStream, notice: FinishNotice | None, match: StopMatch | None, num_cached_tokens: int
-) -> Finish:
-    """What the client is told; a stop text comes before whatever the device saw."""
-    return Finish(
-        reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
-        stop_text=None if match is None else match.stop_text,
-        stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
-        num_prompt_tokens=stream.num_prompt_tokens,
-        num_cached_tokens=num_cached_tokens,
-        num_output_tokens=stream.num_output_tokens,
-    )
 
 
 def _fold(rolling_hash: int, token_ids: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Output on its way to one gRPC stream: gathered while the stream is busy, bounded in bytes.
+"""Output on its way to one gRPC stream: gathered while the stream is busy or because its request says so, in bounds.
 
 Knows deltas and ends of requests, not how they were made nor how they are sent. Putting something in never waits;
 everything happens on the event loop.
@@ -16,6 +16,8 @@ _DELTA_BYTES = 48
 _TOKEN_BYTES = 5
 _LOGPROB_BYTES = 16
 _FAILURE_BYTES = 512
+# More than this of one completion is not held, whatever its deltas should be.
+_MAX_HELD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Finish:
 
 @dataclass(slots=True)
 class PendingDelta:
-    """Output of one request since its last message. `rolling_hash` is that of all tokens up to its last one."""
+    """Output of one completion since its last message. `rolling_hash` is that of all tokens up to its last one."""
 
     request_id: str
     offset: int
@@ -42,6 +44,8 @@ class PendingDelta:
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # of these tokens, or of none
     finish: Finish | None = None
+    index: int = 0  # of the completion
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output
     num_bytes: int = 0  # counted by the outbox
 
     def append(self, later: "PendingDelta") -> None:
@@ -50,8 +54,9 @@ class PendingDelta:
         self.token_ids += later.token_ids
         self.text += later.text
         self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
         self.finish = later.finish
-        self.num_bytes += later.num_bytes
+        self.num_bytes += later.num_bytes - _DELTA_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,61 +91,116 @@ class Parcel:
 
 
 class Outbox:
-    """What waits for one gRPC stream. `num_open` counts the requests whose end was not put in yet."""
+    """What waits for one gRPC stream. `num_open` counts the completions whose end was not put in yet.
+
+    Ready is what can be sent; held is output of a completion that wants larger deltas. Everything that gRPC has not
+    taken is counted: what is here, and the message that was taken out last until its sender comes back for the next
+    one. What is held becomes ready when it is more than `max_bytes`. A client is slow that leaves more unread than
+    `max_bytes`, with `max_bytes_per_request` for each open completion, beside the largest step there was since it had
+    read everything: a step that finds nothing ready is taken whatever its size.
+    """
 
     def __init__(self, max_bytes: int, max_bytes_per_request: int) -> None:
         self._max_bytes = max_bytes
         self._max_bytes_per_request = max_bytes_per_request
-        self._deltas: dict[int, PendingDelta] = {}  # by the edge's number for the request, oldest first
+        self._deltas: dict[int, PendingDelta] = {}  # by the edge's number for the completion, oldest first
+        self._held: dict[int, PendingDelta] = {}  # likewise
         self._failures: deque[FailedRequest] = deque()
-        self._num_bytes = 0
+        self._num_bytes = 0  # ready
+        self._num_held_bytes = 0
+        self._num_leaving_bytes = 0  # in the message that is being sent
+        self._num_step_bytes = 0  # that became ready in this step
+        self._num_largest_step_bytes = 0
+        self._is_behind = False  # something was ready already when the last step began
         self._heartbeat = False
         self._drain: DrainNotice | None = None
         self._filled = asyncio.Event()
         self._relieved = asyncio.Event()
-        self._relieved.set()
         self.num_open = 0
         self.is_draining = False
 
+    @property
+    def num_bytes(self) -> int:
+        """What gRPC has not taken yet, roughly."""
+        return self._num_bytes + self._num_held_bytes + self._num_leaving_bytes
+
     # For the edge
 
-    def put(self, handle: int, delta: PendingDelta) -> bool:
-        """Put in output of a request, behind what waits of it; `wake` must follow.
+    def put(self, handle: int, delta: PendingDelta, at_least: int = 0) -> None:
+        """Put in output of a completion, behind what is here of it; `end_step` must follow.
 
-        Returns False when that is more than may wait. What one step brings is taken whatever its size: only a client
-        that left something of this request unread is slow.
+        It is held while it has fewer than `at_least` tokens and is small.
         """
-        text = delta.text
-        num_bytes = _TOKEN_BYTES * len(delta.token_ids) + (len(text) if text.isascii() else 4 * len(text))
-        if delta.logprobs:
-            num_bytes += sum([_LOGPROB_BYTES * (1 + len(item.top)) for item in delta.logprobs])
+        delta.num_bytes = _delta_bytes(delta)
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._num_held_bytes -= held.num_bytes
+            held.append(delta)
+            delta = held
+        if len(delta.token_ids) >= at_least or delta.num_bytes > _MAX_HELD_BYTES:
+            self._make_ready(handle, delta)
+        else:
+            self._held[handle] = delta
+            self._num_held_bytes += delta.num_bytes
+
+    def release(self, handle: int) -> None:
+        """Let go of what is held of a completion: there may be no more."""
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._num_held_bytes -= held.num_bytes
+            self._make_ready(handle, held)
+
+    def _make_ready(self, handle: int, delta: PendingDelta) -> None:
+        num_bytes = delta.num_bytes
         waiting = self._deltas.get(handle)
         if waiting is None:
-            delta.num_bytes = num_bytes + _DELTA_BYTES
             self._deltas[handle] = delta
-            self._num_bytes += delta.num_bytes
-            return True
-        delta.num_bytes = num_bytes
-        waiting.append(delta)
+        else:
+            waiting.append(delta)
+            num_bytes -= _DELTA_BYTES
         self._num_bytes += num_bytes
-        return self._num_bytes <= self._max_bytes + self._max_bytes_per_request * self.num_open
+        self._num_step_bytes += num_bytes
 
     def drop(self, handle: int) -> None:
-        """Take out what waits of a request: nobody wants it any more."""
-        delta = self._deltas.pop(handle, None)
-        if delta is not None:
+        """Take out what is here of a completion: nobody wants it any more."""
+        if (held := self._held.pop(handle, None)) is not None:
+            self._num_held_bytes -= held.num_bytes
+        if (delta := self._deltas.pop(handle, None)) is not None:
             self._num_bytes -= delta.num_bytes
+        self._relieved.set()
+
+    def num_bytes_of(self, handle: int) -> int:
+        """Return what is here of a completion."""
+        return sum(deltas[handle].num_bytes for deltas in (self._deltas, self._held) if handle in deltas)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Put in the end of a request by an error; it follows the request's deltas."""
         self._failures.append(FailedRequest(request_id, error))
         self._num_bytes += _failure_bytes(request_id)
-        if self._num_bytes > self._max_bytes:
-            self._relieved.clear()
         self.wake()
 
-    def wake(self) -> None:
+    def end_step(self) -> None:
         """Let the stream send what was put in; called once per step however many requests it moved."""
+        if self._num_held_bytes > self._max_bytes:
+            for handle in tuple(self._held):
+                self.release(handle)
+        self._is_behind = self._num_bytes > self._num_step_bytes
+        self._num_largest_step_bytes = max(self._num_largest_step_bytes, self._num_step_bytes)
+        self._num_step_bytes = 0
+        self.wake()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its client is slow."""
+        return self._is_behind and self._num_excess_bytes > self._num_largest_step_bytes
+
+    @property
+    def _num_excess_bytes(self) -> int:
+        room = self._max_bytes + self._max_bytes_per_request * self.num_open
+        return self._num_bytes + self._num_leaving_bytes - room
+
+    def wake(self) -> None:
+        """Let the stream look at what is here."""
         self._filled.set()
 
     def announce_drain(self, notice: DrainNotice) -> None:
@@ -158,23 +218,29 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all output was taken out."""
+        """Whether all output that is ready was taken out."""
         return not self._deltas and not self._failures
 
     async def wait(self) -> None:
-        """Wait until there may be something to send."""
+        """Wait until there may be something to send; what was taken out before has been sent."""
+        self._num_leaving_bytes = 0
+        if self.is_empty:
+            self._num_largest_step_bytes = 0
+        self._relieved.set()
         await self._filled.wait()
 
     async def wait_for_room(self) -> None:
-        """Wait while a client that sends what must be refused does not read the refusals."""
-        await self._relieved.wait()
+        """Wait while more is here than may be: a client that does not read is not read either."""
+        while self._num_excess_bytes > 0:
+            self._relieved.clear()
+            await self._relieved.wait()
 
     def collect(self, max_bytes: int) -> Parcel:
-        """Take out about `max_bytes` at most, but at least one request's output if there is any."""
-        parcel = self._everything() if self._num_bytes <= max_bytes else self._part(max_bytes)
+        """Take out at most `max_bytes`, but at least one completion's output if any is ready."""
+        num_bytes = self._num_bytes
+        parcel = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
+        self._num_leaving_bytes = num_bytes - self._num_bytes
         self._heartbeat, self._drain = False, None
-        if self._num_bytes <= self._max_bytes:
-            self._relieved.set()
         if self.is_empty:
             self._filled.clear()
         return parcel
@@ -187,11 +253,14 @@ class Outbox:
         return parcel
 
     def _part(self, max_bytes: int) -> Parcel:
-        deltas, failures, num_bytes = [], [], 0
-        while self._deltas and num_bytes <= max_bytes:
-            handle = next(iter(self._deltas))
-            delta = self._deltas.pop(handle)
-            deltas.append(delta)
+        deltas: list[PendingDelta] = []
+        failures: list[FailedRequest] = []
+        num_bytes = 0
+        while self._deltas:
+            handle, delta = next(iter(self._deltas.items()))
+            if deltas and num_bytes + delta.num_bytes > max_bytes:
+                break
+            deltas.append(self._deltas.pop(handle))
             num_bytes += delta.num_bytes
         # An error must not overtake the output that came before it.
         while self._failures and not self._deltas and num_bytes <= max_bytes:
@@ -199,6 +268,15 @@ class Outbox:
             num_bytes += _failure_bytes(failures[-1].request_id)
         self._num_bytes -= num_bytes
         return Parcel(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
+
+
+def _delta_bytes(delta: PendingDelta) -> int:
+    text = delta.text
+    num_bytes = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + (len(text) if text.isascii() else 4 * len(text))
+    if delta.logprobs or delta.prompt_logprobs:
+        logprobs = (*delta.logprobs, *delta.prompt_logprobs)
+        num_bytes += sum([_LOGPROB_BYTES * (1 + len(item.top)) for item in logprobs])
+    return num_bytes
 
 
 def _failure_bytes(request_id: str) -> int:

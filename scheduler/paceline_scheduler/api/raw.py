@@ -4,7 +4,7 @@ None means unset, which is not the same as zero. The paths that errors name are 
 Lists may be of any length, so they stay as they came until their length has been checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +47,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class RawSampling:
-    """paceline.v1.SamplingParams; of the map and the lists that are not supported only the sizes matter."""
+    """paceline.v1.SamplingParams."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -57,9 +57,9 @@ class RawSampling:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    num_logit_biases: int = 0
-    num_allowed_token_ids: int = 0
-    num_bad_words: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     n: int | None = None
 
 

@@ -130,7 +130,8 @@ async def _errors_as_status(context: _Context, method: str) -> AsyncIterator[Non
         _log.exception("call_failed", method=method)
         await _abort(context, status.describe(Exception()))
     except Exception as error:
-        if context.done() or context.cancelled():
+        # gRPC's InternalError is a write to a connection that broke, which the context may not know yet.
+        if isinstance(error, grpc.aio.InternalError) or context.done() or context.cancelled():
             _log.debug("call_ended_by_client", method=method)
             return
         _log.exception("call_failed", method=method)

@@ -17,10 +17,11 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.servicer_session import serve_session
+from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import RequestKey
-from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,15 +40,13 @@ class InferenceServicer(InferenceServiceServicer):
             request.request_id = secrets.token_hex(16)
         outbox = edge.open_outbox()
         try:
-            stream = edge.open(RequestKey(request.tenant, request.request_id), outbox)
+            stream = edge.open(RequestKey(request.tenant, request.request_id), outbox, wire.read_n(request))
             await edge.start(stream, wire.read_generate(request), context.time_remaining())
-            is_over = False
-            while not is_over:
+            while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()
                 parcel = outbox.collect(edge.limits.max_message_bytes)
                 for delta in parcel.deltas:
                     yield wire.generate_response(delta)
-                    is_over = delta.finish is not None
                 for failure in parcel.failures:
                     raise failure.error
         finally:
@@ -103,15 +102,15 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
-        """Refuse: not supported yet."""
-        raise UnsupportedError("InferenceService.Explain", "InferenceService.Explain is not supported by this version")
+        """Say where a request is and what it waits for."""
+        return wire.explain_response(self._edge.explain(RequestKey(request.tenant, request.request_id)))
 
     @override
     async def Estimate(self, request: pb.EstimateRequest, context: _Context) -> pb.EstimateResponse:
-        """Refuse: not supported yet."""
-        raise UnsupportedError(
-            "InferenceService.Estimate", "InferenceService.Estimate is not supported by this version"
-        )
+        """Say what would become of a request if it were sent now."""
+        if not request.request.request_id:
+            request.request.request_id = secrets.token_hex(16)
+        return wire.estimate_response(await self._edge.estimate(wire.read_generate(request.request)))
 
     def _model(self, name: str) -> ServedModel:
         return choose_model(name, self._edge.backend.models())

@@ -5,10 +5,12 @@ What the client does, and what follows:
 - it cancels the call, or its connection breaks: its running requests are cancelled.
 - it sends a wrong request, or cancels an impossible name: a failure inside the stream, which goes on.
 - it sends a message that is none: INVALID_ARGUMENT, and the stream ends as in the second case.
+- it leaves output unread: its messages are not read either, until it reads; if requests go on producing, they are cut.
 - it is silent: nothing follows from that yet. Only the transport, whose keepalive asks every 10 s, decides it is gone.
 """
 
 import asyncio
+import itertools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -61,14 +63,20 @@ class _Session:
         self._edge = edge
         self._outbox = outbox
         self._tasks: set[asyncio.Task[None]] = set()  # at most one per open request, and two
-        self._unacknowledged: OrderedDict[str, RequestKey] = OrderedDict()
+        self._unacknowledged: OrderedDict[str, tuple[RequestKey, ...]] = OrderedDict()  # by request_id, per completion
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the session at the latest."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # A session that is over asks no more why its reader stopped, and asyncio would report that as forgotten.
+            task.exception()
 
     async def stop(self) -> None:
         """Cancel what still runs and wait for it."""
@@ -104,11 +112,11 @@ class _Session:
     def _generate(self, message: pb.GenerateRequest) -> None:
         key = RequestKey(message.tenant, message.request_id)
         try:
-            stream = self._edge.open(key, self._outbox)
+            stream = self._edge.open(key, self._outbox, wire.read_n(message))
         except RequestRefusedError as error:
             self._fail(key, error)
             return
-        self._unacknowledged[key.request_id] = key
+        self._unacknowledged[key.request_id] = stream.completion_keys()
         while len(self._unacknowledged) > _MAX_REMEMBERED:
             self._unacknowledged.popitem(last=False)
         self.spawn(self._start(stream, wire.read_generate(message)))
@@ -135,8 +143,8 @@ class _Session:
         request_ids = message.request_ids
         for start in range(0, len(request_ids), _ACKNOWLEDGED_AT_ONCE):
             part = request_ids[start : start + _ACKNOWLEDGED_AT_ONCE]
-            known = [self._unacknowledged.pop(request_id, None) for request_id in part]
-            self._edge.backend.acknowledge(tuple(key for key in known if key is not None))
+            known = [self._unacknowledged.pop(request_id, ()) for request_id in part]
+            self._edge.backend.acknowledge(tuple(itertools.chain.from_iterable(known)))
             await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
 
     def _fail(self, key: RequestKey, error: Exception) -> None:

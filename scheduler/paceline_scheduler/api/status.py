@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf.any_pb2 import Any
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from paceline_scheduler.durations import duration
 from paceline_scheduler.errors import (
     DeadlineExceededError,
+    DeadlineUnreachableError,
     DivergenceError,
     DrainingError,
     DuplicateRequestError,
@@ -23,6 +24,7 @@ from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,
     NoLongerServedError,
+    NoTokenLeftError,
     QueueFullError,
     RequestFailedError,
     RequestRefusedError,
@@ -52,9 +54,11 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     RequestRefusedError: (grpc.StatusCode.FAILED_PRECONDITION, "REFUSED"),
     DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    DeadlineUnreachableError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     SlowConsumerError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
     NoLongerServedError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     GivenUpError: (grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
+    NoTokenLeftError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
     ExecutorFailedError: (grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
     RequestFailedError: (grpc.StatusCode.INTERNAL, "FAILED"),
     DivergenceError: (grpc.StatusCode.INTERNAL, "DIVERGENCE"),
@@ -81,7 +85,10 @@ def cut(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def describe(error: BaseException) -> ErrorStatus:
-    """Return what a client is told. Of an error that is not the scheduler's own it is told nothing."""
+    """Return what a client is told. Of an error that is not the scheduler's own it is told nothing.
+
+    When to come back is up to a fifth off what the error says, and not the same for two clients.
+    """
     if not isinstance(error, SchedulerError):
         return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
     code, reason = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
@@ -96,7 +103,7 @@ def describe(error: BaseException) -> ErrorStatus:
         case ExecutorFailedError():
             return ErrorStatus(code, reason, message, metadata={"executor_reason": cut(error.reason, _MAX_NAME_BYTES)})
         case RetryableRefusalError() | GivenUpError():
-            return ErrorStatus(code, reason, message, retry_after_s=error.retry_after_s)
+            return ErrorStatus(code, reason, message, retry_after_s=_spread(error.retry_after_s))
     return ErrorStatus(code, reason, message)
 
 
@@ -107,7 +114,7 @@ def rpc_status(status: ErrorStatus) -> Status:
         violations = [BadRequest.FieldViolation(field=name, description=text) for name, text in status.field_errors]
         details.append(BadRequest(field_violations=violations))
     if status.retry_after_s is not None:
-        details.append(RetryInfo(retry_delay=_duration(status.retry_after_s)))
+        details.append(RetryInfo(retry_delay=duration(status.retry_after_s)))
     packed = []
     for detail in details:
         packed.append(Any())
@@ -119,13 +126,10 @@ def trailing_metadata(status: ErrorStatus) -> tuple[tuple[str, str | bytes], ...
     """Return the metadata that carries the details, and for retryable errors gRPC's own pushback."""
     metadata: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", rpc_status(status).SerializeToString())]
     if status.retry_after_s is not None:
-        # Clients that were refused together must not come back together.
-        delay_ms = round(status.retry_after_s * 1000)
-        metadata.append(("grpc-retry-pushback-ms", str(delay_ms + secrets.randbelow(delay_ms // 2 + 1))))
+        metadata.append(("grpc-retry-pushback-ms", str(round(status.retry_after_s * 1000))))
     return tuple(metadata)
 
 
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
+def _spread(seconds: float) -> float:
+    """Return a delay up to a fifth shorter or longer: who was refused together must not come back together."""
+    return seconds * (0.8 + 0.4 * secrets.randbelow(1001) / 1000)

@@ -3,8 +3,17 @@
 Knows characters only, not tokens. What is let through is a function of the text so far, however it arrives.
 
 Which stop text wins: the one that is complete first. Where several are complete at the same character, the longest,
-which starts first. The output ends before it.
+which starts first. The output ends before it, or behind it where it is to be kept.
 """
+
+from enum import Enum
+
+
+class MatchedText(Enum):
+    """Whether the stop text that ends an output is part of it."""
+
+    DROPPED = "dropped"
+    KEPT = "kept"
 
 
 class _Candidate:
@@ -35,15 +44,26 @@ class _Candidate:
         self.num_matched = num_matched
         return None
 
+    def pass_by(self, piece: str) -> None:
+        """Take more text in which the stop text, should it be complete, ends nothing."""
+        while (end := self.advance(piece)) is not None:
+            self.num_matched = self._fallbacks[-1]
+            piece = piece[end:]
+
 
 class StopScanner:
-    """The stop texts of one completion. At most the longest of them, less one character, is held back."""
+    """The stop texts of one completion. At most the longest of them, less one character, is held back.
 
-    __slots__ = ("_candidates", "_first_letters", "_held")
+    Where matched text is kept nothing is: it is part of the output whatever comes after it.
+    """
 
-    def __init__(self, stop_texts: tuple[str, ...]) -> None:
+    __slots__ = ("_candidates", "_first_letters", "_held", "_matched_text", "_num_matched")
+
+    def __init__(self, stop_texts: tuple[str, ...], matched_text: MatchedText = MatchedText.DROPPED) -> None:
         self._candidates = [_Candidate(text) for text in stop_texts]
         self._first_letters = frozenset(text[0] for text in stop_texts)
+        self._matched_text = matched_text
+        self._num_matched = 0  # the longest beginning of a stop text with which the text so far ends
         self._held = ""
 
     def scan(self, piece: str) -> tuple[str, str | None]:
@@ -51,24 +71,38 @@ class StopScanner:
 
         After a stop text was found nothing more may be given.
         """
-        if not self._held and self._first_letters.isdisjoint(piece):
+        if not self._num_matched and self._first_letters.isdisjoint(piece):
             # No stop text has begun, and none begins here: the usual case.
             return piece, None
         found = [
             (end, candidate.text) for candidate in self._candidates if (end := candidate.advance(piece)) is not None
         ]
-        text = self._held + piece
         if found:
             end, stop_text = min(found, key=lambda stop: (stop[0], -len(stop[1])))
-            return text[: len(self._held) + end - len(stop_text)], stop_text
-        num_let_through = len(text) - max(candidate.num_matched for candidate in self._candidates)
-        self._held = text[num_let_through:]
-        return text[:num_let_through], None
+            num_dropped = len(stop_text) if self._matched_text is MatchedText.DROPPED else 0
+            return (self._held + piece)[: len(self._held) + end - num_dropped], stop_text
+        return self._let_through(piece), None
+
+    def pass_by(self, piece: str) -> str:
+        """Take a piece in which nothing ends the output yet; returns what is let through.
+
+        A stop text that begins in it may be complete later, and counts then.
+        """
+        for candidate in self._candidates:
+            candidate.pass_by(piece)
+        return self._let_through(piece)
 
     def flush(self) -> str:
         """Return what was held back: the output is over, and it became no stop text."""
         held, self._held = self._held, ""
         return held
+
+    def _let_through(self, piece: str) -> str:
+        self._num_matched = max(candidate.num_matched for candidate in self._candidates)
+        text = self._held + piece
+        num_held = self._num_matched if self._matched_text is MatchedText.DROPPED else 0
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
 
 
 def _fallbacks(text: str) -> list[int]:

@@ -1,6 +1,6 @@
 """One request between its arrival and its end, as its client sees it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline_scheduler.api.completion import CompletionText
@@ -19,13 +19,28 @@ class StreamState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request. `num_output_tokens` and `rolling_hash` are those of the output put into the outbox so far."""
+    """One request. `handles` are the edge's numbers for its completions, by index; `running` those that have no end."""
 
-    handle: int
+    handles: tuple[int, ...]
     key: RequestKey
     outbox: Outbox
     state: StreamState = StreamState.PREPARING
-    completion: CompletionText | None = None
+    num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
+    running: "list[Completion]" = field(default_factory=list)
+
+    def completion_keys(self) -> tuple[RequestKey, ...]:
+        """Return the key of every completion, by index."""
+        return tuple(replace(self.key, index=index) for index in range(len(self.handles)))
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """One completion of a running request. `num_tokens` and `rolling_hash` are those of its output so far."""
+
+    stream: RequestStream
+    handle: int
+    key: RequestKey
+    text: CompletionText
+    num_tokens: int = 0
     rolling_hash: int = OUTPUT_HASH_START

@@ -15,8 +15,11 @@ from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
 from paceline_scheduler.api.validation import check_prompt_length, check_token_ids, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.core.request import Int32Array
+from paceline_scheduler.errors import InvalidRequestError
 
 _MAX_INLINE_TOKENS = 4096
+MAX_BAD_WORD_TOKENS = 8192  # what executors take
+NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 
 
 class Texts:
@@ -57,6 +60,22 @@ class Texts:
                 token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
         check_prompt_length(len(token_ids), model)
         return token_ids
+
+    async def bad_word_token_ids(self, words: tuple[str, ...], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to spell bad words in tokens; raises InvalidRequestError for too many tokens, QueueFullError.
+
+        Each word is spelt as at the beginning of a text, with a space before it, and as after another character,
+        whatever spaces it came with. The same letters cut into other tokens, or in another case, are not found.
+        """
+        bare = [word.lstrip(" ") or word for word in words]
+        spell = (await self.model(model)).ways_to_spell
+        is_short = NUM_WAYS_TO_SPELL * sum(map(len, bare)) <= self._limits.max_inline_chars
+        spelt = spell(bare) if is_short else await self._threads.run(lambda: spell(bare))
+        num_tokens = sum(map(len, spelt))
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            sentence = f"take {num_tokens} tokens to spell, at most {MAX_BAD_WORD_TOKENS} are allowed; name fewer"
+            raise InvalidRequestError("sampling.bad_words", sentence)
+        return tuple(spelt)
 
     async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
         """Return the text of token ids; raises InvalidRequestError naming `token_ids`."""

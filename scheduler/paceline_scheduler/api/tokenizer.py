@@ -20,6 +20,8 @@ from paceline_scheduler.errors import QueueFullError
 
 _T = TypeVar("_T")
 _MAX_TOKENIZERS = 8
+# What a word is set behind to see how it is spelt inside a text: hardly a token joins a line's end and letters.
+_BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 
 
@@ -67,6 +69,19 @@ class TextModel:
     def encode_rendered_chat(self, text: str) -> Int32Array:
         """Return the tokens of a rendered chat, to which the template has added whatever the model wants."""
         return np.array(self._encode(text), dtype=np.int32)
+
+    def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
+        """Return the tokens of each word at the beginning of a text, then behind a space, then behind a line's end.
+
+        Tokenizers that put the mark of a word's start before every text spell a word without it only in the last of
+        these, where words that share a token with the line's end are left out. Each way is returned once, none empty.
+        """
+        texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        token_ids = [tuple(text.ids) for text in encoded]
+        *alone, before = token_ids[: 2 * len(words) + 1]
+        behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
+        return [way for way in dict.fromkeys((*alone, *behind)) if way]
 
     def text_of(self, token_id: int) -> str:
         """Return what one token spells; bytes that are no character appear as U+FFFD."""

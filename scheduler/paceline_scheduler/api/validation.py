@@ -6,14 +6,15 @@ field that this version does not act on is refused when it asks for something el
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, TextPrompt, TokenPrompt
+from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, RawStopping, TextPrompt, TokenPrompt
+from paceline_scheduler.api.stop_texts import MatchedText
 from paceline_scheduler.backend import GenerationDefaults, ServedModel
 from paceline_scheduler.core.request import Int32Array, RequestKey, SamplingParams
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
@@ -22,13 +23,23 @@ _T = TypeVar("_T")
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
+MAX_COMPLETIONS = 16
+MAX_TIMEOUT_S = 366 * 86_400
+MAX_PRIORITY = 100  # and down to its negative
 MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
 # What is kept of a request beside its prompt, in every plan that places it and in the executor: more than all fields
-# together that pass their own checks (18 KiB), and far less than what an executor keeps (512 KiB).
-MAX_ORIGIN_BYTES = 32 * 1024
+# together that pass their own checks (118 KiB), and far less than what an executor keeps (512 KiB).
+MAX_ORIGIN_BYTES = 128 * 1024
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0  # and down to its negative
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 64
+# Prompt tokens times values of each: making one delta of them keeps everybody else waiting, and takes 256 KiB.
+MAX_PROMPT_LOGPROBS = 16_384
 _NO_MODEL_RETRY_S = 1.0
 
 
@@ -43,13 +54,21 @@ class ValidRequest:
     end_token_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]
     skip_special_tokens: bool
+    matched_text: MatchedText
+    stream_interval: int  # in tokens
     max_tokens: int | None
     num_logprobs: int | None
+    min_tokens: int
+    ignored_end_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
+    num_prompt_logprobs: int | None
     deadline_s: float | None
     cache_salt: str
     bypass_prefix_cache: bool
+    priority: int
     origin: bytes
     body_digest: bytes
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in when they are tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +108,22 @@ class _Unsupported:
 
 
 _RULES: tuple[_Range | _Unsupported, ...] = (
-    _Range("timeout", lambda r: r.timeout_s, 0, is_open=True),
+    _Range("timeout", lambda r: r.timeout_s, 0, MAX_TIMEOUT_S, is_open=True),
     _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, 100),
     _Range("sampling.top_k", lambda r: r.sampling.top_k, 1),
     _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, is_open=True),
     _Range("sampling.min_p", lambda r: r.sampling.min_p, 0, 1),
     _Range("stopping.max_tokens", lambda r: r.stopping.max_tokens, 1),
     _Range("output.logprobs", lambda r: r.output.logprobs, 0, 20),
-    _Unsupported("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, (0,)),
-    _Unsupported("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, (0,)),
-    _Unsupported("sampling.repetition_penalty", lambda r: r.sampling.repetition_penalty, (1,)),
-    _Unsupported("sampling.logit_bias", lambda r: r.sampling.num_logit_biases, (0,)),
-    _Unsupported("sampling.allowed_token_ids", lambda r: r.sampling.num_allowed_token_ids, (0,)),
-    _Unsupported("sampling.bad_words", lambda r: r.sampling.num_bad_words, (0,)),
-    _Unsupported("sampling.n", lambda r: r.sampling.n, (1,)),
-    _Unsupported("stopping.min_tokens", lambda r: r.stopping.min_tokens, (0,)),
-    _Unsupported("stopping.include_stop_str_in_output", lambda r: r.stopping.include_stop_str_in_output, (False,)),
-    _Unsupported("output.prompt_logprobs", lambda r: r.output.prompt_logprobs),
-    _Unsupported("output.stream_interval", lambda r: r.output.stream_interval, (1,)),
+    _Range("output.stream_interval", lambda r: r.output.stream_interval, 1),
+    _Range("sampling.n", lambda r: r.sampling.n, 1, MAX_COMPLETIONS),
+    _Range("priority", lambda r: r.priority, -MAX_PRIORITY, MAX_PRIORITY),
+    _Range("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, -2, 2),
+    _Range("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, -2, 2),
+    _Range("sampling.repetition_penalty", lambda r: r.sampling.repetition_penalty, 0, 10, is_open=True),
+    _Range("stopping.min_tokens", lambda r: r.stopping.min_tokens, 0),
+    _Range("output.prompt_logprobs", lambda r: r.output.prompt_logprobs, 0, 20),
     _Unsupported("structured", lambda r: r.structured),
-    _Unsupported("priority", lambda r: r.priority, (0,)),
     _Unsupported("resumable", lambda r: r.resumption.resumable, (False,)),
     _Unsupported("attachment", lambda r: r.resumption.attachment, (0, 1)),
     _Unsupported("resume_from", lambda r: r.resumption.resume_from, (0,)),
@@ -144,13 +159,20 @@ def validate(
         prompt=check_prompt(request.prompt, model, limits),
         sampling=_fill_in_sampling(request.sampling, model, key),
         end_token_ids=_end_token_ids(request, model),
-        stop_texts=_check_stop_texts(request.stopping.stop),
+        stop_texts=_check_texts("stopping.stop", request.stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
         skip_special_tokens=request.output.skip_special_tokens is not False,
+        matched_text=MatchedText.KEPT if request.stopping.include_stop_str_in_output else MatchedText.DROPPED,
+        stream_interval=request.output.stream_interval or 1,
         max_tokens=request.stopping.max_tokens,
         num_logprobs=request.output.logprobs,
-        deadline_s=now_s + min(timeouts) if timeouts else None,
+        min_tokens=_check_min_tokens(request.stopping),
+        ignored_end_token_ids=model.end_token_ids if request.stopping.ignore_eos else (),
+        bad_words=_check_texts("sampling.bad_words", request.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
+        num_prompt_logprobs=request.output.prompt_logprobs,
+        deadline_s=now_s + min(*timeouts, MAX_TIMEOUT_S) if timeouts else None,
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
+        priority=request.priority or 0,
         origin=request.origin,
         body_digest=request.body_digest,
     )
@@ -162,6 +184,11 @@ def check_key(key: RequestKey) -> None:
         raise InvalidRequestError("request_id", "is empty; choose one, it identifies the request inside its tenant")
     _check_num_bytes("request_id", key.request_id, MAX_KEY_BYTES)
     _check_num_bytes("tenant", key.tenant, MAX_KEY_BYTES)
+
+
+def num_completions(n: int | None) -> int:
+    """Return how many completions a request that asks for `n` has. One that asks for what cannot be never has any."""
+    return n if n is not None and 1 <= n <= MAX_COMPLETIONS else 1
 
 
 def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
@@ -220,6 +247,18 @@ def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
         )
 
 
+def check_prompt_logprobs(num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
+    """Refuse log-probabilities of a prompt that are more than one answer holds."""
+    if num_prompt_logprobs is None:
+        return
+    num_values = num_prompt_tokens * (num_prompt_logprobs + 1)
+    if num_values > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            "output.prompt_logprobs",
+            f"gives {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} are taken",
+        )
+
+
 def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
     """Return how long a prompt may be in characters: much more than what ordinary text needs to fill the context."""
     return model.max_model_len * limits.max_chars_per_token
@@ -267,13 +306,39 @@ def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RequestKey) -> 
     defaults = model.tokenizer.defaults
     if raw.top_k is not None and raw.top_k > model.vocab_size:
         raise InvalidRequestError("sampling.top_k", f"is {raw.top_k}, the vocabulary has {model.vocab_size} tokens")
+    allowed = _check_ids("sampling.allowed_token_ids", raw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model)
     return SamplingParams(
         temperature=_first(raw.temperature, defaults.temperature, 1.0),
         top_k=_first(raw.top_k, _default_top_k(defaults, model.vocab_size), 0),
         top_p=_first(raw.top_p, defaults.top_p, 1.0),
         min_p=_first(raw.min_p, defaults.min_p, 0.0),
         seed=derived_seed(key) if raw.seed is None else raw.seed,
+        presence_penalty=_first(raw.presence_penalty, None, 0.0),
+        frequency_penalty=_first(raw.frequency_penalty, None, 0.0),
+        repetition_penalty=_first(raw.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_check_logit_bias(raw.logit_bias, model),
+        allowed_token_ids=tuple(dict.fromkeys(allowed)),
     )
+
+
+def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
+    field = "sampling.logit_bias"
+    _check_count(field, len(biases), 0, MAX_LOGIT_BIASES)
+    for token_id, bias in biases.items():
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequestError(field, f"names token {token_id}, the vocabulary has 0 to {model.vocab_size - 1}")
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            limit = f"must be at least {-MAX_LOGIT_BIAS} and at most {MAX_LOGIT_BIAS}"
+            raise InvalidRequestError(f"{field}[{token_id}]", f"is {bias:.7g}, {limit}")
+    return tuple(sorted(biases.items()))
+
+
+def _check_min_tokens(stopping: RawStopping) -> int:
+    min_tokens = stopping.min_tokens or 0
+    if stopping.max_tokens is not None and min_tokens > stopping.max_tokens:
+        sentence = f"is {min_tokens}, must be at most max_tokens, which is {stopping.max_tokens}"
+        raise InvalidRequestError("stopping.min_tokens", sentence)
+    return min_tokens
 
 
 def _default_top_k(defaults: GenerationDefaults, vocab_size: int) -> int | None:
@@ -282,20 +347,22 @@ def _default_top_k(defaults: GenerationDefaults, vocab_size: int) -> int | None:
 
 
 def _end_token_ids(request: RawRequest, model: ServedModel) -> tuple[int, ...]:
-    field, token_ids = "stopping.stop_token_ids", request.stopping.stop_token_ids
-    _check_count(field, len(token_ids), 0, MAX_STOP_TOKEN_IDS)
-    check_token_ids(field, np.array(token_ids, dtype=np.int32), model.vocab_size)
-    own = () if request.stopping.ignore_eos else model.tokenizer.end_token_ids
+    token_ids = _check_ids("stopping.stop_token_ids", request.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model)
+    own = () if request.stopping.ignore_eos else model.end_token_ids
     return tuple(dict.fromkeys((*own, *token_ids)))
 
 
-def _check_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
-    _check_count("stopping.stop", len(texts), 0, MAX_STOP_TEXTS)
+def _check_ids(field: str, token_ids: Sequence[int], at_most: int, model: ServedModel) -> Sequence[int]:
+    _check_count(field, len(token_ids), 0, at_most)
+    check_token_ids(field, np.array(token_ids, dtype=np.int32), model.vocab_size)
+    return token_ids
+
+
+def _check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) -> tuple[str, ...]:
+    _check_count(field, len(texts), 0, at_most)
     for index, text in enumerate(texts):
-        if not 1 <= len(text) <= MAX_STOP_TEXT_CHARS:
-            raise InvalidRequestError(
-                f"stopping.stop[{index}]", f"has {len(text)} characters, must have 1 to {MAX_STOP_TEXT_CHARS}"
-            )
+        if not 1 <= len(text) <= max_chars:
+            raise InvalidRequestError(f"{field}[{index}]", f"has {len(text)} characters, must have 1 to {max_chars}")
     return tuple(texts)
 
 

@@ -28,6 +28,8 @@ from paceline_scheduler.backend import (
     StepTotals,
 )
 from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.views import Estimate, Explanation
+from paceline_scheduler.durations import duration
 
 # Requests
 
@@ -80,11 +82,16 @@ def _read_sampling(message: sampling_pb2.SamplingParams) -> RawSampling:
         presence_penalty=message.presence_penalty if message.HasField("presence_penalty") else None,
         frequency_penalty=message.frequency_penalty if message.HasField("frequency_penalty") else None,
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-        num_logit_biases=len(message.logit_bias),
-        num_allowed_token_ids=len(message.allowed_token_ids),
-        num_bad_words=len(message.bad_words),
+        logit_bias=message.logit_bias,
+        allowed_token_ids=message.allowed_token_ids,
+        bad_words=message.bad_words,
         n=message.n if message.HasField("n") else None,
     )
+
+
+def read_n(message: inference_pb2.GenerateRequest) -> int | None:
+    """Return how many completions are asked for: what must be known before the rest is read."""
+    return message.sampling.n if message.sampling.HasField("n") else None
 
 
 def _read_stopping(message: sampling_pb2.StoppingParams) -> RawStopping:
@@ -131,8 +138,8 @@ def _origin(message: inference_pb2.GenerateRequest) -> bytes:
     return copy.SerializeToString(deterministic=True)
 
 
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+def _seconds(message: Duration) -> float:
+    return message.seconds + message.nanos / 1e9
 
 
 # Output
@@ -158,11 +165,13 @@ def session_response(parcel: Parcel) -> inference_pb2.SessionResponse:
         response.heartbeat.SetInParent()
     if parcel.drain is not None:
         response.drain.reason = parcel.drain.reason
-        response.drain.grace.FromNanoseconds(round(parcel.drain.grace_s * 1e9))
+        response.drain.grace.CopyFrom(duration(parcel.drain.grace_s))
     return response
 
 
 def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
+    if delta.index:
+        message.index = delta.index
     message.offset = delta.offset
     message.token_ids.extend(delta.token_ids)
     message.text = delta.text
@@ -170,6 +179,8 @@ def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
     message.rolling_hash = delta.rolling_hash
     if delta.logprobs:
         message.logprobs.extend(_logprobs(delta.logprobs))
+    if delta.prompt_logprobs:
+        message.prompt_logprobs.extend(_logprobs(delta.prompt_logprobs))
     if delta.finish is not None:
         message.finish.CopyFrom(_finish(delta.finish))
 
@@ -197,10 +208,43 @@ def _finish(finish: Finish) -> inference_pb2.Finish:
 
 
 def _session_failure(failure: FailedRequest) -> inference_pb2.SessionFailure:
-    # RequestError has the fields and numbers of google.rpc.Status.
-    data = status.rpc_status(status.describe(failure.error)).SerializeToString()
-    error = sampling_pb2.RequestError.FromString(data)
-    return inference_pb2.SessionFailure(request_id=failure.request_id, error=error)
+    return inference_pb2.SessionFailure(request_id=failure.request_id, error=_request_error(failure.error))
+
+
+def _request_error(error: Exception) -> sampling_pb2.RequestError:
+    # It has the fields and numbers of google.rpc.Status.
+    data = status.rpc_status(status.describe(error)).SerializeToString()
+    return sampling_pb2.RequestError.FromString(data)
+
+
+# A request, looked at
+
+
+def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
+    """Return where a request is."""
+    return inference_pb2.ExplainResponse(
+        state=inference_pb2.RequestState.ValueType(explanation.state),
+        waiting_for=explanation.waiting_for,
+        queue_position=explanation.queue_position,
+        num_preemptions=explanation.num_preemptions,
+        preemption_reason=explanation.preemption_reason,
+        executor=explanation.executor,
+        num_computed_tokens=explanation.num_computed_tokens,
+        num_output_tokens=explanation.num_output_tokens,
+    )
+
+
+def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
+    """Return what is expected of a request; the times are absent where it would be refused."""
+    message = inference_pb2.EstimateResponse(
+        num_prompt_tokens=estimate.num_prompt_tokens, num_cached_tokens=estimate.num_cached_tokens
+    )
+    if estimate.refusal is not None:
+        message.would_be_refused.CopyFrom(_request_error(estimate.refusal))
+        return message
+    message.time_to_first_token.CopyFrom(duration(estimate.time_to_first_token_s))
+    message.inter_token_time.CopyFrom(duration(estimate.inter_token_s))
+    return message
 
 
 # Models and operators' views
@@ -213,7 +257,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         architecture=served.architecture,
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
-        end_token_ids=served.tokenizer.end_token_ids,
+        end_token_ids=served.end_token_ids,
         has_chat_template=served.tokenizer.chat_template is not None,
         num_executors=served.num_executors,
         num_parameters=served.num_parameters,
@@ -224,7 +268,11 @@ def model(served: ServedModel) -> inference_pb2.Model:
 
 def _default_sampling(defaults: GenerationDefaults) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(
-        temperature=defaults.temperature, top_k=defaults.top_k or None, top_p=defaults.top_p, min_p=defaults.min_p
+        temperature=defaults.temperature,
+        top_k=defaults.top_k or None,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
 
 

@@ -66,6 +66,8 @@ class Deployment:
     kv_cache_memory: str | None = None
     kv_cache_dtype: str | None = None
     quantization: str | None = None
+    revision: str | None = None
+    offline: bool = False
 
     @property
     def target(self) -> str:
@@ -153,7 +155,10 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         ("--kv-cache-memory", deployment.kv_cache_memory),
         ("--kv-cache-dtype", deployment.kv_cache_dtype),
         ("--quantization", deployment.quantization),
+        ("--revision", deployment.revision),
     ):
         if value is not None:
             options += [name, str(value)]
+    if deployment.offline:
+        options.append("--offline")
     return options

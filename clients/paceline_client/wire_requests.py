@@ -1,0 +1,133 @@
+"""A request as a message: every field that is set, under the name it has there.
+
+The half of the border that writes; `wire` is the other one. protobuf's complaints become errors that name the field.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import EncodeError
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2 as sampling_pb
+from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Scheduling, Stopping, Text, invalid
+
+# A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
+_LONGEST_SECONDS = 365 * 86400.0
+
+
+def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
+    """The request as it is sent; `InvalidRequestError` for what has no place in a message, or is too large."""
+    message = pb.GenerateRequest()
+    set_field(message, "model", request.model)
+    set_field(message, "request_id", request.request_id)
+    set_field(message, "tenant", request.tenant)
+    set_prompt(message, request.prompt)
+    _set_sampling(message.sampling, request.sampling)
+    _set_stopping(message.stopping, request.stopping)
+    _set_output(message.output, request.output)
+    _set_scheduling(message, request.scheduling)
+    if request.timeout.total_seconds is not None:
+        message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
+    if (size := message.ByteSize()) > max_bytes:
+        raise invalid("prompt", f"the request has {size} bytes, the limit is {max_bytes}")
+    return message
+
+
+def set_field(message: object, name: str, value: object, path: str = "") -> None:
+    """Set a field unless it is None. protobuf's complaints about type, range and encoding name the field."""
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError, EncodeError) as error:
+        raise invalid(path + name, str(error)) from None
+
+
+def set_all(message: object, name: str, values: Iterable[object] | None, path: str = "") -> None:
+    """Fill a repeated field, unless there is nothing to fill it with. Complaints are as in `set_field`."""
+    if values is None:
+        return
+    try:
+        items = list(values)  # arrays too, which are neither true nor false
+        if items:  # touching a list would mark the message around it as set
+            getattr(message, name).extend(items)
+    except (TypeError, ValueError, EncodeError) as error:
+        raise invalid(path + name, str(error)) from None
+
+
+def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt) -> None:
+    """Set the prompt in the field of its kind."""
+    match prompt:
+        case Text(text):
+            set_field(message, "text", text)
+        case Chat(messages):
+            message.chat.SetInParent()
+            for number, turn in enumerate(messages):
+                added = message.chat.messages.add()
+                set_field(added, "role", turn.role, f"chat.messages[{number}].")
+                set_field(added, "content", turn.content, f"chat.messages[{number}].")
+        case _:
+            if isinstance(message, pb.TokenizeRequest):
+                raise invalid("token_ids", "these are tokens already")
+            message.token_ids.SetInParent()
+            set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
+
+
+def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> None:
+    for name in _SAMPLING_SCALARS:
+        set_field(message, name, getattr(sampling, name), "sampling.")
+    set_all(message, "allowed_token_ids", sampling.allowed_token_ids, "sampling.")
+    set_all(message, "bad_words", _texts(sampling.bad_words), "sampling.")
+    try:
+        for token_id, bias in sampling.logit_bias.items():
+            message.logit_bias[token_id] = bias
+    except (AttributeError, TypeError, ValueError) as error:
+        raise invalid("sampling.logit_bias", str(error)) from None
+
+
+_SAMPLING_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "n",
+)
+
+
+def _set_stopping(message: sampling_pb.StoppingParams, stopping: Stopping) -> None:
+    for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output"):
+        set_field(message, name, getattr(stopping, name), "stopping.")
+    set_all(message, "stop", _texts(stopping.stop), "stopping.")
+    set_all(message, "stop_token_ids", stopping.stop_token_ids, "stopping.")
+
+
+def _texts(texts: Sequence[str] | str | None) -> Sequence[str] | None:
+    """Several texts, also where one stands alone."""
+    return (texts,) if isinstance(texts, str) else texts
+
+
+def _set_output(message: sampling_pb.OutputOptions, output: Output) -> None:
+    for name in ("logprobs", "prompt_logprobs", "skip_special_tokens", "stream_interval"):
+        set_field(message, name, getattr(output, name), "output.")
+
+
+def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None:
+    set_field(message, "priority", scheduling.priority)
+    set_field(message, "cache_salt", scheduling.cache_salt)
+    set_field(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
+
+
+def sendable_seconds(seconds: float) -> float:
+    """A limit as gRPC and protobuf can hold it: infinity and other huge ones are a year."""
+    return min(seconds, _LONGEST_SECONDS)
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(sendable_seconds(seconds) * 1e9))
+    return duration

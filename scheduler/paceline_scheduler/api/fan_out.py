@@ -1,0 +1,52 @@
+"""From one valid request to the requests of the core: one for each of its completions.
+
+Knows what completions have in common and what tells them apart: handle, index and seed. Does not know what becomes of
+them.
+"""
+
+import hashlib
+from dataclasses import replace
+
+from paceline_scheduler.api.validation import ValidRequest
+from paceline_scheduler.core.request import Int32Array, Request
+
+
+def core_requests(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int, ...]) -> tuple[Request, ...]:
+    """Return the request of every completion, by index; there are as many as handles."""
+    return tuple(_core_request(valid, token_ids, handles, index) for index in range(len(handles)))
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """Return the seed that completion `index` of a request with this seed draws with. Completion 0 has the request's.
+
+    Another one's is the BLAKE2b-64 digest, big-endian, of seed and index (8 and 4 bytes, big-endian), personalised with
+    "paceline-choice": the same for ever, so that a request sent again draws the same numbers for each completion.
+    """
+    if index == 0:
+        return seed
+    data = seed.to_bytes(8, "big") + index.to_bytes(4, "big")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=b"paceline-choice").digest(), "big")
+
+
+def _core_request(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int, ...], index: int) -> Request:
+    return Request(
+        handle=handles[index],
+        key=replace(valid.key, index=index),
+        model=valid.model.name,
+        prompt_token_ids=token_ids,
+        sampling=replace(valid.sampling, seed=completion_seed(valid.sampling.seed, index)),
+        end_token_ids=valid.end_token_ids,
+        max_tokens=valid.max_tokens,
+        num_logprobs=valid.num_logprobs,
+        min_tokens=valid.min_tokens,
+        ignored_end_token_ids=valid.ignored_end_token_ids,
+        bad_words=valid.bad_word_token_ids,
+        num_prompt_logprobs=valid.num_prompt_logprobs if index == 0 else None,  # the prompt is the same for all
+        deadline_s=valid.deadline_s,
+        cache_salt=valid.cache_salt,
+        bypass_prefix_cache=valid.bypass_prefix_cache,
+        priority=valid.priority,
+        group=handles[0] if len(handles) > 1 else None,
+        origin=valid.origin,
+        body_digest=valid.body_digest,
+    )

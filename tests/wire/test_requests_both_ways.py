@@ -1,0 +1,96 @@
+"""What the client library sends is what the edge reads, and the other way round; what is unset stays unset."""
+
+from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
+from paceline_client.requests import Chat, Request, Text
+from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
+from paceline_client.wire import generate_message, read_response
+from paceline_scheduler.api import raw, wire
+from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.core import plan
+from paceline_scheduler.core.request import FinishReason as CoreFinishReason
+from paceline_scheduler.errors import SlowConsumerError
+
+
+def sent(prompt=None, **parts):
+    """A request of the client as the edge reads it."""
+    parts = {
+        "sampling": Sampling(),
+        "stopping": Stopping(),
+        "output": Output(),
+        "scheduling": Scheduling(),
+        "timeout": Timeout(),
+    } | parts
+    request = Request(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
+    return wire.read_generate(generate_message(request, max_bytes=10_000).generate)
+
+
+def test_what_is_unset_arrives_as_unset():
+    """In every part of the request."""
+    read = sent()
+    assert (read.model, read.request_id, read.tenant, read.prompt) == ("m", "r", "t", raw.TextPrompt("hi"))
+    assert (read.priority, read.timeout_s, read.cache_salt, read.bypass_prefix_cache) == (None, None, "", False)
+    unset = raw.RawRequest()
+    assert (read.sampling.n, read.sampling.temperature, read.sampling.seed) == (None, None, None)
+    assert (read.stopping.min_tokens, read.stopping.include_stop_str_in_output) == (None, None)
+    assert (read.output, read.resumption) == (unset.output, unset.resumption)
+
+
+def test_zeros_arrive_as_zeros():
+    """Also where zero is the default, or refused."""
+    read = sent(
+        sampling=Sampling(temperature=0.0, presence_penalty=0.0, n=0),
+        stopping=Stopping(min_tokens=0, include_stop_str_in_output=False),
+        output=Output(logprobs=0, prompt_logprobs=0, skip_special_tokens=False, stream_interval=0),
+        scheduling=Scheduling(priority=0),
+    )
+    assert (read.sampling.temperature, read.sampling.presence_penalty, read.sampling.n) == (0.0, 0.0, 0)
+    assert (read.stopping.min_tokens, read.stopping.include_stop_str_in_output) == (0, False)
+    assert read.output == raw.RawOutput(logprobs=0, prompt_logprobs=0, skip_special_tokens=False, stream_interval=0)
+    assert read.priority == 0
+
+
+def test_every_value_arrives():
+    """Numbers, texts and lists."""
+    read = sent(
+        Chat((Message("user", "hi"),)),
+        sampling=Sampling(
+            temperature=0.5, top_k=4, top_p=0.25, min_p=0.125, seed=2**64 - 1, presence_penalty=1.0,
+            frequency_penalty=-1.0, repetition_penalty=1.5, n=16,
+        ),
+        stopping=Stopping(
+            max_tokens=7, min_tokens=2, stop=["a", "b"], stop_token_ids=[9], ignore_eos=True,
+            include_stop_str_in_output=True,
+        ),
+        output=Output(logprobs=3, prompt_logprobs=1, skip_special_tokens=True, stream_interval=2),
+        scheduling=Scheduling(priority=-100, cache_salt="s", bypass_prefix_cache=True),
+        timeout=Timeout(total_seconds=1.5),
+    )  # fmt: skip
+    sampling, stopping = read.sampling, read.stopping
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 4, 0.25, 0.125)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.5)
+    assert (sampling.seed, sampling.n) == (2**64 - 1, 16)
+    assert (stopping.max_tokens, stopping.min_tokens, stopping.ignore_eos) == (7, 2, True)
+    assert (list(stopping.stop), list(stopping.stop_token_ids)) == (["a", "b"], [9])
+    assert stopping.include_stop_str_in_output is True
+    assert read.output == raw.RawOutput(logprobs=3, prompt_logprobs=1, skip_special_tokens=True, stream_interval=2)
+    assert (read.priority, read.cache_salt, read.bypass_prefix_cache, read.timeout_s) == (-100, "s", True, 1.5)
+    assert [(turn.role, turn.content) for turn in read.prompt.messages] == [("user", "hi")]
+
+
+def test_output_arrives():
+    """A completion's delta with its end, and a failure with its kind."""
+    logprobs = (plan.TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.0))),)
+    finish = Finish(CoreFinishReason.STOP, "END", None, 3, 2, 4)
+    delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)
+    failure = FailedRequest("other", SlowConsumerError("read faster"))
+
+    received = read_response(wire.session_response(Parcel((delta,), (failure,), heartbeat=False, drain=None)))
+
+    (item,) = received.deltas
+    read = item.delta
+    assert (item.request_id, item.rolling_hash, read.index, read.offset, read.attempt) == ("r", 77, 3, 2, 1)
+    assert (read.text, read.token_ids, read.finish_reason) == ("ab", (5, 6), FinishReason.STOP)
+    assert read.logprobs == (TokenLogprobs(5, -0.5, (TokenLogprob(5, -0.5), TokenLogprob(6, -1.0))),)
+    assert (item.finish.matched_stop, item.finish.usage) == ("END", Usage(3, 2, 4))
+    ((request_id, error),) = received.failures
+    assert (request_id, type(error).__name__, str(error)) == ("other", "SlowConsumerError", "read faster")
