@@ -155,3 +155,47 @@ def test_an_estimate_names_the_refusal():
     estimate = harness.core.estimate(make_request(8, 4), harness.clock())
     assert isinstance(estimate.refusal, QueueFullError)
     assert harness.core.num_waiting()[0] == 1
+
+
+def executor_of(num_rows, *, num_blocks=4096, max_model_len=1024):
+    """Return an executor whose steps take 10 ms."""
+    points = (StepPoint(1, 10_000_000), StepPoint(64, 12_000_000))
+    config = SimulatorConfig(
+        step_points=points,
+        num_blocks=num_blocks,
+        max_num_rows=num_rows,
+        max_num_batched_tokens=256,
+        max_model_len=max_model_len,
+    )
+    return SimulatedExecutor(config)
+
+
+def test_a_burst_beside_one_running_request_is_not_refused():
+    """63 rows are free: rounds are counted over all rows, not over those that run."""
+    harness = CoreHarness(executor_of(64))
+    harness.submit(make_request(3, 400))
+    harness.step()
+    harness.submit(*(make_request(3, 400) for _ in range(256)))
+    assert harness.core.num_waiting()[0] == 256
+
+
+def test_a_burst_that_no_row_will_be_free_for_is_refused_although_nothing_runs_yet():
+    """Four rows and a budget of two seconds: nobody would get a token in time behind dozens of others."""
+    harness = CoreHarness(executor_of(4), limits=CoreLimits(ttft_budget_s=2.0))
+    with pytest.raises(QueueFullError):
+        harness.submit(*(make_request(3, 400) for _ in range(500)))
+    assert harness.core.num_waiting()[0] < 16
+
+
+def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
+    """The small one is idle, the large one computes a long prompt first."""
+    points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
+    small, large = (
+        SimulatedExecutor(SimulatorConfig(step_points=points, num_blocks=count, max_model_len=2048), count)
+        for count in (8, 512)
+    )
+    harness = CoreHarness(small, large)
+    harness.submit(make_request(1500, 4))
+    harness.step("executor-0")
+    harness.step("executor-1")
+    assert harness.core.estimate(make_request(60, 4), 0.0).time_to_first_token_s > 10

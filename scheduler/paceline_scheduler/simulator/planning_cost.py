@@ -1,8 +1,8 @@
 """What planning costs: `python -m paceline_scheduler.simulator.planning_cost [--num-rows 256] [--num-waiting 10000]`.
 
-Runs decode-only steps of a full batch against an executor that answers at once, and prints the scheduler's own CPU time
-per step: planning it and applying its result, without network and without the edge. With requests that wait it also
-prints the process's memory.
+Runs steps of a full batch that only decodes, against an executor that answers at once, and prints the scheduler's own
+CPU time per step: planning it and applying its result, without network and without the edge. With requests that wait it
+also prints the process's memory.
 """
 
 import argparse
@@ -20,8 +20,6 @@ from paceline_scheduler.core.request import Request, RequestKey, SamplingParams
 
 _ADDRESS = "here"
 _PROMPT_TOKENS = 64
-
-
 _WAITING_PROMPT_TOKENS = 2000
 
 
