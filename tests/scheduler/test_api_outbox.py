@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline_scheduler.api.outbox import DrainNotice, Outbox, PendingDelta
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 
 MEBIBYTE = 1024 * 1024
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline_scheduler.core.executors import LogprobColumns
+from paceline_scheduler.core.logprobs import LogprobColumns
 from paceline_scheduler.core.plan import RowFinish
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness

@@ -10,7 +10,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import DeadlineExceededError, QueueFullError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until

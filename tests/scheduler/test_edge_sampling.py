@@ -8,7 +8,7 @@ from google.rpc.status_pb2 import Status
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend

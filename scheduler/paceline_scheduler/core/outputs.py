@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.request import Int32Array, UInt64Array
 from paceline_scheduler.errors import RequestFailedError
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.logprobs import TokenLogprobs as TokenLogprobs
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, UInt8Array
 
 NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)

@@ -240,6 +240,7 @@ class Driver:
             raise DivergenceError(f"a result of step {result.step_id} came from an executor that is not driven")
         outputs = self._core.complete(address, result)
         self._deliver(outputs)
+        self._deliver(self._core.refuse_hopeless(self._clock()))
         self._pump(address)  # what it plans follows this step, which still counts as planned
         self._pump_others(address)
         planned = executor.planned.popleft()
@@ -324,6 +325,7 @@ class Driver:
 
     def _pump_all(self) -> None:
         self._is_pump_due = False
+        self._deliver(self._core.refuse_hopeless(self._clock()))
         for address in self._executors:
             self._pump(address)
 
@@ -336,7 +338,6 @@ class Driver:
     def _pump(self, address: str) -> None:
         """Send plans to an executor until it has enough of them."""
         executor = self._executors[address]
-        self._deliver(self._core.refuse_hopeless(self._clock()))
         while executor.port is not None:
             started_s = self._clock()
             plan = self._core.plan(address, started_s)

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.logprobs import LogprobColumns
 from paceline_scheduler.core.plan import BlockTag
 from paceline_scheduler.errors import DivergenceError
 from paceline_scheduler.link.messages import SnapshotPart

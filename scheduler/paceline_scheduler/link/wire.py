@@ -12,7 +12,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, RowSnapshot, StepPoint
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, StepPoint
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
     BlockTag,
@@ -23,7 +24,6 @@ from paceline_scheduler.core.plan import (
     RowFinish,
     StepResult,
     StepTimings,
-    TokenLogprobs,
 )
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError, TermSupersededError

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
     Grants,
@@ -20,7 +21,6 @@ from paceline_scheduler.core.plan import (
     RowFinish,
     StepResult,
     StepTimings,
-    TokenLogprobs,
 )
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.simulator.blocks import SimulatedBlocks

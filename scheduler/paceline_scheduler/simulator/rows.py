@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executors import LogprobColumns, RowSnapshot
-from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish, TokenLogprobs
+from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
+from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish
 from paceline_scheduler.core.request import Int32Array, RequestKey
 from paceline_scheduler.simulator.blocks import BlockTable
 from paceline_scheduler.simulator.tokens import TokenRule

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from paceline_scheduler.core.plan import TokenLogprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.request import Int32Array, UInt64Array
 
 _MASK = (1 << 64) - 1

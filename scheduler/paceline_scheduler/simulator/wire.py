@@ -11,7 +11,8 @@ from google.rpc import error_details_pb2
 
 from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import StepTotals
-from paceline_scheduler.core.executors import ExecutorDescription, LogprobColumns, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
     BatchPlan,
@@ -23,7 +24,6 @@ from paceline_scheduler.core.plan import (
     Release,
     RowError,
     StepResult,
-    TokenLogprobs,
 )
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice, Outputs, TokenOutputs, fold_output_hash
-from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.errors import RequestFailedError
 
 

@@ -1,11 +1,28 @@
 """One call of a client at the edge, without gRPC: requests in plain values, and what waits for the client to read."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
 from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import Parcel, PendingDelta
 from paceline_scheduler.api.raw import RawRequest
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 _EVERYTHING = 1 << 30
+
+
+@asynccontextmanager
+async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator[Edge]:
+    """An edge over a scripted backend with one model, until the block ends."""
+    backend = ScriptedBackend(model)
+    edge = backend.sink = Edge(backend, Texts(limits, datetime.now), limits)
+    yield edge
+    await edge.texts.close()
 
 
 class EdgeClient:

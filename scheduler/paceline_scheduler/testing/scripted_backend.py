@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paceline_scheduler.backend import ExecutorStatus, LimitValues, OutputSink, ServedModel, StepSink
+from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import (
     OUTPUT_HASH_START,
     Failure,
@@ -13,7 +14,6 @@ from paceline_scheduler.core.outputs import (
     Outputs,
     TokenOutputs,
 )
-from paceline_scheduler.core.plan import TokenLogprobs
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import QueueFullError, RequestFailedError, RequestRefusedError, UnknownRequestError

@@ -67,22 +67,13 @@ def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | Non
     """Deliver what a request got before it was taken off its row, if the results of those steps never arrived."""
     if live is None or not seen.is_open_record or not _continues(live, seen):
         return None
-    num_delivered = len(live.output_token_ids)
-    fresh = seen.output_token_ids[num_delivered:]
-    if not len(fresh):
-        return None
-    live.output_hash = _fold_all(live.output_hash, fresh)
-    live.output_token_ids = seen.output_token_ids
-    return _outputs(live, num_delivered, fresh, FinishReason.NONE, seen)
+    offset, fresh = _append_seen(live, seen)
+    return _outputs(live, offset, fresh, FinishReason.NONE, seen) if len(fresh) else None
 
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:
-    num_delivered = len(live.output_token_ids)
-    fresh = seen.output_token_ids[num_delivered:]
-    known_hash = live.output_hash
+    offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
-    live.output_token_ids = seen.output_token_ids
-    live.output_hash = _fold_all(known_hash, fresh)
     _occupy(executor, live, seen, row, RUNNING)
     reason = FinishReason.NONE
     if seen.finish is not RowFinish.NONE:
@@ -90,7 +81,16 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, ro
         executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
     if not len(fresh) and reason is FinishReason.NONE:
         return None
-    return _outputs(live, num_delivered, fresh, reason, seen)
+    return _outputs(live, offset, fresh, reason, seen)
+
+
+def _append_seen(live: LiveRequest, seen: RowSnapshot) -> tuple[int, Int32Array]:
+    """Bring a request's output up to what was seen; returns the tokens that are new, and where they begin."""
+    offset = len(live.output_token_ids)
+    fresh = seen.output_token_ids[offset:]
+    live.output_token_ids = seen.output_token_ids
+    live.output_hash = _fold_all(live.output_hash, fresh)
+    return offset, fresh
 
 
 def _outputs(

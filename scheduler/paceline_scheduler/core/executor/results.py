@@ -10,9 +10,9 @@ import numpy as np
 
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
-from paceline_scheduler.core.logprobs import joined
+from paceline_scheduler.core.logprobs import TokenLogprobs, joined
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
-from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult, TokenLogprobs
+from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult
 from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError

@@ -35,7 +35,6 @@ class Dispatch:
         self._views = views
         self._limits = limits
         self._now = now
-        self._num_meant = dict.fromkeys(views, 0)
         self._tokens_meant = dict.fromkeys(views, 0)
 
     def is_for_others(self, live: LiveRequest) -> bool:
@@ -50,7 +49,6 @@ class Dispatch:
             return False
         best = min(found, key=lambda address: (self._cost_s(address, live, found[address]), address))
         self._candidates[best].room.take(live, found[best])
-        self._num_meant[best] += 1
         self._tokens_meant[best] += live.num_known_tokens - found[best].num_cached_tokens
         return best != self._address and self._leave(live)
 
@@ -68,9 +66,10 @@ class Dispatch:
         }
 
     def _cost_s(self, address: str, live: LiveRequest, fit: Fit) -> float:
-        view, load = self._candidates[address].view, self._candidates[address].load
+        candidate = self._candidates[address]
+        view, load = candidate.view, candidate.load
         prefill = prefill_s(view, load, fit.num_cached_tokens, live.num_known_tokens)
-        num_running = view.rows.num_running + self._num_meant[address] + 1
+        num_running = candidate.room.num_running + 1
         step_s = view.step_time.predict_ns(num_running, num_running * live.num_known_tokens) / 1e9
         # What was found to be meant for it before comes first there.
         backlog_s = load.backlog_s + self._tokens_meant[address] / load.prefill_tokens_per_s

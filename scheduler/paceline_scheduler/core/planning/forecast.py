@@ -61,9 +61,7 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     num_running, num_pairs = len(running), int(rows.num_scheduled[running].sum())
     step_s = view.step_time.predict_ns(num_running, num_pairs) / 1e9 if num_running else 0.0
     rate = prefill_rate(view, limits, num_running, num_pairs)
-    num_output = (rows.num_known[running] - rows.num_prompt[running]).astype(np.int64)
-    at_most = np.maximum((rows.limit[running] + 1 - rows.num_known[running]).astype(np.int64), 0)
-    rest = np.sort(view.output_lengths.expected_rest(num_output, at_most))
+    rest = np.sort(view.expected_rest(running))
     return Load(
         step_s=step_s,
         full_step_s=max(step_s, limits.decoding_step_s) if num_running else limits.max_step_s,

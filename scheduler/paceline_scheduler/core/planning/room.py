@@ -9,14 +9,14 @@ import numpy as np
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.growth import Growth, OutputLengths, rest_of
+from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.core.tables.blocks import BlockPool
-from paceline_scheduler.core.tables.rows import RUNNING, RowColumns
+from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_PREEMPTIONS = 3
-_COMPANY = 1.5
+_COMPANY = 1.5  # what a step may take, in steps of the longest request alone, where those are slow
 _AWAITS_PROMPT = "its prompt is being computed for another of its completions"
 MAX_PLACED_TOKENS = 8192  # known ones in one plan: each is hashed, and looked up in the prefix cache
 MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one message
@@ -32,6 +32,12 @@ class ExecutorView:
     step_time: StepTimeModel
     output_lengths: OutputLengths
     leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
+
+    def expected_rest(self, running: RowIndex) -> Int64Array:
+        """Return how many tokens the outputs of these rows are expected to get yet."""
+        num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
+        at_most = np.maximum((self.rows.limit[running] + 1 - self.rows.num_known[running]).astype(np.int64), 0)
+        return self.output_lengths.expected_rest(num_output, at_most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,11 @@ class Room:
         self._has_unreserved = _has_unreserved(view.rows)
 
     @property
+    def num_running(self) -> int:
+        """How many requests run, newcomers included."""
+        return self._num_running
+
+    @property
     def next_row(self) -> int:
         """The row that the next newcomer takes."""
         return self._free_rows[self._num_taken]
@@ -110,7 +121,7 @@ class Room:
             return Hindrance(_AWAITS_PROMPT, is_own=True, is_brief=True)
         hits = find_hits(self._view, live)
         num_reserved = live.num_known_tokens
-        if live.num_preemptions >= MAX_PREEMPTIONS:
+        if is_protected(live):
             num_reserved = self._reservation(live, hits)
             if not num_reserved:
                 sentence = f"it was preempted {MAX_PREEMPTIONS} times and another such request runs first"
@@ -129,7 +140,8 @@ class Room:
         if live.request.group is not None and fit.num_cached_tokens < live.num_prompt_tokens - 1:
             self._new_groups.add(live.request.group)
         self._growth.add(*self._held_and_rest(live, len(fit.hits) - fit.num_revived))
-        if live.num_preemptions >= MAX_PREEMPTIONS and not self._is_whole(live, fit):
+        num_slots = (len(fit.hits) + fit.num_new_blocks) * self._view.description.block_size
+        if is_protected(live) and num_slots < self._whole(live):
             self._has_unreserved = True
 
     def _fit_blocks(self, live: LiveRequest, hits: tuple[int, ...], num_reserved: int) -> Fit | Hindrance:
@@ -215,17 +227,16 @@ class Room:
         With blocks for all it may ever compute it needs none later. One at a time may also grow like any other, since
         those that can be preempted give way to it; two of them could block each other for ever.
         """
-        whole = live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
+        whole = self._whole(live)
         num_new = -(-whole // self._view.description.block_size) - len(hits)
         num_revived = sum(map(self._view.pool.is_cached, hits))
         if num_new + num_revived + self._num_running <= self._num_available:
             return whole
         return 0 if self._has_unreserved else live.num_known_tokens
 
-    def _is_whole(self, live: LiveRequest, fit: Fit) -> bool:
-        description = self._view.description
-        whole = live.num_prompt_tokens + live.max_tokens_on(description) - 1
-        return (len(fit.hits) + fit.num_new_blocks) * description.block_size >= whole
+    def _whole(self, live: LiveRequest) -> int:
+        """Return how many tokens it may ever compute there."""
+        return live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
 
     @cached_property
     def _growth(self) -> Growth:
@@ -234,11 +245,8 @@ class Room:
         running = (rows.state == RUNNING).nonzero()[0]
         held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
         num_counted_twice = int(rows.num_slots[running].sum()) - self._view.pool.counts().used * description.block_size
-        num_output = (rows.num_known[running] - rows.num_prompt[running]).astype(np.int64)
-        at_most = (rows.limit[running] + 1 - rows.num_known[running]).astype(np.int64)
-        rest = self._view.output_lengths.expected_rest(num_output, np.maximum(at_most, 0))
         num_slots = description.num_blocks * description.block_size + max(0, num_counted_twice)
-        return Growth(num_slots, description.block_size, held, rest)
+        return Growth(num_slots, description.block_size, held, self._view.expected_rest(running))
 
 
 def is_protected(live: LiveRequest | None) -> bool:
