@@ -318,7 +318,7 @@ class AsyncClient:
                 if sum(model.num_executors for model in models) >= num_executors:
                     return models
                 error = UnavailableError("the scheduler answers, and no executor is attached to it yet")
-            except (UnavailableError, RequestTimeoutError) as no_answer:
+            except (UnavailableError, RequestTimeoutError, RequestCancelledError) as no_answer:  # it is going away
                 error = no_answer
             if time.monotonic() + _READY_PAUSE_SECONDS >= deadline:
                 raise UnavailableError(f"not ready after {timeout_seconds:g} s: {error}", reason="NOT_READY") from error

@@ -16,6 +16,7 @@ from paceline_client import (
     Message,
     NotFoundError,
     OverloadedError,
+    RequestCancelledError,
     RequestState,
     Sampling,
     Timeout,
@@ -130,6 +131,21 @@ async def test_ready_when_enough_executors_are_attached():
         assert not waiting.done()
         server.set_models([MODEL, pb.Model(name="other", num_executors=1)])
         assert [model.name for model in await waiting] == ["small", "other"]
+
+
+async def test_a_scheduler_that_goes_away_while_it_is_asked_is_waited_for(monkeypatch):
+    """Stopping, it cancels the call that it is answering: nobody here did, and its successor is ready soon."""
+    async with FakeServer(models=[MODEL]) as server, AsyncClient(server.target) as client:
+        answers = [RequestCancelledError("CANCELLED"), await client.list_models()]
+
+        async def list_models():
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(client, "list_models", list_models)
+        assert [model.name for model in await client.wait_until_ready(20)] == ["small"]
 
 
 def test_the_threaded_client_makes_the_same_calls():
