@@ -178,6 +178,15 @@ def test_the_line_has_an_end(fence):
     assert fence.highest_term == 8
 
 
+def test_a_line_full_of_silent_ones_keeps_nobody_from_a_free_executor(fence):
+    """Whoever speaks is taken."""
+    for stream_id in (2, 3, 4):
+        fence.arrive(stream_id, Claim(stream_id + 4, "z"), WAIT, 0)
+    fence.leave(1, 0)
+
+    assert fence.arrive(5, Claim(20, "y"), WAIT, 1000 * MS)[0] == Accepted(5, 2, None)
+
+
 class FenceMachine(RuleBasedStateMachine):
     """Any number of schedulers that come, speak, fall silent, leave and come again."""
 

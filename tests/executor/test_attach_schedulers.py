@@ -11,6 +11,7 @@ from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
     attach_until,
     attached,
+    beating,
     grants,
     hello,
     info_of,
@@ -64,10 +65,12 @@ async def test_one_in_line_gets_the_executor_when_the_driver_leaves(executor):
     """With a snapshot of where the driver stopped."""
     async with attached(executor.address, DRIVER) as client:
         await client.run([(0, 6)], _placing())
-        call, message = await attach_until(executor.address, "waiting", hello("other", 6))
+        async with beating(client.call):
+            call, message = await attach_until(executor.address, "waiting", hello("other", 6))
         holder = message.waiting
-    while (message := await read(call)).WhichOneof("message") != "snapshot":
-        pass
+    async with beating(call):
+        while (message := await read(call)).WhichOneof("message") != "snapshot":
+            pass
     call.cancel()
 
     assert (holder.holder_scheduler_id, holder.holder_term) == ("driver", 5)
@@ -94,8 +97,10 @@ async def test_a_takeover_drops_queued_plans_and_lets_the_running_step_finish(ex
     assert values_of(message.snapshot.rows[0].output_token_ids) == _expected(2)
 
 
-async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor):
+async def test_an_executor_stuck_in_a_step_cannot_be_taken_over(executor, monkeypatch):
     """There is no boundary to take over at: UNAVAILABLE, and the next one may try."""
+    monkeypatch.setattr("paceline_executor.link.attachments.MIN_STEP_BOUND_NS", 100_000_000)
+    monkeypatch.setattr("paceline_executor.link.step_loop.MIN_STEP_BOUND_NS", 100_000_000)
     executor.runner.gate.clear()
     async with attached(executor.address, DRIVER) as client:
         await client.step([(0, 6)], _placing())

@@ -136,6 +136,8 @@ async def test_plans_queued_when_the_stream_breaks_have_no_effect(executor):
         executor.runner.gate.clear()
         for _ in range(3):
             await client.step([(0, 1)])
+        while not (await read(client.call)).heartbeat.running_step_id:  # in flight is not yet launched
+            pass
         await _until_in_flight(executor, 3)
     await _until_in_flight(executor, 0)
     executor.runner.gate.set()
@@ -328,8 +330,7 @@ async def test_a_scheduler_that_stops_writing_gets_its_results_and_a_good_end(ex
     async with attached(executor.address) as client:
         await client.step([(0, 6)], _placing())
         await client.step([(0, 1)])
-        async with client.writing:
-            await client.call.done_writing()
+        await client.call.done_writing()
         results = [await client.result(), await client.result()]
         with pytest.raises(ConnectionError):
             await client.result()

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline_executor.errors import (
@@ -27,10 +28,11 @@ from paceline_executor.errors import (
 from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
 from paceline_executor.link.messages import (
     NANOSECONDS,
-    PROTOCOL,
+    PROTOCOLS,
     Drain,
     Heartbeat,
     Hello,
+    ProtocolRange,
     StepDone,
     Transport,
     WaitingInLine,
@@ -73,9 +75,18 @@ class Identity:
 class Attachments:
     """All plan streams: at most one drives, the others wait."""
 
-    def __init__(self, identity: Identity, max_plans_in_flight: int, times: FenceTimes) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        max_plans_in_flight: int,
+        times: FenceTimes,
+        protocols: ProtocolRange = PROTOCOLS,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self.identity = identity
         self.max_plans_in_flight = max_plans_in_flight
+        self.protocols = protocols
+        self._clock_ns = clock_ns
         self.fence = Fence(times)
         self.drain_notice: Drain | None = None
         self._steps: StepLoop | None = None
@@ -85,7 +96,7 @@ class Attachments:
         self._stream_ids = itertools.count(1)
         self._greetings: dict[int, asyncio.Task[None]] = {}  # by stream
         self._timer: asyncio.TimerHandle | None = None
-        self._last_beat_ns = time.monotonic_ns()
+        self._last_beat_ns = clock_ns()
 
     @property
     def is_idle(self) -> bool:
@@ -102,12 +113,13 @@ class Attachments:
         if self._steps is None:
             raise NotReadyError("the model is still loading; wait until the health service says SERVING")
         _check_hello(hello)
+        protocol = _pick_protocol(self.protocols, hello.protocols)
         stream_id = next(self._stream_ids)
-        stream = PlanStream(stream_id, hello, transport, self.identity.incarnation, self.max_plans_in_flight)
+        stream = PlanStream(stream_id, hello, protocol, transport, self.identity.incarnation, self.max_plans_in_flight)
         self._streams[stream_id] = stream
         read = asyncio.create_task(self._read(stream, transport), name="attach-read")
         try:
-            self._act(self.fence.arrive(stream_id, hello.claim, hello.approach, time.monotonic_ns()))
+            self._act(self.fence.arrive(stream_id, hello.claim, hello.approach, self._now_ns()))
             await stream.run(read)
         finally:
             self._forget(stream)
@@ -115,10 +127,7 @@ class Attachments:
     def beat(self) -> None:
         """Send a sign of life on every stream, and look whether time has changed who drives. Called every 0.2 s."""
         running = None if self._steps is None else self._steps.running
-        now_ns = time.monotonic_ns()
-        if now_ns - self._last_beat_ns > _FROZEN_NS:
-            self.fence.renew(now_ns)
-        self._last_beat_ns = now_ns
+        now_ns = self._last_beat_ns = self._now_ns()
         heartbeat = Heartbeat(running.step_id, now_ns - running.started_ns) if running else Heartbeat()
         for stream in self._streams.values():
             stream.post_heartbeat(heartbeat)
@@ -157,7 +166,7 @@ class Attachments:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
                 raise AttachError("hello comes once, as the first message of a stream")
-            self._act(self.fence.hear(stream.stream_id, time.monotonic_ns()))
+            self._act(self.fence.hear(stream.stream_id, self._now_ns()))
             if isinstance(message, Plan):
                 stream.take(message)
                 self._require_steps().submit(message)
@@ -178,6 +187,7 @@ class Attachments:
         displaced = self._streams.get(accepted.displaced_stream_id or 0)
         if displaced is not None:
             displaced.end(EpochEndedError(f"epoch {displaced.epoch} has ended: another Attach was accepted"))
+            self._stop_greeting(displaced)
         self._driver = None
         self._require_steps().begin_epoch(accepted.epoch)
         greeting = asyncio.create_task(self._greet(stream, accepted.epoch), name="attach-greet")
@@ -186,7 +196,7 @@ class Attachments:
     async def _greet(self, stream: PlanStream, epoch: int) -> None:
         try:
             snapshot = await self._snapshot(stream.hello)
-            await stream.put(Welcome(epoch))
+            await stream.put(Welcome(epoch, stream.protocol))
             for part in parts_of(snapshot, MAX_PART_BYTES):
                 await stream.put(part)
         except ServiceError as error:
@@ -205,7 +215,7 @@ class Attachments:
     async def _snapshot(self, hello: Hello) -> Snapshot:
         steps = self._require_steps()
         running = steps.running
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         # One more step may have been launched between the two; its bound is at least the shortest.
         bound_ns = MIN_STEP_BOUND_NS + (max(0, running.bound_ns - now_ns) if running else 0)
         digest = hello.tag_key_digest or self.identity.tag_key_digest
@@ -213,7 +223,7 @@ class Attachments:
 
         def take(table: RowTable) -> Snapshot:
             table.begin_epoch()
-            table.trim_records(time.monotonic_ns())
+            table.trim_records(self._clock_ns())
             if not keeps_tags:
                 table.clear_tags()
             return Snapshot(table.states(), table.tags())
@@ -228,24 +238,35 @@ class Attachments:
 
     def _forget(self, stream: PlanStream) -> None:
         del self._streams[stream.stream_id]
-        if (greeting := self._greetings.pop(stream.stream_id, None)) is not None:
-            greeting.cancel()
+        self._stop_greeting(stream)
         if self._driver is stream:
             self._driver = None
             self._require_steps().begin_epoch(0)
-        self._act(self.fence.leave(stream.stream_id, time.monotonic_ns()))
+        self._act(self.fence.leave(stream.stream_id, self._now_ns()))
+
+    def _stop_greeting(self, stream: PlanStream) -> None:
+        if (greeting := self._greetings.pop(stream.stream_id, None)) is not None:
+            greeting.cancel()
 
     def _wake_at(self, when_ns: int | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        delay_ns = 0 if when_ns is None else when_ns - time.monotonic_ns()
+        delay_ns = 0 if when_ns is None else when_ns - self._clock_ns()
         if delay_ns > 0:
             self._timer = asyncio.get_running_loop().call_later(delay_ns / NANOSECONDS + _TIMER_SLACK_S, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self._act(self.fence.advance(time.monotonic_ns()))
+        self._act(self.fence.advance(self._now_ns()))
+
+    def _now_ns(self) -> int:
+        """The time for the fence. Asked first after a standstill of this process, which is nobody's silence."""
+        now_ns = self._clock_ns()
+        if now_ns - self._last_beat_ns > _FROZEN_NS:
+            self.fence.renew(now_ns)
+            self._last_beat_ns = now_ns
+        return now_ns
 
     def _require_steps(self) -> StepLoop:
         if self._steps is None:
@@ -260,6 +281,11 @@ def _check_hello(hello: Hello) -> None:
         raise AttachError(f"hello.term is 1 to {_MAX_TERM}")
     if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
         raise AttachError(f"hello.tag_key_digest has at most {_MAX_DIGEST_BYTES} bytes")
-    if not hello.min_protocol <= PROTOCOL <= hello.max_protocol:
-        sentence = f"this executor speaks protocol {PROTOCOL} to {PROTOCOL}"
-        raise ProtocolError(f"{sentence}, the scheduler {hello.min_protocol} to {hello.max_protocol}")
+
+
+def _pick_protocol(ours: ProtocolRange, theirs: ProtocolRange) -> int:
+    protocol = ours.pick(theirs)
+    if protocol is None:
+        older = "executor" if ours.highest < theirs.highest else "scheduler"
+        raise ProtocolError(f"this executor speaks protocol {ours}, the scheduler {theirs}; upgrade the {older}")
+    return protocol

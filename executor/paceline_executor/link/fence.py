@@ -105,16 +105,18 @@ class Fence:
         """A stream brings its hello."""
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
-        if last is not None and claim < last and not self._is_return(claim):
+        if last is not None and claim < last:
             return (self._refusal(stream_id, last),)
         if last is None or self._is_return(claim) or approach is Approach.TAKE_OVER:
             return self._accept(stream)
-        if len(self._line) >= self._max_waiting:
+        self._line[stream_id] = stream
+        verdicts = self._advance(now_ns)  # a line full of silent ones keeps nobody from an executor that is free
+        if not verdicts and len(self._line) > self._max_waiting:
+            del self._line[stream_id]
             error = LineFullError(f"{self._max_waiting} schedulers wait in line already; try again later")
             return (Refused(stream_id, error),)
-        self._line[stream_id] = stream
         self._highest_term = max(self._highest_term, claim.term)
-        return self._advance(now_ns) or (Waits(stream_id, last),)
+        return verdicts or (Waits(stream_id, last),)
 
     def hear(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
         """A stream said something: it is alive."""

@@ -7,8 +7,26 @@ from paceline_executor.link.fence import Approach, Claim
 from paceline_executor.rows.plan import Plan, StepResult, StepTimings
 from paceline_executor.rows.snapshot import SnapshotPart
 
-PROTOCOL = 1  # the only version there is
 NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRange:
+    """The versions of the plan protocol that one side speaks, both ends included; made of what a peer says as it is."""
+
+    lowest: int
+    highest: int
+
+    def __str__(self) -> str:
+        return f"{self.lowest} to {self.highest}"
+
+    def pick(self, other: "ProtocolRange") -> int | None:
+        """The highest version that both speak, or None."""
+        version = min(self.highest, other.highest)
+        return version if version >= max(self.lowest, other.lowest) else None
+
+
+PROTOCOLS = ProtocolRange(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +34,7 @@ class Hello:
     """The first message of a scheduler."""
 
     claim: Claim
-    min_protocol: int
-    max_protocol: int
+    protocols: ProtocolRange
     approach: Approach
     tag_key_digest: bytes  # empty: the scheduler will use the executor's key
 
@@ -39,9 +56,10 @@ class WaitingInLine:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The scheduler drives from now on."""
+    """The scheduler drives from now on, in this version of the protocol."""
 
     epoch: int
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True)

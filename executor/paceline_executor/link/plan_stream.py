@@ -24,10 +24,17 @@ class PlanStream:
     """A plan stream from its hello on."""
 
     def __init__(
-        self, stream_id: int, hello: Hello, transport: Transport, incarnation: int, max_plans_in_flight: int
+        self,
+        stream_id: int,
+        hello: Hello,
+        protocol: int,
+        transport: Transport,
+        incarnation: int,
+        max_plans_in_flight: int,
     ) -> None:
         self.stream_id = stream_id
         self.hello = hello
+        self.protocol = protocol
         self.epoch = 0  # 0 until the scheduler is welcome
         self._transport = transport
         self._incarnation = incarnation

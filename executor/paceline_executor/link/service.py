@@ -21,7 +21,7 @@ from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.interceptor import ErrorInterceptor
-from paceline_executor.link.messages import Drain
+from paceline_executor.link.messages import PROTOCOLS, Drain, ProtocolRange
 from paceline_executor.link.step_loop import StepLoop
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
@@ -56,6 +56,7 @@ class ServiceConfig:
     health_port: int | None
     max_plans_in_flight: int = 4
     times: FenceTimes = field(default_factory=FenceTimes)
+    protocols: ProtocolRange = PROTOCOLS
 
 
 class ExecutorService:
@@ -64,7 +65,7 @@ class ExecutorService:
     def __init__(self, config: ServiceConfig, load: Load) -> None:
         self._config = config
         self._health = health_service.Health(executor_service.SERVICE_NAME)
-        self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times)
+        self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
         self._servicer = executor_service.ExecutorServicer(self.attachments)
         self._steps = StepLoop(load, self.attachments.report)
         self._servers: list[grpc.aio.Server] = []

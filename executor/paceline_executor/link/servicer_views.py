@@ -12,7 +12,6 @@ from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_executor.errors import InvalidFieldError
 from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments
 from paceline_executor.link.description import Description
-from paceline_executor.link.messages import PROTOCOL
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.link.wire import (
     encode_defaults,
@@ -43,8 +42,8 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
         model=encode_model(description),
         geometry=encode_geometry(description),
         limits=encode_limits(description, attachments.max_plans_in_flight),
-        min_protocol=PROTOCOL,
-        max_protocol=PROTOCOL,
+        min_protocol=attachments.protocols.lowest,
+        max_protocol=attachments.protocols.highest,
         device=description.device,
         num_threads=description.num_threads,
         last_step_id=steps.last_step_id,

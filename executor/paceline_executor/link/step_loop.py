@@ -67,8 +67,11 @@ class _Question:
 class StepLoop:
     """The step thread, as the event loop sees it. Its methods are called from the event loop only."""
 
-    def __init__(self, load: Load, on_report: Callable[[Report], None]) -> None:
+    def __init__(
+        self, load: Load, on_report: Callable[[Report], None], clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._load = load
+        self._clock_ns = clock_ns
         self._on_report = on_report
         self._commands: queue.SimpleQueue[_Submitted | _Question | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="step", daemon=True)
@@ -103,7 +106,7 @@ class StepLoop:
 
     def submit(self, plan: Plan) -> None:
         """Queue a plan; its report comes through `on_report`, on the event loop, unless its epoch ends first."""
-        self._commands.put(_Submitted(plan, time.monotonic_ns()))
+        self._commands.put(_Submitted(plan, self._clock_ns()))
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
         """The answer to a question about the rows, at the boundary after the running step."""
@@ -145,12 +148,12 @@ class StepLoop:
             self._post(_settle, self.ended, None)
 
     def _serve(self, engine: Engine) -> None:
-        idle_since_ns = time.monotonic_ns()
+        idle_since_ns = self._clock_ns()
         while True:
             try:
                 command = self._commands.get(timeout=_IDLE_WAKE_S)
             except queue.Empty:
-                engine.table.trim_records(time.monotonic_ns())
+                engine.table.trim_records(self._clock_ns())
                 continue
             if command is None:
                 return
@@ -158,10 +161,10 @@ class StepLoop:
                 command.reply(engine.table)
             elif command.plan.epoch == self._epoch != self._failed_epoch:
                 self._post(self._on_report, self._step(engine, command, idle_since_ns))
-                idle_since_ns = time.monotonic_ns()
+                idle_since_ns = self._clock_ns()
 
     def _step(self, engine: Engine, command: _Submitted, idle_since_ns: int) -> Report:
-        plan, start_ns = command.plan, time.monotonic_ns()
+        plan, start_ns = command.plan, self._clock_ns()
         bound_ns = max(MIN_STEP_BOUND_NS, min(plan.predicted_ns, _MAX_PREDICTED_NS) * 12 // 5)
         self._running = RunningStep(plan.step_id, start_ns, start_ns + bound_ns)
         try:

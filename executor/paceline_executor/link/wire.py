@@ -36,8 +36,7 @@ def decode_request(message: plan_pb2.AttachRequest) -> messages.Incoming:
             hello = message.hello
             return messages.Hello(
                 claim=Claim(hello.term, hello.scheduler_id),
-                min_protocol=hello.min_protocol,
-                max_protocol=hello.max_protocol,
+                protocols=messages.ProtocolRange(hello.min_protocol, hello.max_protocol),
                 approach=Approach.TAKE_OVER if hello.takeover else Approach.WAIT,
                 tag_key_digest=hello.tag_key_digest,
             )
@@ -173,20 +172,20 @@ class ResponseEncoder:
                 return plan_pb2.AttachResponse(heartbeat=heartbeat)
             case SnapshotPart():
                 return plan_pb2.AttachResponse(snapshot=_encode_snapshot(message))
-            case messages.Welcome(epoch):
-                return plan_pb2.AttachResponse(welcome=self._welcome(epoch))
+            case messages.Welcome():
+                return plan_pb2.AttachResponse(welcome=self._welcome(message))
             case messages.WaitingInLine(holder):
                 waiting = plan_pb2.WaitingInLine(holder_scheduler_id=holder.scheduler_id, holder_term=holder.term)
                 return plan_pb2.AttachResponse(waiting=waiting)
             case messages.Drain(reason, grace_s):
                 return plan_pb2.AttachResponse(drain=inference_pb2.Drain(reason=reason, grace=_duration(grace_s)))
 
-    def _welcome(self, epoch: int) -> plan_pb2.Welcome:
+    def _welcome(self, welcome: messages.Welcome) -> plan_pb2.Welcome:
         description = self._description
         return plan_pb2.Welcome(
             incarnation=self._incarnation,
-            epoch=epoch,
-            protocol=messages.PROTOCOL,
+            epoch=welcome.epoch,
+            protocol=welcome.protocol,
             model=encode_model(description),
             geometry=encode_geometry(description),
             limits=encode_limits(description, self._max_plans_in_flight),

@@ -1,4 +1,9 @@
-"""A scheduler's side of the plan stream, as small as it gets: for tests and for trying an executor by hand."""
+"""A scheduler's side of the plan stream, as small as it gets: for tests and for trying an executor by hand.
+
+It sends heartbeats only inside `beating`, since an executor misses them only while somebody stands in line. And in
+grpc.aio a write that meets the end of its stream replaces the reason of that end by a bare INTERNAL, for whoever reads
+as well: so nothing is written here but what the caller asks for.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -70,7 +75,6 @@ class PlanClient:
     """One plan stream after its welcome. `step` sends a plan without waiting, `result` takes the next result."""
 
     call: AttachCall
-    writing: asyncio.Lock  # a call takes one write at a time
     welcome: plan_pb2.Welcome
     rows: list[plan_pb2.RowState] = field(default_factory=list)
     tags: dict[int, bytes] = field(default_factory=dict)
@@ -89,10 +93,8 @@ class PlanClient:
         sent.step_id = self.last_step_id
         sent.rows = column([row for row, _ in scheduled])
         sent.num_scheduled_tokens = column([num_tokens for _, num_tokens in scheduled])
-        # A write to a stream that the executor has ended fails without saying why; the next read says it.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            async with self.writing:
-                await self.call.write(plan_pb2.AttachRequest(plan=sent))
+            await self.call.write(plan_pb2.AttachRequest(plan=sent))
         return sent
 
     async def result(self) -> plan_pb2.StepResult:
@@ -145,31 +147,37 @@ async def read(
     return message
 
 
-async def _beat(call: AttachCall, writing: asyncio.Lock) -> None:
+@asynccontextmanager
+async def beating(call: AttachCall) -> AsyncIterator[None]:
+    """Send heartbeats while the block runs; nothing else may be written to the call meanwhile."""
+    task = asyncio.create_task(_beat(call))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _beat(call: AttachCall) -> None:
     with suppress(grpc.RpcError, asyncio.InvalidStateError):
         while True:
-            async with writing:
-                await call.write(plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat()))
+            await call.write(plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat()))
             await asyncio.sleep(_HEARTBEAT_S)
 
 
 @asynccontextmanager
 async def attached(address: str, greeting: plan_pb2.Hello | None = None) -> AsyncIterator[PlanClient]:
-    """Attach, wait for welcome and snapshot, and leave when the block ends; heartbeats go by themselves."""
+    """Attach, wait for welcome and snapshot, and leave when the block ends."""
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Attach()
         await call.write(plan_pb2.AttachRequest(hello=greeting or hello()))
-        writing = asyncio.Lock()
-        beating = asyncio.create_task(_beat(call, writing))
         try:
-            yield await _welcomed(call, writing)
+            yield await _welcomed(call)
         finally:
-            beating.cancel()
             call.cancel()
 
 
 async def attach_until(address: str, kind: str, greeting: plan_pb2.Hello) -> tuple[AttachCall, plan_pb2.AttachResponse]:
-    """Attach without heartbeats and read up to the first message of this kind; the caller cancels the call."""
+    """Attach and read up to the first message of this kind; the caller cancels the call."""
     call = executor_pb2_grpc.ExecutorServiceStub(grpc.aio.insecure_channel(address)).Attach()
     await call.write(plan_pb2.AttachRequest(hello=greeting))
     while (message := await read(call)).WhichOneof("message") != kind:
@@ -182,13 +190,13 @@ def hello(scheduler_id: str = "test", term: int = 1, *, takeover: bool = False) 
     return plan_pb2.Hello(scheduler_id=scheduler_id, term=term, min_protocol=1, max_protocol=1, takeover=takeover)
 
 
-async def _welcomed(call: AttachCall, writing: asyncio.Lock) -> PlanClient:
+async def _welcomed(call: AttachCall) -> PlanClient:
     client: PlanClient | None = None
     while True:
         message = await read(call)
         match message.WhichOneof("message"):
             case "welcome":
-                client = PlanClient(call, writing, message.welcome)
+                client = PlanClient(call, message.welcome)
             case "snapshot" if client is not None:
                 client.rows += message.snapshot.rows
                 client.tags |= _tags(message.snapshot.tags)
