@@ -4,7 +4,6 @@ Knows the calls a user makes. Refuses to know how they travel: `connection`, `se
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -12,9 +11,16 @@ from typing import Self, TypeVar
 import grpc.aio
 
 from paceline_client import wire
+from paceline_client.channel import GrpcChannel
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
-from paceline_client.errors import PacelineError, RequestCancelledError, RequestTimeoutError, UnavailableError
+from paceline_client.errors import (
+    ConnectionLostError,
+    PacelineError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from paceline_client.exchange import Exchange
 from paceline_client.requests import (
     MessageLike,
@@ -50,7 +56,6 @@ class AsyncStream:
         self._deltas = exchange.deltas()
         # The generator serves one caller at a time.
         self._turn = asyncio.Lock()
-        self._beginning: asyncio.Timeout | None = None
         self._is_closed = False
 
     @property
@@ -80,9 +85,6 @@ class AsyncStream:
     async def aclose(self) -> None:
         """Stop. A request that still runs is cancelled; the iteration of a task that waits for a delta ends."""
         self._is_closed = True
-        beginning, self._beginning = self._beginning, None
-        if beginning is not None:
-            beginning.reschedule(asyncio.get_running_loop().time())
         self._exchange.leave()
         async with self._turn:
             await self._deltas.aclose()
@@ -95,17 +97,11 @@ class AsyncStream:
             if self._is_closed:
                 raise StopAsyncIteration
             try:
-                if self._exchange.has_begun:
-                    return await anext(self._deltas)
-                # Without a limit of its own: `aclose` sets one, which has passed.
-                async with asyncio.timeout(None) as self._beginning:
-                    return await anext(self._deltas)
-            except (TimeoutError, RequestCancelledError):
+                return await anext(self._deltas)
+            except RequestCancelledError:
                 if not self._is_closed:
                     raise
                 raise StopAsyncIteration from None
-            finally:
-                self._beginning = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +132,11 @@ class AsyncClient:
         self._retry = retry or Retry()
         self._limits = limits or Limits()
         self._connection = Connection(
-            target, tls=tls, retry=self._retry, keepalive=keepalive or Keepalive(), limits=self._limits
+            target,
+            dial=lambda: GrpcChannel(target, tls),
+            retry=self._retry,
+            keepalive=keepalive or Keepalive(),
+            limits=self._limits,
         )
 
     @classmethod
@@ -310,7 +310,8 @@ class AsyncClient:
 
     async def wait_until_ready(self, timeout_seconds: float, *, num_executors: int = 1) -> list[Model]:
         """The models, once this many executors serve any. `UnavailableError` when that does not come in time."""
-        deadline = time.monotonic() + timeout_seconds
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
         while True:
             error: PacelineError
             try:
@@ -320,7 +321,7 @@ class AsyncClient:
                 error = UnavailableError("the scheduler answers, and no executor is attached to it yet")
             except (UnavailableError, RequestTimeoutError, RequestCancelledError) as no_answer:  # it is going away
                 error = no_answer
-            if time.monotonic() + _READY_PAUSE_SECONDS >= deadline:
+            if loop.time() + _READY_PAUSE_SECONDS >= deadline:
                 raise UnavailableError(f"not ready after {timeout_seconds:g} s: {error}", reason="NOT_READY") from error
             await asyncio.sleep(_READY_PAUSE_SECONDS)
 
@@ -339,6 +340,12 @@ class AsyncClient:
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
         channel = await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
         try:
-            return await call(channel, sendable_seconds(self._timeout.call_seconds))
+            return await call(channel.grpc, sendable_seconds(self._timeout.call_seconds))
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_call(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but the call: its channel was closed.
+            raise ConnectionLostError("the connection to the server was lost during the call") from None

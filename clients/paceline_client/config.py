@@ -28,14 +28,18 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often and how fast to try again: a refused request, and a connection that cannot be made."""
+    """How often and how fast to try again: a refused request, a connection that cannot be made, one that was lost."""
 
     max_attempts: int = 3
     """Attempts at a request that is refused for lack of room before its first token; 1 never tries again."""
     initial_delay_seconds: float = 0.1
     multiplier: float = 1.5
     max_delay_seconds: float = 5.0
-    """The longest pause. A server that asks for a longer one is not tried again: its error is raised at once."""
+    """The longest pause. A server that refuses a request and asks for a longer one is not tried again: its error is
+    raised at once."""
+    max_outage_seconds: float = 60.0
+    """How long a request that was sent waits for a server to go on with it, from its last output on, where it has no
+    `Timeout.total_seconds`; with one, that is the limit. May be infinite."""
     jitter: float = 0.2
     """Each pause is drawn from this fraction below to this fraction above its nominal length."""
     draw: Callable[[], float] = field(default=random.random, repr=False)
@@ -46,6 +50,7 @@ class Retry:
             raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")
         _require_positive("initial_delay_seconds", self.initial_delay_seconds)
         _require_positive("max_delay_seconds", self.max_delay_seconds)
+        _require_positive("max_outage_seconds", self.max_outage_seconds)
         if self.multiplier < 1:
             raise ValueError(f"multiplier must be at least 1, not {self.multiplier}")
         if not 0 <= self.jitter < 1:

@@ -9,7 +9,7 @@
     ├── OverloadedError            the queue is full; `retry_after` says when to try again
     ├── UnavailableError           nothing serves the request now
     │   ├── ConnectFailedError     no connection within `Timeout.connect_seconds`
-    │   └── ConnectionLostError    the connection broke while the request ran
+    │   └── ConnectionLostError    the connection broke while the request ran, and nobody went on with it in time
     ├── RequestTimeoutError        the request's time is up
     ├── RequestCancelledError      the request was cancelled before its end
     ├── ServerError                the server failed; its log says why
@@ -97,7 +97,7 @@ class ConnectFailedError(UnavailableError):
 
 
 class ConnectionLostError(UnavailableError):
-    """The connection broke while the request ran."""
+    """The connection broke while the request ran, and nobody went on with it in time."""
 
 
 class RequestTimeoutError(PacelineError):

@@ -1,24 +1,20 @@
-"""One request from its first attempt to its result.
+"""One request from its first attempt to its result, over as many sessions as that takes.
 
-Knows when a refused request is sent again and when its time is up. Refuses to know streams and bytes; the connection
-gives it a session, the session an inbox.
+Knows when the request's time is up, and carries it to another session when the one that had it broke off. Refuses to
+know streams and bytes; the connection gives it a session, the session fills its inbox, and `recovery` says what
+becomes of it after a failure.
 """
 
 import asyncio
-import itertools
-import time
+import math
 from collections.abc import AsyncGenerator
 
+from paceline_client.channel import Channel
 from paceline_client.config import Retry, Timeout
 from paceline_client.connection import Connection
-from paceline_client.errors import (
-    OverloadedError,
-    PacelineError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    UnavailableError,
-)
-from paceline_client.inbox import Inbox
+from paceline_client.errors import PacelineError, RequestCancelledError, RequestTimeoutError
+from paceline_client.inbox import Inbox, Interrupted
+from paceline_client.recovery import Circumstances, Recovery, is_final, may_be_known_after
 from paceline_client.requests import Request
 from paceline_client.results import Delta, Result
 from paceline_client.session import Session
@@ -28,34 +24,38 @@ class _Clock:
     """The time of one request, counted from when its output is first asked for."""
 
     def __init__(self, timeout: Timeout) -> None:
-        self._timeout = timeout
-        self._started = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._total = math.inf if timeout.total_seconds is None else timeout.total_seconds
+
+    def now_s(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
 
     def remaining_seconds(self) -> float | None:
         """None where the request may take for ever."""
-        total = self._timeout.total_seconds
-        return None if total is None else max(self._started + total - time.monotonic(), 0.0)
-
-    def connect_seconds(self) -> float:
-        """How long connecting may take: its own limit, or what is left of the request's."""
-        remaining = self.remaining_seconds()
-        return self._timeout.connect_seconds if remaining is None else min(self._timeout.connect_seconds, remaining)
+        return None if math.isinf(self._total) else max(self._started + self._total - self._loop.time(), 0.0)
 
 
 class Exchange:
-    """Runs one request. Only a refusal before the first token is tried again: nothing is ever generated twice."""
+    """Runs one request. Sent again it says what has arrived, so nothing is ever delivered twice.
 
-    def __init__(self, connection: Connection, request: Request, retry: Retry) -> None:
+    It goes on elsewhere when more output is asked for, and not before: who does not read needs no more.
+    """
+
+    def __init__(self, connection: Connection[Channel], request: Request, retry: Retry) -> None:
         self._connection = connection
         self._request = request
-        self._retry = retry
-        self._inbox: Inbox | None = None
+        self._recovery = Recovery(retry)
+        self._inbox = Inbox(
+            request.request_id,
+            max_buffered_tokens=connection.limits.max_buffered_tokens,
+            num_completions=request.num_completions,
+        )
+        self._session: Session | None = None  # that has the request
+        self._pause_seconds = 0.0  # before it is sent
+        self._attaching: asyncio.Timeout | None = None
         self._end: Result | PacelineError | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether output has arrived: from then on `leave` wakes the one that waits for more of it."""
-        return self._inbox is not None
 
     @property
     def end(self) -> Result | PacelineError | None:
@@ -66,75 +66,101 @@ class Exchange:
         """The deltas in order. Leaving early, by whatever way, cancels the request on the server."""
         clock = _Clock(self._request.timeout)
         try:
-            session, inbox, received = await self._begin(clock)
-            try:
-                self._inbox = inbox
-                while isinstance(received, Delta):
-                    yield received
-                    received = await self._next(inbox, clock)
-                self._end = received
-            finally:
-                session.release(inbox)
+            received = await self._next(clock)
+            while isinstance(received, Delta):
+                yield received
+                received = await self._next(clock)
+            self._end = received
         except PacelineError as error:
             self._end = error
             raise
         finally:
             self.leave()
+            self._cancel()
 
     def leave(self) -> None:
-        """Nobody reads on: what has no end now never gets one."""
+        """Nobody reads on: what has no end now never gets one, and whoever waits for more gets an error."""
         if self._end is None:
             self._end = RequestCancelledError(
                 f"request {self._request.request_id} was left before its end, which cancelled it", reason="LEFT"
             )
-            if self._inbox is not None:
-                self._inbox.fail(self._end)
+            self._inbox.fail(self._end)
+            if self._attaching is not None:
+                self._attaching.reschedule(asyncio.get_running_loop().time())
 
-    async def _begin(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
-        """Send the request, again if need be, until its first delta arrives."""
-        for num_attempts in itertools.count(1):
+    def _cancel(self) -> None:
+        """Cancel the request if it may still run somewhere."""
+        if self._session is not None and self._session.release(self._inbox):
+            return
+        error = self._inbox.interruption
+        if error is None or is_final(error):
+            return
+        if self._recovery.may_be_known or may_be_known_after(error, self._inbox.num_tokens):
+            self._connection.cancel_later(self._request.tenant, self._request.request_id)
+
+    async def _next(self, clock: _Clock) -> Delta | Result:
+        while True:
+            if self._session is None:
+                await self._attach(clock)
             try:
-                return await self._attempt(clock)
-            except (OverloadedError, UnavailableError) as error:
-                pause = pause_before_retry(error, num_attempts, self._retry, clock.remaining_seconds())
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
-        raise AssertionError("unreachable: the attempts end with an error")
+                return await self._read(clock)
+            except Interrupted as interrupted:
+                self._pause_seconds = self._pause_after(interrupted.error, clock)
+                self._session = None
 
-    async def _attempt(self, clock: _Clock) -> tuple[Session, Inbox, Delta | Result]:
-        session = await self._connection.session(connect_seconds=clock.connect_seconds())
-        inbox = session.submit(self._request)
+    async def _attach(self, clock: _Clock) -> None:
+        """Get a session that has the request, however many attempts that takes."""
         try:
-            return session, inbox, await self._next(inbox, clock)
-        except BaseException:
-            session.release(inbox)
-            raise
+            # Without a limit of its own: `leave` sets one, which has passed.
+            async with asyncio.timeout(None) as self._attaching:
+                while not await self._try_to_attach(clock):
+                    pass
+        except TimeoutError:
+            if self._end is None:
+                raise
+            # It was left, and who reads will hear of it.
+        finally:
+            self._attaching = None
 
-    async def _next(self, inbox: Inbox, clock: _Clock) -> Delta | Result:
+    async def _try_to_attach(self, clock: _Clock) -> bool:
+        try:
+            await self._connection.pause(self._pause_seconds)
+            connect_seconds = self._recovery.seconds_to_connect(
+                clock.now_s(), self._request.timeout.connect_seconds, clock.remaining_seconds()
+            )
+            session = await self._connection.session(connect_seconds=connect_seconds)
+            attachment = self._recovery.next_attachment(clock.now_s(), self._inbox.held())
+            session.submit(self._request, self._inbox, attachment)
+        except PacelineError as error:
+            self._pause_seconds = self._pause_after(error, clock)
+            return False
+        self._recovery.sent(clock.now_s())
+        self._inbox.go_on()
+        self._session = session
+        return True
+
+    def _pause_after(self, error: PacelineError, clock: _Clock) -> float:
+        """Seconds to wait before the next attempt; raises the error that ends the request."""
+        return self._recovery.pause_after(
+            error,
+            Circumstances(
+                now_s=clock.now_s(),
+                num_tokens=self._inbox.num_tokens,
+                was_answered=self._session is not None and self._session.was_answered,
+                remaining_seconds=clock.remaining_seconds(),
+            ),
+        )
+
+    async def _read(self, clock: _Clock) -> Delta | Result:
         remaining = clock.remaining_seconds()
-        if remaining is None or not inbox.is_empty:
+        if remaining is None or not self._inbox.is_empty:
             # No limit, or nothing to wait for: asyncio.timeout would cost more time than the reading.
-            return await inbox.get()
+            return await self._inbox.get()
         try:
             async with asyncio.timeout(remaining):
-                return await inbox.get()
+                return await self._inbox.get()
         except TimeoutError:
             raise RequestTimeoutError(
-                f"request {inbox.request_id} did not finish within {self._request.timeout.total_seconds} s",
+                f"request {self._request.request_id} did not finish within {self._request.timeout.total_seconds} s",
                 reason="TIMEOUT",
             ) from None
-
-
-def pause_before_retry(
-    error: PacelineError, num_attempts: int, retry: Retry, remaining_seconds: float | None
-) -> float | None:
-    """Seconds to wait before the next attempt at a request that was refused, or None when the error is final."""
-    # Exactly these two: a lost connection may have cost tokens, a failed one was tried for long enough.
-    if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= retry.max_attempts:
-        return None
-    asked = error.retry_after or 0.0
-    if asked > retry.max_delay_seconds:
-        return None
-    pause = max(asked, retry.delay_seconds(num_attempts))
-    return None if remaining_seconds is not None and pause >= remaining_seconds else pause

@@ -1,11 +1,14 @@
 """What has arrived for one request: checked when it comes, kept until it is read.
 
-Knows one request's output so far and its bound. Refuses to know where messages come from.
+Knows one request's output so far and its bound, over as many sessions as it takes. Refuses to know where messages come
+from, and whether more will come after one of them broke off.
 """
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
+from paceline_client.attachment import Held
 from paceline_client.errors import PacelineError, SlowConsumerError, StreamCorruptedError, StreamError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
 from paceline_client.results import Completion, Delta, FinishReason, Result, TokenLogprobs
@@ -24,6 +27,16 @@ class Transcript:
         self._logprobs: list[TokenLogprobs] = []
         self._hash = EMPTY_HASH
         self._attempt = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens have arrived."""
+        return len(self._token_ids)
+
+    @property
+    def held(self) -> Held:
+        """All that has arrived."""
+        return Held(self._index, tuple(self._token_ids), self._hash, self._attempt)
 
     def accept(self, received: ReceivedDelta) -> None:
         """Append a delta; `StreamCorruptedError` when tokens are missing, doubled or changed."""
@@ -64,10 +77,19 @@ def corrupted(request_id: str, what: str) -> StreamCorruptedError:
     return StreamCorruptedError(f"request {request_id}: a delta does not continue the output: {what}")
 
 
+class Interrupted(Exception):  # noqa: N818  not an error of the request, or not yet
+    """Everything that arrived was read, and what brought it broke off: `error` says how."""
+
+    def __init__(self, error: PacelineError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Inbox:
     """The deltas of one request that nobody has read yet, bounded in tokens for each completion, then its end.
 
-    The end, a result or an error, is read after the deltas that came before it, so nothing that arrived is lost.
+    The end, a result or an error, is read after the deltas that came before it, so nothing that arrived is lost; and
+    so is an interruption, after which the output may `go_on`.
     """
 
     def __init__(self, request_id: str, *, max_buffered_tokens: int, num_completions: int = 1) -> None:
@@ -75,8 +97,9 @@ class Inbox:
         self._max_buffered_tokens = max_buffered_tokens
         self._num_completions = num_completions
         self._transcripts: dict[int, Transcript] = {}  # by the completions' index
+        self._closed: frozenset[int] = frozenset()  # completions that had ended before the latest interruption
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self._num_finishes = 0
+        self._interruption: PacelineError | None = None
         self._unread: deque[Delta] = deque()
         self._num_unread_tokens = [0] * num_completions
         self._end: Result | PacelineError | None = None
@@ -90,7 +113,7 @@ class Inbox:
     @property
     def is_empty(self) -> bool:
         """Whether a reader would have to wait."""
-        return not self._unread and self._end is None
+        return not self._unread and self._end is None and self._interruption is None
 
     @property
     def has_ended(self) -> bool:
@@ -98,30 +121,50 @@ class Inbox:
         return self._end is not None
 
     @property
-    def num_missing_finishes(self) -> int:
-        """How many completions' ends have not come, whatever became of them here."""
-        return max(self._num_completions - self._num_finishes, 0)
+    def interruption(self) -> PacelineError | None:
+        """How the output broke off, until it goes on."""
+        return self._interruption
 
     @property
-    def is_over_on_the_server(self) -> bool:
-        """Whether every completion's end has come, whatever became of it here."""
-        return not self.num_missing_finishes
+    def num_tokens(self) -> int:
+        """How many tokens have arrived, of all completions."""
+        return sum(transcript.num_tokens for transcript in self._transcripts.values())
+
+    def held(self) -> tuple[Held, ...]:
+        """What has arrived, by completion."""
+        return tuple(self._transcripts[index].held for index in sorted(self._transcripts))
+
+    def interrupt(self, error: PacelineError) -> None:
+        """Nothing more comes the way it came, unless it has ended."""
+        if self._end is None:
+            self._interruption = error
+            self._wake()
+
+    def go_on(self) -> None:
+        """What follows continues the output. Completions that have ended may be told again, which is passed over."""
+        self._interruption = None
+        self._closed = frozenset(
+            index for index, transcript in self._transcripts.items() if transcript.completion is not None
+        )
 
     def accept(self, received: ReceivedDelta) -> None:
         """Take a delta in. One that does not fit the output or the buffer ends the inbox with a `StreamError`.
 
         A finish without a reason does not end it: the failure that explains it travels beside it.
         """
+        delta = received.delta
+        if delta.index in self._closed:
+            return
         try:
-            index = received.delta.index
-            transcript = self._transcripts.get(index) or self._begin(index)
+            transcript = self._transcripts.get(delta.index) or self._begin(delta.index)
             transcript.accept(received)
-            self._prompt_logprobs = self._prompt_logprobs or received.delta.prompt_logprobs
-            self._store(received.delta)
+            if delta.prompt_logprobs and self._prompt_logprobs:
+                delta = replace(delta, prompt_logprobs=())  # told again
+            self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+            self._store(delta)
         except StreamError as error:
             self.fail(error)
         if received.finish is not None:
-            self._num_finishes += 1
             self._end = self._end or self._result()
         self._wake()
 
@@ -147,7 +190,10 @@ class Inbox:
         self._wake()
 
     async def get(self) -> Delta | Result:
-        """The next delta, or the result at the end; raises the error that ended the request. One reader at a time."""
+        """The next delta, or the result at the end; raises the error that ended the request. One reader at a time.
+
+        Raises `Interrupted` while nothing brings more.
+        """
         while True:
             if self._unread:
                 delta = self._unread.popleft()
@@ -158,6 +204,8 @@ class Inbox:
                     return result
                 case PacelineError() as error:
                     raise error
+            if self._interruption is not None:
+                raise Interrupted(self._interruption)
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 

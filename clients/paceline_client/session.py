@@ -1,9 +1,10 @@
 """One Session stream: many requests out, the output of all of them in.
 
 Knows which requests run on this stream and whether its server is alive. Refuses to know how the stream was opened and
-what happens after it ends: every request that still runs then fails, with an error of its own.
+what happens after it ends: the inbox of every request that still runs is then told, each with an error of its own, and
+so it is when the server fails the request. Whether that is the request's end is for others to say.
 
-Each request's life: `submit` → deltas into its inbox → finish (acknowledged with the next heartbeat), failure, or
+Each request's life here: `submit` → deltas into its inbox → finish (acknowledged with the next heartbeat), failure, or
 `release` by the caller, which cancels it on the server.
 """
 
@@ -17,6 +18,7 @@ import grpc
 import grpc.aio
 
 from paceline_client import wire
+from paceline_client.attachment import Attachment
 from paceline_client.config import Keepalive, Limits
 from paceline_client.errors import (
     ClientClosedError,
@@ -40,7 +42,11 @@ _CONNECTION_STATUSES = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
+# What a server says that drives no executor now: behind the same name there may be one that does, for who dials again.
+_NOT_HERE = frozenset({"NO_EXECUTOR", "GIVEN_UP"})
 _FAREWELL_SECONDS = 0.5
+NOT_TAKEN = "SESSION_NOT_TAKEN"
+"""The reason of the error for a session that ended before the server had said anything."""
 
 ErrorFactory = Callable[[], PacelineError]
 
@@ -54,12 +60,13 @@ class SessionState(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
-    """A request on this stream whose end has not arrived."""
+    """A request on this stream whose end has not arrived, and how many ends of completions are to come on it."""
 
     request: Request
     inbox: Inbox
+    num_owed_finishes: int
 
 
 class Session:
@@ -90,8 +97,17 @@ class Session:
         """Whether the server has said anything on this stream."""
         return self._was_answered
 
-    def submit(self, request: Request) -> Inbox:
-        """Send a request. `OverloadedError` at the limit of running requests or of unsent messages."""
+    @property
+    def num_running(self) -> int:
+        """How many requests run on it."""
+        return len(self._running)
+
+    def submit(self, request: Request, inbox: Inbox, attachment: Attachment) -> None:
+        """Send a request, whose output goes on in this inbox.
+
+        `OverloadedError` at the limit of running requests or of unsent messages, `InvalidRequestError` for an id that
+        runs here already and for what no message can hold.
+        """
         if request.request_id in self._running:
             raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
         if max(len(self._running), self._outbox.qsize()) >= self._limits.max_concurrent_requests:
@@ -100,32 +116,35 @@ class Session:
                 f"Limits.max_concurrent_requests is {self._limits.max_concurrent_requests}",
                 reason="CLIENT_LIMIT",
             )
-        message = wire.generate_message(request, max_bytes=self._limits.max_request_bytes)
+        message = wire.generate_message(request, attachment, max_bytes=self._limits.max_request_bytes)
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()
         self._num_owed_finishes.pop(request.request_id, None)
-        inbox = Inbox(
-            request.request_id,
-            max_buffered_tokens=self._limits.max_buffered_tokens,
-            num_completions=request.num_completions,
-        )
-        self._running[request.request_id] = _Running(request, inbox)
+        self._running[request.request_id] = _Running(request, inbox, request.num_completions)
         self._outbox.put_nowait(message)
-        return inbox
 
-    def release(self, inbox: Inbox) -> None:
-        """The caller is done with a request: cancel it if it still runs. Never blocks and never fails."""
+    def release(self, inbox: Inbox) -> bool:
+        """The caller is done with a request: cancel it if it still runs, False when it does not run here.
+
+        Never blocks and never fails.
+        """
         running = self._running.get(inbox.request_id)
-        if running is not None and running.inbox is inbox:
-            del self._running[inbox.request_id]
-            self._num_owed_finishes[inbox.request_id] = inbox.num_missing_finishes
-            self._outbox.put_nowait(wire.cancel_message(running.request.tenant, inbox.request_id))
+        if running is None or running.inbox is not inbox:
+            return False
+        del self._running[inbox.request_id]
+        self._num_owed_finishes[inbox.request_id] = running.num_owed_finishes
+        self.cancel(running.request.tenant, inbox.request_id)
+        return True
+
+    def cancel(self, tenant: str, request_id: str) -> None:
+        """End a request on the server, whichever session has it."""
+        self._outbox.put_nowait(wire.cancel_message(tenant, request_id))
 
     async def close(self) -> None:
         """End the stream in good order: running requests fail with `ClientClosedError` and are cancelled."""
         for request_id, running in self._running.items():
-            self._outbox.put_nowait(wire.cancel_message(running.request.tenant, request_id))
+            self.cancel(running.request.tenant, request_id)
         self._end_all(lambda: ClientClosedError("the client was closed while the request ran"))
         self._acknowledge()
         farewell = asyncio.create_task(self._finish_writing())
@@ -135,6 +154,11 @@ class Session:
         self._task.cancel()
         await asyncio.wait([farewell, self._task])
 
+    async def abandon(self) -> None:
+        """End the stream at once. Its requests are not cancelled: to them it is a connection that was lost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
     # The stream
 
     async def _run(self) -> None:
@@ -143,8 +167,8 @@ class Session:
         writer = asyncio.create_task(self._write())
         try:
             # What stops the writer stops the reader as well, which then holds the status that says why.
-            done, _ = await asyncio.wait([reader, heart], return_when=asyncio.FIRST_COMPLETED)
-            end = done.pop().result()
+            await asyncio.wait([reader, heart], return_when=asyncio.FIRST_COMPLETED)
+            end = (reader if reader.done() else heart).result()
         finally:
             # An abandoned call leaks inside gRPC, so it is cancelled on every way out.
             self._call.cancel()
@@ -177,7 +201,7 @@ class Session:
     def _end_by_status(self, code: grpc.StatusCode, details: str) -> ErrorFactory:
         what = f"{code.name}: {details}" if details else code.name
         if not self._was_answered:
-            return lambda: UnavailableError(f"the server did not take the session ({what})")
+            return lambda: UnavailableError(f"the server did not take the session ({what})", reason=NOT_TAKEN)
         return lambda: ConnectionLostError(f"the connection to the server was lost ({what})")
 
     async def _write(self) -> None:
@@ -221,7 +245,8 @@ class Session:
             if delta.finish is not None and delta.finish.reason is None:
                 # Its failure was not beside it: better an error without a cause than a request that never ends.
                 self._fail(delta.request_id, ServerError("the server ended the request with an error it did not name"))
-        if received.drain_reason is not None and self._state is SessionState.OPEN:
+        is_wrong_place = any(error.reason in _NOT_HERE for _, error in received.failures)
+        if (received.drain_reason is not None or is_wrong_place) and self._state is SessionState.OPEN:
             self._state = SessionState.DRAINING
 
     def _deliver(self, received: wire.ReceivedDelta) -> None:
@@ -232,15 +257,17 @@ class Session:
                 self._count_finish(received.request_id)
             return
         running.inbox.accept(received)
-        if running.inbox.is_over_on_the_server:
-            self._unacknowledged.append(received.request_id)
+        if received.finish is not None:
+            running.num_owed_finishes -= 1
+            if not running.num_owed_finishes:
+                self._unacknowledged.append(received.request_id)
         if not running.inbox.has_ended:
             return
-        if running.inbox.is_over_on_the_server:
-            del self._running[received.request_id]
-        else:
-            # It ended because the delta was refused; the server does not know.
+        if running.num_owed_finishes:
+            # It ended because the delta was refused, or had its other ends before this attachment: the server goes on.
             self.release(running.inbox)
+        else:
+            del self._running[received.request_id]
 
     def _count_finish(self, request_id: str) -> None:
         """The end of a completion of a request that was left: with the last one it is acknowledged."""
@@ -254,10 +281,10 @@ class Session:
         self._num_owed_finishes.pop(request_id, None)
         running = self._running.pop(request_id, None)
         if running is not None:
-            running.inbox.fail(error)
+            running.inbox.interrupt(error)
 
     def _end_all(self, make_error: ErrorFactory) -> None:
         self._state = SessionState.ENDED
         for running in self._running.values():
-            running.inbox.fail(make_error())
+            running.inbox.interrupt(make_error())
         self._running.clear()

@@ -6,7 +6,7 @@ channel that `open_channel` makes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from google.rpc import status_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_client.attachment import Attachment
 from paceline_client.config import Tls
 from paceline_client.errors import Detail, PacelineError, error_from_status
 from paceline_client.requests import Prompt, Request, Sampling, invalid
@@ -31,11 +32,10 @@ from paceline_client.results import (
     Tokens,
     Usage,
 )
-from paceline_client.wire_requests import generate_request, set_all, set_field, set_prompt
+from paceline_client.wire_requests import generate_request, set_all, set_attachment, set_field, set_prompt
 
 SessionRequest = pb.SessionRequest
 SessionResponse = pb.SessionResponse
-SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 MAX_ACKNOWLEDGED_IDS = 4096
 _MAX_RECEIVED_BYTES = 16 * 1024 * 1024
@@ -51,6 +51,22 @@ _REQUEST_STATES = {
     pb.REQUEST_STATE_PREEMPTED: RequestState.PREEMPTED,
     pb.REQUEST_STATE_FINISHED: RequestState.FINISHED,
 }
+
+
+class SessionCall(Protocol):
+    """A Session call under way. All but `cancel` raise grpc.aio.AioRpcError once it has ended with an error."""
+
+    async def read(self) -> object:
+        """The next SessionResponse, or something else at the end of a call that ended well."""
+
+    async def write(self, request: pb.SessionRequest, /) -> None:
+        """Send a message; waits while too much is unsent."""
+
+    async def done_writing(self) -> None:
+        """Send nothing more."""
+
+    def cancel(self) -> bool:
+        """End it at once. Does nothing to one that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +148,11 @@ def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Det
 # Messages of a session
 
 
-def generate_message(request: Request, *, max_bytes: int) -> pb.SessionRequest:
+def generate_message(request: Request, attachment: Attachment, *, max_bytes: int) -> pb.SessionRequest:
     """The request as it is sent; `InvalidRequestError` for what has no place in a message, or is too large."""
-    return pb.SessionRequest(generate=generate_request(request, max_bytes=max_bytes))
+    message = generate_request(request, max_bytes=max_bytes)
+    set_attachment(message, attachment, max_bytes=max_bytes)
+    return pb.SessionRequest(generate=message)
 
 
 def cancel_message(tenant: str, request_id: str) -> pb.SessionRequest:

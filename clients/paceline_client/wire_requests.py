@@ -10,6 +10,7 @@ from google.protobuf.message import EncodeError
 
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
+from paceline_client.attachment import Attachment, Held
 from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Scheduling, Stopping, Text, invalid
 
 # A year, as good as for ever: servers take 366 days at most, and clocks and messages cannot hold every float.
@@ -32,6 +33,30 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     if (size := message.ByteSize()) > max_bytes:
         raise invalid("prompt", f"the request has {size} bytes, the limit is {max_bytes}")
     return message
+
+
+def set_attachment(message: pb.GenerateRequest, attachment: Attachment, *, max_bytes: int) -> None:
+    """Say that the request goes on without a stream, whose attachment this is, and what its client holds."""
+    message.resumable = True
+    message.attachment = attachment.number
+    if attachment.waited_seconds > 0:
+        message.waited.CopyFrom(_duration(attachment.waited_seconds))
+    for held in attachment.held:
+        if held.index == 0:
+            _set_held(message, held)
+        else:
+            _set_held(message.resume_points.add(index=held.index), held)
+    if attachment.held and message.ByteSize() > max_bytes:
+        # Without its tokens it can still be found: by the hash, where there is a record of it.
+        for part in (message, *message.resume_points):
+            part.ClearField("prior_output_token_ids")
+
+
+def _set_held(message: pb.GenerateRequest | pb.ResumePoint, held: Held) -> None:
+    message.resume_from = len(held.token_ids)
+    message.resume_hash = held.rolling_hash
+    message.last_attempt = held.last_attempt
+    message.prior_output_token_ids.extend(held.token_ids)
 
 
 def set_field(message: object, name: str, value: object, path: str = "") -> None:

@@ -3,21 +3,22 @@
 import asyncio
 import gc
 
+import grpc
 import pytest
 
 from paceline_client import (
     AsyncClient,
     ClientClosedError,
-    ConnectionLostError,
     FinishReason,
     Keepalive,
     NotFoundError,
     RequestCancelledError,
     RequestTimeoutError,
     Sampling,
+    ServerError,
     Timeout,
 )
-from paceline_client.testing import Break, End, FakeServer, Hold, Tokens, say
+from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens, say
 
 QUICK = Keepalive(heartbeat_seconds=0.02)
 UNFINISHED = [Tokens((1,), "a"), Hold()]
@@ -197,13 +198,14 @@ async def test_tasks_that_read_one_stream_share_its_deltas():
 
 async def test_every_reader_of_a_failed_stream_can_ask_why():
     """The error goes to the one that waited; the others' iteration ends, and the result raises it."""
-    async with FakeServer([Tokens((1,), "a"), Break()]) as server, AsyncClient(server.target) as client:
+    script = [Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "a bug")]
+    async with FakeServer(script) as server, AsyncClient(server.target) as client:
         stream = client.stream("?")
-        with pytest.raises(ConnectionLostError):
+        with pytest.raises(ServerError):
             await stream.collect()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-        with pytest.raises(ConnectionLostError):
+        with pytest.raises(ServerError):
             await stream.collect()
 
 

@@ -16,6 +16,7 @@ from paceline_client import Keepalive, Limits, Retry, Timeout, Tls
         (lambda: Retry(max_attempts=0), "max_attempts"),
         (lambda: Retry(multiplier=0.5), "multiplier"),
         (lambda: Retry(jitter=1), "jitter"),
+        (lambda: Retry(max_outage_seconds=0), "max_outage_seconds"),
         (lambda: Keepalive(heartbeat_seconds=1, silence_seconds=1.5), "silence_seconds"),
         (lambda: Limits(max_buffered_tokens=0), "max_buffered_tokens"),
         (lambda: Tls(private_key=b"key"), "certificate_chain"),

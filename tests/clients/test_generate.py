@@ -94,7 +94,7 @@ async def test_the_request_arrives_as_it_was_given():
         ("system", "be brief"),
         ("user", "hello there"),
     ]
-    assert (sent.stopping.max_tokens, sent.tenant, sent.model, sent.resumable) == (4, "blue", "fake", False)
+    assert (sent.stopping.max_tokens, sent.tenant, sent.model, sent.resumable) == (4, "blue", "fake", True)
 
 
 async def test_many_requests_share_one_session():

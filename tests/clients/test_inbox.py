@@ -1,6 +1,7 @@
 """An inbox takes exactly the output that was sent, in any grouping, and refuses everything else."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from paceline_client.errors import ConnectionLostError, SlowConsumerError, StreamCorruptedError
 from paceline_client.hashing import rolling_hash
-from paceline_client.inbox import Inbox
-from paceline_client.results import Delta, FinishReason, Result, Usage
+from paceline_client.inbox import Inbox, Interrupted
+from paceline_client.results import Delta, FinishReason, Result, TokenLogprobs, Usage
 from paceline_client.wire import Finish, ReceivedDelta
 
 FINISH = Finish(FinishReason.STOP, None, Usage(3, 0, 5))
@@ -123,7 +124,7 @@ async def test_the_result_waits_for_the_last_completion():
     inbox = Inbox("r", max_buffered_tokens=100, num_completions=2)
     for delta in (received([5], 0, [], index=1), received([6], 1, [5], FINISH, index=1), received([7], 0, [])):
         inbox.accept(delta)
-    assert (inbox.has_ended, inbox.is_over_on_the_server) == (False, False)
+    assert not inbox.has_ended
     inbox.accept(received([8], 1, [7], FINISH))
     ids, result = await drain(inbox)
     assert ids == [5, 6, 7, 8]
@@ -188,13 +189,65 @@ async def test_the_first_end_stays():
     assert result.token_ids == (1,)
 
 
+async def test_an_interruption_is_read_after_what_came_before_it():
+    """Then it goes on where it was; what is told again of a completion that has ended is passed over."""
+    inbox = Inbox("r", max_buffered_tokens=10, num_completions=2)
+    for delta in (received([1], 0, []), received([5], 0, [], FINISH, index=1)):
+        inbox.accept(delta)
+    inbox.interrupt(ConnectionLostError("gone"))
+    assert [(await inbox.get()).index, (await inbox.get()).index] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(Interrupted) as caught:
+            await inbox.get()
+        assert caught.value.error is inbox.interruption
+    assert [(held.index, held.token_ids, held.last_attempt) for held in inbox.held()] == [(0, (1,), 1), (1, (5,), 1)]
+    inbox.go_on()
+    assert inbox.is_empty
+    for delta in (received([7, 7], 0, [], FINISH, index=1), received([2], 1, [1], FINISH)):
+        inbox.accept(delta)
+    ids, result = await drain(inbox)
+    assert (ids, [completion.token_ids for completion in result.completions]) == ([2], [(1, 2), (5,)])
+
+
+async def test_the_prompt_is_judged_once():
+    """A server that starts over may tell the prompt's log-probabilities again."""
+    told = (TokenLogprobs(0, -0.5, ()),)
+
+    def first(delta):
+        return delta._replace(delta=replace(delta.delta, prompt_logprobs=told))
+
+    inbox = Inbox("r", max_buffered_tokens=10)
+    inbox.accept(first(received([1], 0, [])))
+    inbox.interrupt(ConnectionLostError("gone"))
+    assert (await inbox.get()).prompt_logprobs == told
+    inbox.go_on()
+    inbox.accept(first(received([2], 1, [1], FINISH)))
+    assert (await inbox.get()).prompt_logprobs == ()
+    assert (await inbox.get()).prompt_logprobs == told
+
+
+async def test_an_end_is_not_interrupted():
+    """What is complete needs no session."""
+    inbox = Inbox("r", max_buffered_tokens=10)
+    inbox.accept(received([1], 0, [], FINISH))
+    inbox.interrupt(ConnectionLostError("later"))
+    assert inbox.interruption is None
+    assert (await drain(inbox))[0] == [1]
+
+
 async def test_a_waiting_reader_wakes_up():
-    """A delta, and an error, reach a reader that came first."""
+    """A delta, an interruption and an error reach a reader that came first."""
     inbox = Inbox("r", max_buffered_tokens=10)
     waiting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)
     inbox.accept(received([7], 0, []))
     assert (await waiting).token_ids == (7,)
+    waiting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    inbox.interrupt(ConnectionLostError("away"))
+    with pytest.raises(Interrupted, match="away"):
+        await waiting
+    inbox.go_on()
     waiting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)
     inbox.fail(ConnectionLostError("gone"))

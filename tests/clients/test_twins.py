@@ -18,7 +18,7 @@ from paceline_client import (
     Sampling,
     Stream,
 )
-from paceline_client.testing import Break, End, Fail, FakeServer, Hold, Tokens, say
+from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, say
 
 SCRIPTS = {
     "words": say("one two three"),
@@ -28,7 +28,8 @@ SCRIPTS = {
     "full": [Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_after_seconds=9)],
     "gap": [Tokens((1,), "a"), Tokens((2,), "b", offset_error=3)],
     "changed": [Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)],
-    "broken": [Tokens((1,), "a"), Break()],
+    "broken": [Tokens((1,), "a"), Break(), Tokens((2,), "b"), Break(), End()],
+    "forgotten": [Tokens((1,), "a"), Die(), Tokens((2,), "b"), End()],
     "several": [Tokens((1,), "a"), Tokens((2,), "b", completion=1), End(completion=1), End()],
     "internal": [Tokens((1,), "a"), Fail(grpc.StatusCode.INTERNAL, "bug")],
 }
@@ -65,6 +66,7 @@ def test_both_see_the_same(name):
     sampling = Sampling(n=2 if name == "several" else None)
     with FakeServer(SCRIPTS[name]) as server:
         async_came, async_end = asyncio.run(play_async(server.target, sampling))
+    with FakeServer(SCRIPTS[name]) as server:
         sync_came, sync_end = play_sync(server.target, sampling)
     assert sync_came == async_came
     if isinstance(async_end, PacelineError):

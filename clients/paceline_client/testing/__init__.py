@@ -12,6 +12,7 @@ A script is a list of steps, played for every request, or a function from the re
 
 from paceline_client.testing.script import (
     Break,
+    Die,
     Drain,
     End,
     Fail,
@@ -27,6 +28,7 @@ from paceline_client.testing.server import FakeServer
 
 __all__ = [
     "Break",
+    "Die",
     "Drain",
     "End",
     "Fail",

@@ -1,4 +1,8 @@
-"""The steps a fake server plays for a request. Values only; `servicer` plays them."""
+"""The steps a fake server plays for a request. Values only; `played` plays them.
+
+`Break` and `Die` happen once in a request's life. A request that was forgotten is played again from its beginning; what
+its client says to hold is passed over, and so is everything between.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,13 +68,18 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """End the whole session at once with this status."""
+    """End the whole session at once with this status. Its requests play on, for whoever comes back to them."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     message: str = "connection reset"
 
 
-Step = Tokens | End | Fail | Hold | Drain | Break
+@dataclass(frozen=True, slots=True)
+class Die:
+    """End every session and forget every request, as if scheduler and executors had died and come up again."""
+
+
+Step = Tokens | End | Fail | Hold | Drain | Break | Die
 Script = Sequence[Step] | Callable[[pb.GenerateRequest], Sequence[Step]]
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from paceline_client.loop_thread import LoopThread
-from paceline_client.testing.script import Script
+from paceline_client.testing.script import Break, Fail, Script
 from paceline_client.testing.servicer import FakeServicer, Seen
 
 DEFAULT_MODEL = pb.Model(
@@ -35,11 +35,17 @@ class FakeServer:
         *,
         models: Sequence[pb.Model] = (DEFAULT_MODEL,),
         heartbeat_seconds: float | None = 0.1,
+        break_after: Sequence[int] = (),
         port: int = 0,
     ) -> None:
+        """`break_after`: the first session breaks when it has said so many deltas, the second after the second number.
+
+        Sessions after the last number do not break by themselves. Requests play on, for whoever comes back to them.
+        """
         self._script = script
         self._models = models
         self._heartbeat_seconds = heartbeat_seconds
+        self._break_after = break_after
         self._port = port
         self._loop_thread = LoopThread("paceline-fake-server")
         self._server: grpc.aio.Server | None = None
@@ -71,6 +77,18 @@ class FakeServer:
     def release(self) -> None:
         """Let every `Hold` pass, also later ones."""
         self._loop_thread.run(_call(self._running().released.set))
+
+    def refuse_resumes(self, *failures: Fail) -> None:
+        """Refuse whoever comes back to a request, once for each of these failures."""
+        self._running().resume_refusals += failures
+
+    def refuse_sessions(self, refusal: Break | None) -> None:
+        """End every new session at once with this status; None: take them again."""
+        self._running().session_refusal = refusal
+
+    def die(self) -> None:
+        """End every session and forget every request, as if scheduler and executors had died and come up again."""
+        self._loop_thread.run(_call(self._running().die))
 
     def set_models(self, models: Sequence[pb.Model]) -> None:
         """Serve other models from now on."""
@@ -106,7 +124,12 @@ class FakeServer:
         await asyncio.to_thread(self.stop)
 
     async def _start(self) -> None:
-        self._servicer = FakeServicer(self._script, models=self._models, heartbeat_seconds=self._heartbeat_seconds)
+        self._servicer = FakeServicer(
+            self._script,
+            models=self._models,
+            heartbeat_seconds=self._heartbeat_seconds,
+            break_after=self._break_after,
+        )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_InferenceServiceServicer_to_server(self._servicer, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")

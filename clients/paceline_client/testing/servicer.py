@@ -1,31 +1,29 @@
 """Plays scripts on the InferenceService. Knows the protocol as a server speaks it; has no model and no schedule."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
 from paceline.v1 import inference_pb2 as pb
-from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
-from paceline_client.hashing import rolling_hash
-from paceline_client.results import FinishReason
-from paceline_client.testing.script import Break, Drain, End, Fail, Hold, Script, Step, Tokens
+from paceline_client.testing.messages import error_details, pack, request_error
+from paceline_client.testing.played import PlayedRequest, RefusedError, stale
+from paceline_client.testing.script import Break, Fail, Script, Step
+from paceline_client.testing.session import FakeSession
 
-_REASONS = {
-    None: sampling_pb.FINISH_REASON_ERROR,
-    FinishReason.STOP: sampling_pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: sampling_pb.FINISH_REASON_CANCELLED,
-}
 Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
+
+
+class BrokenOffError(Exception):
+    """A session that ends with a status."""
+
+    def __init__(self, step: Break) -> None:
+        super().__init__(step.message)
+        self.step = step
 
 
 @dataclass(slots=True)
@@ -42,33 +40,115 @@ class Seen:
 class FakeServicer(InferenceServiceServicer):
     """One model, one script, any number of sessions."""
 
-    def __init__(self, script: Script, *, models: Sequence[pb.Model], heartbeat_seconds: float | None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        models: Sequence[pb.Model] = (),
+        heartbeat_seconds: float | None = 0.1,
+        break_after: Sequence[int] = (),
+    ) -> None:
         self.script = script
         self.models = list(models)
         self.seen = Seen()
         self.released = asyncio.Event()
+        self.resume_refusals: list[Fail] = []
+        self.session_refusal: Break | None = None
         self._heartbeat_seconds = heartbeat_seconds
-        self._sessions: list[_FakeSession] = []
+        self._break_after = list(break_after)
+        self._sessions: list[FakeSession] = []
+        self._requests: dict[tuple[str, str], PlayedRequest] = {}  # by tenant and id, until their end is acknowledged
+        self._spent: dict[tuple[str, str], set[int]] = {}
 
     async def Session(  # noqa: N802  gRPC's spelling
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Context
     ) -> AsyncIterator[pb.SessionResponse]:
         """Play the script for every request of the session; several deltas that wait go out in one message."""
+        try:
+            async for response in self.serve(request_iterator):
+                yield response
+        except BrokenOffError as error:
+            await context.abort(error.step.code, error.step.message)
+
+    async def serve(self, messages: AsyncIterator[pb.SessionRequest]) -> AsyncGenerator[pb.SessionResponse, None]:
+        """A session without gRPC around it. `BrokenOffError` where it ends with a status."""
         self.seen.num_sessions += 1
-        session = _FakeSession(self, request_iterator)
+        if self.session_refusal is not None:
+            raise BrokenOffError(self.session_refusal)
+        session = FakeSession(self, messages, self._break_after.pop(0) if self._break_after else None)
         self._sessions.append(session)
         try:
             while (response := await session.next_response(self._heartbeat_seconds)) is not None:
                 yield response
             if session.broken is not None:
-                await context.abort(session.broken.code, session.broken.message)
+                raise BrokenOffError(session.broken)
         finally:
             self._sessions.remove(session)
             session.close()
 
+    # For the sessions
+
+    def heard(self, message: pb.SessionRequest) -> None:
+        """Note what a client has sent."""
+        match message.WhichOneof("message"):
+            case "generate":
+                self.seen.requests.append(message.generate)
+            case "cancel":
+                self.seen.cancelled.append(message.cancel.request_id)
+            case "acknowledge":
+                self.seen.acknowledged += message.acknowledge.request_ids
+            case "heartbeat":
+                self.seen.num_heartbeats += 1
+
+    def begin(self, request: pb.GenerateRequest, session: FakeSession) -> PlayedRequest:
+        """Start a request, or attach the session to one that plays. `RefusedError`."""
+        key, attachment = (request.tenant, request.request_id), max(request.attachment, 1)
+        if attachment > 1 and self.resume_refusals:
+            raise RefusedError(self.resume_refusals.pop(0))
+        played = self._requests.get(key)
+        if played is None:
+            steps, spent = self.steps_for(request), self._spent.setdefault(key, set())
+            played = self._requests[key] = PlayedRequest(self, request, steps, spent)
+            played.listener = session
+        elif attachment > played.attachment:
+            played.attach(session, request)
+        elif attachment == played.attachment:
+            message = f"request_id {request.request_id!r} is in use"
+            raise RefusedError(Fail(grpc.StatusCode.ALREADY_EXISTS, message, "DUPLICATE_REQUEST"))
+        else:
+            raise RefusedError(stale(request.request_id))
+        return played
+
+    def cancel(self, tenant: str, request_id: str) -> bool:
+        """End a request; False when none of this name plays."""
+        played = self._requests.get((tenant, request_id))
+        return played is not None and played.cancel()
+
+    def acknowledge(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+        for key, played in tuple(self._requests.items()):
+            if key[1] == request_id and played.is_over:
+                self.forget(played)
+
+    def forget(self, request: PlayedRequest) -> None:
+        """Forget one request."""
+        for key, played in tuple(self._requests.items()):
+            if played is request:
+                del self._requests[key]
+
+    def die(self) -> None:
+        """End every session and forget every request, as if scheduler and executors had died and come up again."""
+        for session in self._sessions:
+            session.break_off(Break())
+        for played in self._requests.values():
+            played.stop()
+        self._requests.clear()
+
+    # Short calls
+
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
         """End the request, in whichever session it plays."""
-        if not any(session.cancel(request.request_id) for session in self._sessions):
+        if not self.cancel(request.tenant, request.request_id):
             await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
         self.seen.cancelled.append(request.request_id)
         return pb.CancelResponse()
@@ -110,12 +190,11 @@ class FakeServicer(InferenceServiceServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Every request that plays runs, at an executor of the name "fake"."""
-        for session in self._sessions:
-            num_output_tokens = session.num_output_tokens(request.request_id)
-            if num_output_tokens is not None:
-                return pb.ExplainResponse(
-                    state=pb.REQUEST_STATE_RUNNING, executor="fake", num_output_tokens=num_output_tokens
-                )
+        played = self._requests.get((request.tenant, request.request_id))
+        if played is not None and not played.is_over:
+            return pb.ExplainResponse(
+                state=pb.REQUEST_STATE_RUNNING, executor="fake", num_output_tokens=played.num_output_tokens
+            )
         await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
         raise AssertionError("abort raises")
 
@@ -134,186 +213,10 @@ class FakeServicer(InferenceServiceServicer):
         return self.script(request) if callable(self.script) else self.script
 
 
-@dataclass(frozen=True, slots=True)
-class _Playing:
-    """A request whose script runs."""
-
-    task: asyncio.Task[None]
-    outputs: list[list[int]]
-    """The tokens of each completion."""
-
-
-class _FakeSession:
-    """One open session: a task per request, and one queue of what they have to say."""
-
-    def __init__(self, servicer: FakeServicer, incoming: AsyncIterator[pb.SessionRequest]) -> None:
-        self._servicer = servicer
-        self._outgoing: asyncio.Queue[pb.SessionResponse | None] = asyncio.Queue()
-        self._playing: dict[str, _Playing] = {}
-        self._takes_no_more = False
-        self._listener = asyncio.create_task(self._listen(incoming))
-        self.broken: Break | None = None
-
-    async def next_response(self, heartbeat_seconds: float | None) -> pb.SessionResponse | None:
-        """Everything that waits, as one message, or a heartbeat; None at the end of the session."""
-        response = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(heartbeat_seconds):
-                response = await self._outgoing.get()
-                while response is not None and not self._outgoing.empty():
-                    if (more := self._outgoing.get_nowait()) is None:
-                        self._outgoing.put_nowait(None)
-                        return response
-                    response.MergeFrom(more)
-                return response
-        return pb.SessionResponse(heartbeat=pb.Heartbeat())
-
-    def close(self) -> None:
-        """Stop everything that plays."""
-        for task in (self._listener, *(playing.task for playing in self._playing.values())):
-            task.cancel()
-
-    def cancel(self, request_id: str) -> bool:
-        """End a request with what it has; False when it does not play here."""
-        playing = self._playing.pop(request_id, None)
-        if playing is None:
-            return False
-        playing.task.cancel()
-        for number, output in enumerate(playing.outputs):
-            self._send(request_id, end_delta(End(FinishReason.CANCELLED, completion=number), output))
-        self._end_if_done()
-        return True
-
-    def num_output_tokens(self, request_id: str) -> int | None:
-        """How many tokens were sent of a request; None when it does not play here."""
-        playing = self._playing.get(request_id)
-        return None if playing is None else sum(len(output) for output in playing.outputs)
-
-    async def _listen(self, incoming: AsyncIterator[pb.SessionRequest]) -> None:
-        seen = self._servicer.seen
-        async for message in incoming:
-            match message.WhichOneof("message"):
-                case "generate":
-                    seen.requests.append(message.generate)
-                    self._start(message.generate)
-                case "cancel":
-                    seen.cancelled.append(message.cancel.request_id)
-                    self.cancel(message.cancel.request_id)
-                case "acknowledge":
-                    seen.acknowledged += message.acknowledge.request_ids
-                case "heartbeat":
-                    seen.num_heartbeats += 1
-        self._takes_no_more = True
-        self._end_if_done()
-
-    def _start(self, request: pb.GenerateRequest) -> None:
-        steps = self._servicer.steps_for(request)
-        outputs: list[list[int]] = [[] for _ in range(request.sampling.n or 1)]
-        task = asyncio.create_task(self._play(request.request_id, steps, outputs))
-        self._playing[request.request_id] = _Playing(task, outputs)
-
-    async def _play(self, request_id: str, steps: Sequence[Step], outputs: list[list[int]]) -> None:
-        for step in steps:
-            match step:
-                case Tokens():
-                    self._send(request_id, tokens_delta(step, outputs[step.completion]))
-                    outputs[step.completion] += step.token_ids
-                case End():
-                    self._send(request_id, end_delta(step, outputs[step.completion]))
-                case Fail():
-                    failure = pb.SessionFailure(request_id=request_id, error=request_error(step))
-                    self._outgoing.put_nowait(pb.SessionResponse(failures=[failure]))
-                case Hold():
-                    await self._servicer.released.wait()
-                case Drain(reason):
-                    self._takes_no_more = True
-                    self._outgoing.put_nowait(pb.SessionResponse(drain=pb.Drain(reason=reason)))
-                case Break():
-                    self.broken = step
-                    self._outgoing.put_nowait(None)
-        del self._playing[request_id]
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._takes_no_more and not self._playing:
-            self._outgoing.put_nowait(None)
-
-    def _send(self, request_id: str, delta: pb.Delta) -> None:
-        self._outgoing.put_nowait(pb.SessionResponse(deltas=[pb.SessionDelta(request_id=request_id, delta=delta)]))
-
-
-def tokens_delta(step: Tokens, output: Sequence[int]) -> pb.Delta:
-    """The delta of a step that follows this output."""
-    logprobs = []
-    if step.logprob is not None:
-        logprobs = [sampling_pb.TokenLogprobs(token_id=token, logprob=step.logprob) for token in step.token_ids]
-    prompt_logprobs = []
-    if step.prompt_logprob is not None:
-        prompt_logprobs = [sampling_pb.TokenLogprobs(token_id=0, logprob=step.prompt_logprob)]
-    return pb.Delta(
-        index=step.completion,
-        prompt_logprobs=prompt_logprobs,
-        offset=len(output) + step.offset_error,
-        token_ids=step.token_ids,
-        text=step.text,
-        attempt=1,
-        rolling_hash=rolling_hash([*output, *step.token_ids]) ^ step.hash_error,
-        logprobs=logprobs,
-    )
-
-
-def end_delta(step: End, output: Sequence[int]) -> pb.Delta:
-    """The last delta after this output."""
-    finish = pb.Finish(
-        reason=_REASONS[step.reason],
-        usage=pb.Usage(
-            num_prompt_tokens=step.num_prompt_tokens,
-            num_cached_tokens=step.num_cached_tokens,
-            num_output_tokens=len(output),
-        ),
-    )
-    if isinstance(step.matched_stop, str):
-        finish.stop_text = step.matched_stop
-    elif step.matched_stop is not None:
-        finish.stop_token_id = step.matched_stop
-    return pb.Delta(
-        index=step.completion, offset=len(output), attempt=1, rolling_hash=rolling_hash(output), finish=finish
-    )
-
-
-def error_details(failure: Fail) -> list[Message]:
-    """The google.rpc messages that go with a failure."""
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain="paceline")]
-    if failure.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if failure.retry_after_seconds is not None:
-        delay = Duration()
-        delay.FromNanoseconds(int(failure.retry_after_seconds * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return details
-
-
-def request_error(failure: Fail) -> sampling_pb.RequestError:
-    """The failure as it travels inside a session."""
-    packed = [_pack(detail) for detail in error_details(failure)]
-    return sampling_pb.RequestError(
-        code=failure.code.value[0],
-        message=failure.message,
-        details=[sampling_pb.ErrorDetail(type_url=item.type_url, value=item.value) for item in packed],
-    )
-
-
 async def abort(context: Context, failure: Fail) -> None:
     """End a call with the failure as its status."""
-    details = [_pack(detail) for detail in error_details(failure)]
+    details = [pack(detail) for detail in error_details(failure)]
     status = status_pb2.Status(code=failure.code.value[0], message=failure.message, details=details)
     await context.abort(
         failure.code, failure.message, trailing_metadata=(("grpc-status-details-bin", status.SerializeToString()),)
     )
-
-
-def _pack(detail: Message) -> AnyMessage:
-    packed = AnyMessage()
-    packed.Pack(detail)
-    return packed

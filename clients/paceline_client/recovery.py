@@ -1,0 +1,163 @@
+"""Whether and when a request is sent again after a failure, and as which attachment.
+
+Knows what each failure says: that the request is refused, that whoever ran it is gone, or that there is no use. Refuses
+to know streams; it is told the time, in seconds of a monotonic clock.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from paceline_client.attachment import Attachment, Held
+from paceline_client.config import Retry
+from paceline_client.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    OverloadedError,
+    PacelineError,
+    RequestTimeoutError,
+    SlowConsumerError,
+    UnavailableError,
+)
+from paceline_client.session import NOT_TAKEN
+
+_DRAINING = "DRAINING"
+# The server ran the request, and says that it runs it no longer.
+_GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known when a request fails."""
+
+    now_s: float
+    num_tokens: int
+    """How many tokens have arrived."""
+    was_answered: bool
+    """Whether its session has heard from the server."""
+    remaining_seconds: float | None
+    """What is left of the request's time; None: no limit."""
+
+
+@dataclass(slots=True)
+class _Outage:
+    """The time without a server for the request since its last output."""
+
+    num_tokens: int
+    began_s: float
+    spent_seconds: float = 0.0  # before `began_s`, with times in between when a server had the request
+    num_failures: int = 0
+
+
+class Recovery:
+    """What becomes of one request after each of its failures."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+        self._num_refusals = 0
+        self._number = 0
+        self._may_be_known = False
+        self._first_sent_s: float | None = None
+        self._last_sent_s = 0.0
+        self._outage: _Outage | None = None
+        self._cause: PacelineError | None = None
+
+    @property
+    def may_be_known(self) -> bool:
+        """Whether a server may have the request, also while no session of this client has it."""
+        return self._may_be_known
+
+    def next_attachment(self, now_s: float, held: tuple[Held, ...]) -> Attachment:
+        """What the request is sent with now. A request that was only ever refused is still one that comes first."""
+        if self._may_be_known or not self._number:
+            self._number += 1
+        waited = 0.0 if self._first_sent_s is None else now_s - self._first_sent_s
+        return Attachment(self._number, waited, held)
+
+    def sent(self, now_s: float) -> None:
+        """The request was sent."""
+        self._first_sent_s = now_s if self._first_sent_s is None else self._first_sent_s
+        self._last_sent_s = now_s
+
+    def seconds_to_connect(self, now_s: float, connect_seconds: float, remaining_seconds: float | None) -> float:
+        """How long to try for a session: as long as it may take in general, in an outage as long as that may last."""
+        if self._outage is not None:
+            return self._seconds_left(self._outage, now_s, remaining_seconds)
+        return connect_seconds if remaining_seconds is None else min(connect_seconds, remaining_seconds)
+
+    def pause_after(self, error: PacelineError, at: Circumstances) -> float:
+        """Seconds to wait before the request is sent again; raises the error that ends it where that is no use."""
+        if isinstance(error, ConnectFailedError):
+            self._raise_unreachable(error, at)
+        self._may_be_known = self._may_be_known or may_be_known_after(error, at.num_tokens)
+        if is_final(error):
+            raise error
+        if self._may_be_known or error.reason == _DRAINING:
+            return self._endure(error, at)
+        self._num_refusals += 1
+        pause = pause_before_retry(error, self._num_refusals, self._retry, at.remaining_seconds)
+        if pause is None:
+            raise error
+        return pause
+
+    def _endure(self, error: PacelineError, at: Circumstances) -> float:
+        is_lost = _is_lost(error)
+        outage = self._outage
+        if outage is None or outage.num_tokens != at.num_tokens:
+            outage = self._outage = _Outage(at.num_tokens, at.now_s)
+        elif is_lost and at.was_answered:
+            outage.spent_seconds += max(self._last_sent_s - outage.began_s, 0.0)
+            outage.began_s = at.now_s
+        outage.num_failures += 1
+        self._cause = error
+        num_pauses = outage.num_failures
+        if is_lost:
+            # Back at once the first time. Where the server said nothing at all the connection makes a pause of its own.
+            num_pauses = num_pauses - 1 if at.was_answered else 0
+        pause = max(error.retry_after or 0.0, self._retry.delay_seconds(num_pauses) if num_pauses else 0.0)
+        if pause >= self._seconds_left(outage, at.now_s, at.remaining_seconds):
+            raise error
+        return pause
+
+    def _seconds_left(self, outage: _Outage, now_s: float, remaining_seconds: float | None) -> float:
+        if remaining_seconds is not None:
+            return remaining_seconds
+        return max(self._retry.max_outage_seconds - outage.spent_seconds - (now_s - outage.began_s), 0.0)
+
+    def _raise_unreachable(self, error: ConnectFailedError, at: Circumstances) -> NoReturn:
+        """No session came: say what was lost as well, if something was."""
+        if self._outage is None or self._cause is None:
+            raise error
+        what = f"{self._cause}, and since then: {error}"
+        if at.remaining_seconds is not None:
+            raise RequestTimeoutError(f"the request's time is up: {what}", reason="TIMEOUT") from error
+        if isinstance(self._cause, ConnectionLostError):
+            raise ConnectionLostError(what, reason=self._cause.reason) from error
+        raise self._cause from error
+
+
+def is_final(error: PacelineError) -> bool:
+    """Whether sending the request again is no use. What says 'not here' or 'not now' is not final."""
+    # Exactly these: what is derived from them says more, and something else.
+    return type(error) not in (OverloadedError, UnavailableError, ConnectionLostError, SlowConsumerError)
+
+
+def may_be_known_after(error: PacelineError, num_tokens: int) -> bool:
+    """Whether a server may have a request that failed so, after so many tokens."""
+    return num_tokens > 0 or _is_lost(error) or error.reason in _GIVEN_UP
+
+
+def _is_lost(error: PacelineError) -> bool:
+    return isinstance(error, ConnectionLostError) or error.reason == NOT_TAKEN
+
+
+def pause_before_retry(
+    error: PacelineError, num_attempts: int, retry: Retry, remaining_seconds: float | None
+) -> float | None:
+    """Seconds to wait before the next attempt at a request that was refused, or None when the error is final."""
+    if type(error) not in (OverloadedError, UnavailableError) or num_attempts >= retry.max_attempts:
+        return None
+    asked = error.retry_after or 0.0
+    if asked > retry.max_delay_seconds:
+        return None
+    pause = max(asked, retry.delay_seconds(num_attempts))
+    return None if remaining_seconds is not None and pause >= remaining_seconds else pause

@@ -1,0 +1,131 @@
+"""The fake server without sockets, in the caller's own event loop: for tests in virtual time, of many interruptions.
+
+server = MemoryServer(FakeServicer(say("hello")))
+connection = Connection("memory", dial=server.dial, retry=Retry(), keepalive=Keepalive(), limits=Limits())
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_client.testing.script import Break
+from paceline_client.testing.servicer import BrokenOffError, FakeServicer
+
+Serve = Callable[[AsyncIterator[pb.SessionRequest]], AsyncGenerator[pb.SessionResponse, None]]
+
+
+class MemoryServer:
+    """A servicer that can be reached while it is up. Going down it keeps its requests: they play on."""
+
+    def __init__(self, servicer: FakeServicer) -> None:
+        self.servicer = servicer
+        self.is_up = True
+        self.num_dialled = 0
+        self._calls: list[MemoryCall] = []
+
+    def dial(self) -> "MemoryChannel":
+        """A channel to it, which has not connected yet."""
+        self.num_dialled += 1
+        return MemoryChannel(self)
+
+    def open_call(self) -> "MemoryCall":
+        """A session of it."""
+        call = MemoryCall(self.servicer.serve)
+        if not self.is_up:
+            call.break_off(Break())
+        self._calls.append(call)
+        return call
+
+    def go_down(self) -> None:
+        """Break every session and refuse new ones."""
+        self.is_up = False
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.break_off(Break())
+
+    def come_up(self) -> None:
+        """Be there again."""
+        self.is_up = True
+
+
+class MemoryChannel:
+    """A `channel.Channel` to a `MemoryServer`."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        self._is_closed = False
+
+    async def becomes_ready(self, seconds: float) -> bool:
+        """Whether the server is up."""
+        await asyncio.sleep(0)
+        return self._server.is_up and not self._is_closed and seconds > 0
+
+    async def why_not_ready(self) -> str:
+        """It is down."""
+        return "connection refused"
+
+    def open_session(self) -> "MemoryCall":
+        """Start a session."""
+        return self._server.open_call()
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+        self._is_closed = True
+
+
+class MemoryCall:
+    """A `wire.SessionCall` to a session served in the same event loop."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._incoming: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.SessionResponse | grpc.aio.AioRpcError | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(serve))
+
+    async def read(self) -> pb.SessionResponse | None:
+        """The next message, None at the end."""
+        item = await self._outgoing.get()
+        if isinstance(item, pb.SessionResponse):
+            return item
+        self._outgoing.put_nowait(item)  # the end stays
+        if item is not None:
+            raise item
+        return None
+
+    async def write(self, request: pb.SessionRequest, /) -> None:
+        """Send a message."""
+        self._incoming.put_nowait(request)
+
+    async def done_writing(self) -> None:
+        """Send nothing more."""
+        self._incoming.put_nowait(None)
+
+    def cancel(self) -> bool:
+        """End it."""
+        return self._task.cancel()
+
+    def break_off(self, step: Break) -> None:
+        """End it for both sides. What was said before is still read."""
+        self._task.cancel()
+        self._outgoing.put_nowait(_status(step))
+
+    async def _run(self, serve: Serve) -> None:
+        try:
+            async with contextlib.aclosing(serve(self._messages())) as responses:
+                async for response in responses:
+                    self._outgoing.put_nowait(response)
+            self._outgoing.put_nowait(None)
+        except BrokenOffError as error:
+            self._outgoing.put_nowait(_status(error.step))
+
+    async def _messages(self) -> AsyncIterator[pb.SessionRequest]:
+        while (message := await self._incoming.get()) is not None:
+            yield message
+
+
+def _status(step: Break) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(step.code, nothing, nothing, details=step.message)

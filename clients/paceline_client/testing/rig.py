@@ -1,0 +1,64 @@
+"""A fake server and one client of it, without sockets and in one event loop: for scenarios in virtual time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from paceline_client.async_client import AsyncStream
+from paceline_client.config import Keepalive, Limits, Retry, Timeout
+from paceline_client.connection import Connection
+from paceline_client.exchange import Exchange
+from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, Text
+from paceline_client.testing.memory import MemoryChannel, MemoryServer
+from paceline_client.testing.script import Script
+from paceline_client.testing.servicer import FakeServicer, Seen
+
+_POLL_SECONDS = 0.05
+# Pauses as they are meant, without their jitter.
+STEADY = Retry(draw=lambda: 0.5)
+
+
+class MemoryRig:
+    """Make it on the loop it is used on. The servicer can be told what to refuse, the server to go down."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        retry: Retry = STEADY,
+        limits: Limits | None = None,
+        heartbeat_seconds: float | None = 0.5,
+        break_after: Sequence[int] = (),
+    ) -> None:
+        self.servicer = FakeServicer(script, heartbeat_seconds=heartbeat_seconds, break_after=break_after)
+        self.server = MemoryServer(self.servicer)
+        self.connection: Connection[MemoryChannel] = Connection(
+            "memory", dial=self.server.dial, retry=retry, keepalive=Keepalive(), limits=limits or Limits()
+        )
+        self._retry = retry
+
+    @property
+    def seen(self) -> Seen:
+        """What the server has seen."""
+        return self.servicer.seen
+
+    def stream(
+        self, request_id: str = "r", *, n: int | None = None, total_seconds: float | None = None, text: str = "?"
+    ) -> AsyncStream:
+        """A request of tenant "blue", as the client makes one."""
+        request = Request(
+            prompt=Text(text),
+            request_id=request_id,
+            tenant="blue",
+            model="",
+            sampling=Sampling(n=n),
+            stopping=Stopping(),
+            output=Output(),
+            scheduling=Scheduling(),
+            timeout=Timeout(total_seconds=total_seconds),
+        )
+        return AsyncStream(Exchange(self.connection, request, self._retry), request)
+
+    async def until(self, condition: Callable[[Seen], object]) -> None:
+        """Let time pass until the server has seen this."""
+        while not condition(self.seen):  # noqa: ASYNC110  what clients send sets no event
+            await asyncio.sleep(_POLL_SECONDS)
