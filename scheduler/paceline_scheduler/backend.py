@@ -6,8 +6,8 @@ Edge and link do not import each other; the process's composition root joins the
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.outputs import Outputs, Resumed
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 
 
@@ -163,6 +163,27 @@ class Backend(Protocol):
 
     def submit(self, *requests: Request) -> None:
         """Queue all completions of a request, or none: raises a RequestRefusedError when one is not taken."""
+        ...
+
+    async def until_synced(self) -> None:
+        """Return when every executor that is looked for has told what it runs, or is lost: what was begun is known.
+
+        Raises NoExecutorError when that does not come soon: another scheduler drives them.
+        """
+        ...
+
+    def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
+        """Attach listeners to all completions of a request, or to none; what is not known yet is queued.
+
+        From the return on the handles of these requests hear of everything beyond what is returned. A listener that a
+        request had before hears nothing more. Raises StaleAttachmentError, ResumeMismatchError, DuplicateRequestError
+        and what `submit` raises.
+        """
+        ...
+
+    def detach(self, handle: int) -> None:
+        """Nobody listens to a request for now: a resumable one goes on for `core.live.RESUME_WINDOW_S`, then it is
+        cancelled; another one is cancelled at once. Unknown handles are ignored."""
         ...
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:

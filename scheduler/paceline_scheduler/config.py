@@ -32,6 +32,7 @@ class Config:
     """Everything an operator decides about a scheduler. A port of 0 takes any free one."""
 
     executors: ExecutorAddresses
+    takeover: bool = False
     host: str = "127.0.0.1"
     port: int = 50051
     admin_host: str = "127.0.0.1"
@@ -75,6 +76,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
         raise ConfigError(f"--executors: {error}") from error
     return Config(
         executors=executors,
+        takeover=options.takeover,
         host=options.host,
         port=options.port,
         admin_host=options.admin_host,
@@ -116,17 +118,26 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument_group("executors").add_argument(
+    _add_executors(parser.add_argument_group("executors"))
+    _add_ports(parser.add_argument_group("ports (0 takes any free one)"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_process(parser.add_argument_group("process"))
+    return parser
+
+
+def _add_executors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--executors",
         required=True,
         metavar="ADDRESSES",
         help="executors to drive: host:port,host:port, or dns:///name:port for all addresses of a name, looked up"
         " every 5 seconds",
     )
-    _add_ports(parser.add_argument_group("ports (0 takes any free one)"))
-    _add_limits(parser.add_argument_group("limits"))
-    _add_process(parser.add_argument_group("process"))
-    return parser
+    group.add_argument(
+        "--takeover",
+        action="store_true",
+        help="displace the scheduler that drives them now, once; without it wait in line until it is gone",
+    )
 
 
 def _add_ports(group: argparse._ArgumentGroup) -> None:

@@ -11,3 +11,8 @@ def duration(seconds: float) -> Duration:
     # In this order, as `max` keeps its first argument where the second one is NaN.
     message.FromNanoseconds(round(min(max(0.0, seconds), _MAX_S) * 1e9))
     return message
+
+
+def seconds(message: Duration) -> float:
+    """Return what the message says; never raises, since its parts are bounded by its own ranges."""
+    return message.seconds + message.nanos / 1e9

@@ -5,6 +5,8 @@ SchedulerError
 │   ├── InvalidRequestError      a field is wrong (names it)
 │   ├── UnsupportedError         a field or call this version does not support (names it)
 │   ├── DuplicateRequestError    the request id is in use
+│   ├── StaleAttachmentError     a newer attachment has the request
+│   ├── ResumeMismatchError      what the client says it holds is not what the request has
 │   ├── UnknownRequestError      no such request for this tenant
 │   ├── UnknownModelError        no attached executor serves this model
 │   ├── UnknownExecutorError     no executor of this address
@@ -17,7 +19,9 @@ SchedulerError
 │   ├── ExecutorFailedError      the executor reported a failure of this request alone
 │   │   └── NoTokenLeftError     what the request itself excludes leaves no token to draw
 │   ├── NoLongerServedError      the executors that could hold it are gone for good
+│   ├── QuarantinedError         executors die of it
 │   ├── SlowConsumerError        its client left too much output unread
+│   ├── SupersededError          its client attached to it anew; this stream is not the request's any more
 │   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
 ├── ConfigError                  an option of the command line cannot be meant; the process ends
 ├── PortError                    a port cannot be listened on; the process ends
@@ -25,8 +29,10 @@ SchedulerError
 └── LinkError                    the connection to an executor failed; never leaves the link
     ├── UnreachableError         nothing answers at the address
     ├── StreamEndedError         the plan stream ended
+    ├── ProtocolMismatchError    no version of the plan protocol in common
     ├── TermSupersededError      a scheduler of a higher term drives the executor
-    └── StandingByError          given up because another scheduler has taken over
+    ├── StandingByError          given up because another scheduler has taken over
+    └── TermRaisedError          given up to be attached anew under a higher term
 """
 
 
@@ -57,6 +63,14 @@ class UnsupportedError(RequestRefusedError):
 
 class DuplicateRequestError(RequestRefusedError):
     """A request of the same tenant and id is running."""
+
+
+class StaleAttachmentError(RequestRefusedError):
+    """A newer attachment of the client has the request, or had it."""
+
+
+class ResumeMismatchError(RequestRefusedError):
+    """What the client says it holds of a request differs from what the request has, or from what it was."""
 
 
 class UnknownRequestError(RequestRefusedError):
@@ -124,6 +138,14 @@ class NoLongerServedError(RequestFailedError):
     """The executors that could have held the request are gone, and what is left never can."""
 
 
+class QuarantinedError(RequestFailedError):
+    """Executors died while running the request, the last one while it ran nothing else."""
+
+
+class SupersededError(RequestFailedError):
+    """The client attached to the request anew: only this stream of it has ended."""
+
+
 class SlowConsumerError(RequestFailedError):
     """The client of the request left more output unread than may wait for it."""
 
@@ -163,6 +185,10 @@ class StreamEndedError(LinkError):
     """The plan stream ended, or a peer that should answer did not in time."""
 
 
+class ProtocolMismatchError(LinkError):
+    """The executor speaks no version of the plan protocol that this scheduler speaks; the message names both."""
+
+
 class TermSupersededError(LinkError):
     """A scheduler of a higher term drives the executor."""
 
@@ -170,6 +196,10 @@ class TermSupersededError(LinkError):
         super().__init__(f"scheduler {holder_scheduler_id or '(unknown)'} drives it with term {holder_term}")
         self.holder_scheduler_id = holder_scheduler_id
         self.holder_term = holder_term
+
+
+class TermRaisedError(LinkError):
+    """The plan stream was given up because this scheduler's claim has risen: it shall have one claim everywhere."""
 
 
 class StandingByError(LinkError):

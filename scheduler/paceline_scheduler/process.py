@@ -27,7 +27,7 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.identity import Identity
+from paceline_scheduler.link.identity import Approach, Identity
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.servicer_ports import SchedulerPorts
@@ -86,7 +86,7 @@ def _assemble(config: Config) -> tuple[Driver, Edge, SchedulerPorts, Fleet]:
         itl_budget_s=config.itl_budget_s,
     )
     edge_limits = EdgeLimits()
-    identity = Identity(secrets.token_hex(8))
+    identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
     texts = Texts(edge_limits, lambda: datetime.now().astimezone())
     edge = Edge(driver, texts, edge_limits)
@@ -94,7 +94,7 @@ def _assemble(config: Config) -> tuple[Driver, Edge, SchedulerPorts, Fleet]:
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare)
-    fleet = Fleet(discovery, GrpcTransport(clock), identity, driver, clock, random.random, tokenizers)
+    fleet = Fleet(discovery, GrpcTransport(), identity, driver, clock, random.random, tokenizers)
     return driver, edge, ports, fleet
 
 

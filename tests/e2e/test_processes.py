@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from paceline_client import AsyncClient, Sampling, Stopping, UnavailableError
+from paceline_client import AsyncClient, Sampling, Stopping
 
 NUM_STREAMS = 16
 # Seconds of work for all streams together: what is done to the processes is done while they run.
@@ -60,15 +60,25 @@ async def test_an_executor_that_is_killed_loses_no_request_and_no_token(own_syst
     assert max(result.attempt for result in results) >= 2
 
 
+async def test_a_scheduler_that_is_killed_loses_no_request_and_no_token(own_system, undisturbed):
+    """The next one finds them on the executor, where they have run on: nothing is computed again."""
+    async with AsyncClient(own_system.api) as client:
+        running = await start(client)
+        own_system.send("paceline-scheduler", signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*running), 240)
+    assert [result.token_ids for result in results] == undisturbed
+    assert {result.attempt for result in results} == {1}
+
+
 async def test_a_scheduler_that_is_told_to_stop_finishes_what_it_has(own_system, undisturbed):
-    """SIGTERM under load: running requests get all their tokens, new ones are refused with a hint."""
+    """SIGTERM under load: running requests get all their tokens, a new one waits for the next scheduler."""
     async with AsyncClient(own_system.api) as client:
         running = await start(client)
         own_system.send("paceline-scheduler", signal.SIGTERM)
         await asyncio.sleep(0.5)
-        with pytest.raises(UnavailableError):
-            await client.generate("too late", stopping=STOPPING)
+        late = asyncio.create_task(client.generate("too late", stopping=STOPPING))
         results = await asyncio.wait_for(asyncio.gather(*running), 240)
+        assert (await asyncio.wait_for(late, 120)).token_ids
     assert [result.token_ids for result in results] == undisturbed
 
 

@@ -29,6 +29,5 @@ def test_every_number_of_seconds_has_a_message(seconds, nanoseconds):
 @pytest.mark.parametrize("deadline_s", [2.0**31, 2.0**63, math.inf, math.nan])
 def test_a_plan_with_any_deadline_can_be_sent(deadline_s):
     """What cannot be encoded would cost an executor its stream, and all requests on it."""
-    request = make_request(2, deadline_s=deadline_s)
     none = np.zeros(0, dtype=np.int32)
-    assert new_request(Placement(0, request, 1, none, 4, 0, 0, 0, 0, math.nan), now_s=10.0).context
+    assert new_request(Placement(0, make_request(2), 1, none, 4, 0, 0, 0, 0, math.nan, None, deadline_s)).context

@@ -15,6 +15,10 @@ REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
     (errors.UnsupportedError("sampling.n"), grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     (errors.DuplicateRequestError("x"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    (errors.StaleAttachmentError("x"), grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
+    (errors.SupersededError("x"), grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
+    (errors.ResumeMismatchError("x"), grpc.StatusCode.FAILED_PRECONDITION, "RESUME_MISMATCH"),
+    (errors.QuarantinedError("x"), grpc.StatusCode.INTERNAL, "EXECUTORS_DIED"),
     (errors.UnknownRequestError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST"),
     (errors.UnknownModelError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
     (errors.UnknownExecutorError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
@@ -87,6 +91,13 @@ def test_a_refusal_that_may_not_last_says_when_to_come_back(kind):
         assert RetryInfo.FromString(packed.value).retry_delay.ToMilliseconds() == pytest.approx(pushback_ms, abs=1)
         delays_ms.add(pushback_ms)
     assert 400 <= min(delays_ms) < 500 < max(delays_ms) <= 600
+
+
+def test_when_to_come_back_is_drawn_from_the_chance_that_is_given():
+    """So a simulation repeats it."""
+    error = errors.QueueFullError("x", 0.5)
+    delays_s = [status.describe(error, iter((drawn,)).__next__).retry_after_s for drawn in (0.0, 0.5, 1.0)]
+    assert delays_s == pytest.approx([0.4, 0.5, 0.6])
 
 
 def test_a_lasting_refusal_says_nothing_of_coming_back():

@@ -23,7 +23,7 @@ def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
         harness.step()
     for _ in range(in_flight):
         harness.plan()
-    harness.client.deliver(harness.core.cancel(request.key))
+    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
     for _ in range(in_flight):
         harness.run()
         harness.complete()
@@ -48,7 +48,7 @@ def test_a_preempted_request_is_cancelled_before_it_has_left_its_row():
             break
         harness.run()
         harness.complete()
-    harness.client.deliver(harness.core.cancel(requests[1].key))
+    harness.client.deliver(harness.core.cancel(requests[1].key, harness.clock()))
     harness.finish()
     assert harness.client.finishes[requests[1].handle].reason == FinishReason.CANCELLED
     assert used_blocks(harness) == 0

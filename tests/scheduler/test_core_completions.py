@@ -16,7 +16,7 @@ def completions(prompt, max_tokens, count, **options):
         replace(
             make_request(prompt, max_tokens, handle=index + 1, **options),
             key=RequestKey("", "request", index),
-            group=1,
+            num_completions=2,
         )
         for index in range(count)
     ]

@@ -218,7 +218,7 @@ def test_what_only_a_draining_executor_could_hold_is_refused():
 def test_many_requests_for_a_lost_executor_hold_nobody_up():
     """However many wait for it: what fits elsewhere runs."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.core.lose("executor-1")
+    harness.core.lose("executor-1", harness.clock())
     harness.submit(*(make_request(60, 10) for _ in range(200)), make_request(3, 2, handle=5000))
     harness.finish()
     assert harness.client.ended == {5000}
@@ -228,7 +228,7 @@ def test_completions_go_where_their_prompt_is_being_computed():
     """The other executor is idle, but would have to compute the prompt anew."""
     harness = pair(num_blocks=512, max_num_batched_tokens=256)
     requests = [
-        replace(make_request(list(range(200)), 2, handle=index + 1), key=RequestKey("", "r", index), group=1)
+        replace(make_request(list(range(200)), 2, handle=index + 1), key=RequestKey("", "r", index), num_completions=2)
         for index in range(4)
     ]
     harness.submit(*requests)

@@ -60,7 +60,7 @@ def test_a_request_waits_for_executors_by_name():
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     request = make_request(3, 3)
     harness.submit(request)
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.core.drain("executor-1")
     assert harness.core.explain(request.key).waiting_for == "executor-0 has to attach; executor-1 is being drained"
 

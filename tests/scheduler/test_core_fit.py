@@ -47,7 +47,7 @@ def test_what_waits_for_a_lost_executor_holds_nobody_up():
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     large, tiny = make_request(100, 10, handle=1), make_request(4, 4, handle=2)
     harness.submit(large)
-    harness.core.lose(LARGE)
+    harness.core.lose(LARGE, harness.clock())
     harness.submit(tiny)
     for _ in range(8):
         harness.step(SMALL)
@@ -61,8 +61,8 @@ def test_what_only_a_forgotten_executor_could_hold_fails():
     """Nobody waits for what is not expected back."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     harness.submit(make_request(100, 10, handle=1))
-    harness.core.lose(LARGE)
-    harness.client.deliver(harness.core.forget_executor(LARGE))
+    harness.core.lose(LARGE, harness.clock())
+    harness.client.deliver(harness.core.forget_executor(LARGE, harness.clock()))
     assert isinstance(harness.client.failures[1], NoLongerServedError)
     assert "33 tokens" in str(harness.client.failures[1])
     assert harness.core.num_waiting() == (0, 0)
@@ -78,7 +78,7 @@ def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hol
     harness = CoreHarness(make_executor())
     harness.submit(make_request(100, 40, handle=1))
     harness.step()
-    harness.core.lose("executor-0")
+    harness.core.lose("executor-0", harness.clock())
     harness.executors["executor-0"] = make_executor(incarnation=7, **restarted)
     harness.attach("executor-0")
     assert isinstance(harness.client.failures[1], NoLongerServedError)

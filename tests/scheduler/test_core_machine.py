@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.plan import RowError, StepResult
 from paceline_scheduler.core.request import FinishReason, Request, RequestKey
 from paceline_scheduler.errors import (
@@ -19,6 +20,7 @@ from paceline_scheduler.errors import (
     NoExecutorError,
     NoLongerServedError,
     QueueFullError,
+    ResumeMismatchError,
 )
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
@@ -76,6 +78,7 @@ class CoreMachine(RuleBasedStateMachine):
             bypass_prefix_cache=bypass,
             deadline_s=None if deadline_s is None else self.harness.clock() + deadline_s,
             priority=priority,
+            is_resumable=True,
             **options,
         )
         try:
@@ -92,8 +95,9 @@ class CoreMachine(RuleBasedStateMachine):
             request = make_request(
                 [first * 31 + i for i in range(num_own)], max_tokens, handle=first + index, end_token_ids=(0,)
             )
+            request = replace(request, is_resumable=True)
             key = RequestKey("red", f"request-{first}", index)
-            request = replace(request, key=key, group=first)
+            request = replace(request, key=key, num_completions=num_completions)
             try:
                 self.harness.submit(request)
             except REFUSALS:
@@ -123,7 +127,7 @@ class CoreMachine(RuleBasedStateMachine):
         """I5: of an earlier stream, or for the second time: it changes nothing."""
         address, result = data.draw(st.sampled_from(self.old_results))
         try:
-            self.harness.core.complete(address, result)
+            self.harness.core.complete(address, result, self.harness.clock())
         except DivergenceError:
             return
         raise AssertionError("an old result was taken")
@@ -147,7 +151,7 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, data):
         """A client cancels."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.client.deliver(self.harness.core.cancel(self.requests[handle].key))
+        self.harness.client.deliver(self.harness.core.cancel(self.requests[handle].key, self.harness.clock()))
         assert self.harness.client.finishes[handle].reason == FinishReason.CANCELLED
         self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
 
@@ -179,10 +183,38 @@ class CoreMachine(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(self.running))
         self.harness.executors[address].fail_row(self.requests[handle].key, RowError("NAN_LOGITS", "not numbers"))
 
+    @rule(holds_tokens=st.booleans())
+    def scheduler_dies(self, holds_tokens):
+        """Another one takes over both executors, and every client comes back."""
+        self.harness.succeed()
+        self.old_results = []
+        for handle in self.running:
+            self._come_back(handle, holds_tokens)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_steps=st.integers(0, 4), holds_tokens=st.booleans())
+    def connection_is_lost(self, data, num_steps, holds_tokens):
+        """A client is away for some steps, then it attaches anew."""
+        handle = data.draw(st.sampled_from(self.running))
+        self.harness.core.detach(handle, self.harness.clock())
+        self.harness.client.close(handle)
+        for address in ADDRESSES * num_steps:
+            self.harness.step(address)
+        self.harness.client.open(handle)
+        self._come_back(handle, holds_tokens)
+
+    def _come_back(self, handle, holds_tokens):
+        request = replace(self.requests[handle], attachment=self.requests[handle].attachment + 1)
+        self.requests[handle] = request
+        try:
+            self.harness.resume(request, holds_tokens=holds_tokens)
+        except (*REFUSALS, ResumeMismatchError):
+            self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
+
     @rule(address=address)
     def stream_breaks(self, address):
         """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
-        self.harness.core.detach(address)
+        self.harness.core.detach_executor(address)
         self.old_results += [(address, result) for result in self.harness.results[address]]
         assert self.harness.plan(address) is None
         self.harness.attach(address)
@@ -195,7 +227,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(address=address)
     def a_plan_never_runs(self, address):
         """The stream breaks with plans that were sent and did not run, whatever they hold."""
-        self.harness.core.detach(address)
+        self.harness.core.detach_executor(address)
         self.harness.executors[address].drop_waiting()
         self.harness.attach(address)
 
@@ -230,7 +262,7 @@ class CoreMachine(RuleBasedStateMachine):
         """An id is free as soon as its end was told, whether or not the row has been left."""
         before = self.requests[data.draw(st.sampled_from(sorted(self.harness.client.finishes)))]
         handle = len(self.requests) + 1
-        again = replace(before, handle=handle)
+        again = replace(before, handle=handle, attachment=1, body_digest=b"%d" % handle)
         if any(self.requests[other].key == before.key for other in self.running):
             return  # it was used again already
         try:
@@ -242,7 +274,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(address=address)
     def executor_is_lost_for_a_while(self, address):
         """An executor is given up, others go on, then it returns with rows that are no longer its own."""
-        self.harness.core.lose(address)
+        self.harness.core.lose(address, self.harness.clock())
         for other in ADDRESSES:
             if other != address:
                 self.harness.step(other)
@@ -306,6 +338,9 @@ class CoreMachine(RuleBasedStateMachine):
             if request.max_tokens is not None:
                 reference = expected_output(request, TokenRule(end_probability=END_PROBABILITY))
                 assert tuple(client.token_ids[handle]) == reference
+        self.harness.clock.advance(2 * RESUME_WINDOW_S)  # what nobody came back for ends
+        self.harness.core.expire(self.harness.clock())
+        self.harness.finish()
         assert self.harness.core.num_unfinished() == 0
         assert self.harness.core.num_waiting() == (0, 0)
         for address in ADDRESSES:

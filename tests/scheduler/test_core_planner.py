@@ -137,7 +137,7 @@ def test_decodes_that_take_longer_than_a_step_may_take_turns():
         harness.run()
         result = harness.results["executor-0"].popleft()
         timings = replace(result.timings, forward_ns=plans[-1].predicted_ns)
-        harness.client.deliver(harness.core.complete("executor-0", replace(result, timings=timings)))
+        harness.client.deliver(harness.core.complete("executor-0", replace(result, timings=timings), harness.clock()))
     assert all(0 < plan.predicted_ns <= 500_000_000 for plan in plans)
     assert all(plan.num_tokens > 8 for plan in plans)
     turns = [len(tokens) for tokens in harness.client.token_ids.values()]

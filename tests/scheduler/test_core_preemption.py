@@ -144,7 +144,7 @@ def test_a_preemption_that_never_ran_does_not_count():
     for _ in range(100):
         plan = harness.plan()
         if plan is not None and preempted_rows(plan):
-            harness.core.detach("executor-0")
+            harness.core.detach_executor("executor-0")
             harness.executors["executor-0"].drop_waiting()
             harness.attach("executor-0")
             assert all(harness.core.explain(request.key).num_preemptions == 0 for request in requests)
@@ -168,7 +168,7 @@ def test_tokens_of_a_preempted_request_whose_results_were_lost_are_delivered():
         harness.complete()
     harness.run()
     harness.run()
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.attach("executor-0")
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}

@@ -32,11 +32,11 @@ def running(request, *executors):
 
 def attach_with(harness, **changes):
     """Break the stream and attach again, with another state of the one row in the snapshot."""
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.results["executor-0"].clear()
     description, snapshot = harness.executors["executor-0"].attach("executor-0")
     row = replace(snapshot.rows[0], **changes)
-    harness.client.deliver(harness.core.attach(description, replace(snapshot, rows=(row,))))
+    harness.client.deliver(harness.core.attach(description, replace(snapshot, rows=(row,)), harness.clock()))
 
 
 def assert_aligned(harness, request):
@@ -54,7 +54,7 @@ def test_tokens_from_the_snapshot_come_with_their_logprobs(num_logprobs):
     """Those of the two lost results, at once."""
     request = asking(num_logprobs)
     harness = running(request)
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.attach("executor-0")
 
     assert len(harness.client.token_ids[1]) == len(harness.client.logprobs[1]) == 3
@@ -80,7 +80,7 @@ def test_logprobs_count_from_the_output_of_an_earlier_attempt():
     """On the second executor they begin where the first one's ended, and a broken stream there moves nothing."""
     request = asking()
     harness = running(request, make_executor(), make_executor(incarnation=2))
-    harness.core.lose("executor-0")
+    harness.core.lose("executor-0", harness.clock())
     harness.results["executor-0"].clear()
     harness.step("executor-1")
     for _ in range(2):
@@ -136,13 +136,13 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
 def test_each_completion_of_a_request_goes_on_as_itself():
     """They have the id in common, and tokens of their own."""
     first = asking(seed=1, request_id="r")
-    second = replace(asking(seed=2), handle=2, key=replace(first.key, index=1), group=1)
+    second = replace(asking(seed=2), handle=2, key=replace(first.key, index=1), num_completions=2)
     harness = CoreHarness(make_executor())
     harness.submit(first, second)
     harness.step()
     harness.plan()
     harness.run()
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.attach("executor-0")
     harness.finish()
 

@@ -72,7 +72,7 @@ def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
     executor = make_executor(num_blocks=6)
     harness = CoreHarness(executor)
     request = preempt_one(harness)
-    harness.client.deliver(harness.core.cancel(request.key))
+    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
     harness.finish()
     assert request.key not in executor.records
 

@@ -86,7 +86,7 @@ def test_cancelling_gives_the_blocks_back_within_two_steps():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(8, 50, handle=1, request_id="r"))
     harness.step()
-    harness.client.deliver(harness.core.cancel(RequestKey("", "r")))
+    harness.client.deliver(harness.core.cancel(RequestKey("", "r"), harness.clock()))
     assert harness.client.finishes[1].reason == FinishReason.CANCELLED
     harness.step()
     assert harness.core.counts("executor-0").blocks.used == 0
@@ -97,7 +97,7 @@ def test_another_tenants_request_is_unknown():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(request_id="r", tenant="red"))
     with pytest.raises(UnknownRequestError):
-        harness.core.cancel(RequestKey("blue", "r"))
+        harness.core.cancel(RequestKey("blue", "r"), harness.clock())
 
 
 def test_a_stop_text_cuts_the_record():
@@ -152,7 +152,7 @@ def test_a_broken_stream_loses_and_doubles_nothing():
     harness.step()
     harness.plan()
     harness.run()  # the result is lost with the stream
-    harness.core.detach("executor-0")
+    harness.core.detach_executor("executor-0")
     harness.attach("executor-0")
     assert len(harness.client.token_ids[1]) == 2
     harness.finish()
@@ -181,7 +181,7 @@ def test_the_requests_of_a_lost_executor_continue_on_another_one():
     request = make_request(5, 12, handle=1)
     harness.submit(request)
     harness.step("executor-0")
-    harness.core.lose("executor-0")
+    harness.core.lose("executor-0", harness.clock())
     harness.step("executor-1")
     harness.attach("executor-0")
     harness.finish()
@@ -213,9 +213,9 @@ def test_a_result_that_does_not_fit_its_plan_changes_nothing(change):
     harness.run()
     result = harness.results["executor-0"][0]
     with pytest.raises(DivergenceError):
-        harness.core.complete("executor-0", replace(result, **change))
+        harness.core.complete("executor-0", replace(result, **change), harness.clock())
     assert harness.client.token_ids == {}
     harness.complete()
     with pytest.raises(DivergenceError):
-        harness.core.complete("executor-0", result)
+        harness.core.complete("executor-0", result, harness.clock())
     assert len(harness.client.token_ids[1]) == 1

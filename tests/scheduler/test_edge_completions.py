@@ -75,21 +75,21 @@ async def client(edge):
 
 
 async def test_every_completion_is_a_request_of_the_core(client, backend):
-    """They share prompt and group, and have handle, index and seed of their own."""
+    """They share the prompt, know how many they are, and have handle, index and seed of their own."""
     handles = await client.send(asking(n=3))
     requests = [backend.requests[handle] for handle in handles]
     assert [request.key for request in requests] == [RequestKey("", "r1", index) for index in range(3)]
-    assert {request.group for request in requests} == {handles[0]}
+    assert {request.num_completions for request in requests} == {3}
     assert [request.priority for request in requests] == [-3] * 3
     assert requests[0].sampling.seed == 7
     assert len({request.sampling.seed for request in requests}) == 3
     assert all(np.array_equal(request.prompt_token_ids, encode("hi")) for request in requests)
 
 
-async def test_a_lone_completion_belongs_to_no_group(client, backend):
-    """It is the request."""
+async def test_a_lone_completion_is_the_request(client, backend):
+    """There is no other one."""
     (handle,) = await client.send(asking(n=1))
-    assert (backend.requests[handle].key, backend.requests[handle].group) == (RequestKey("", "r1"), None)
+    assert (backend.requests[handle].key, backend.requests[handle].num_completions) == (RequestKey("", "r1"), 1)
 
 
 def test_the_seeds_of_completions_never_change():
@@ -113,7 +113,7 @@ async def test_each_completion_ends_by_itself_and_the_request_with_the_last(clie
     backend.step({first: [END]}, {first: FinishReason.STOP})
     last = client.delta()
     assert (last.index, last.finish.stop_token_id, last.finish.num_prompt_tokens) == (0, END, len(encode("hi")))
-    assert (client.outbox.num_open, edge._by_key, edge._running) == (0, {}, {})
+    assert (client.outbox.num_open, len(edge.requests), edge.requests.running) == (0, 0, {})
 
 
 async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, backend):
@@ -132,7 +132,7 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
     """Each is told."""
     first, *_ = await client.send(asking(n=3))
     backend.step({first: [END]}, {first: FinishReason.STOP})
-    edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RequestKey("", "r1"))
     ends = {delta.index: delta.finish.reason for delta in client.collect().deltas}
     assert ends == {0: FinishReason.STOP, 1: FinishReason.CANCELLED, 2: FinishReason.CANCELLED}
     assert backend.cancelled == [RequestKey("", "r1", 1), RequestKey("", "r1", 2)]
@@ -141,7 +141,7 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
     """The client waits for as many ends as it asked for."""
     stream = edge.open(RequestKey("", "r1"), client.outbox, 2)
-    edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RequestKey("", "r1"))
     await edge.start(stream, asking(n=2))
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
@@ -165,7 +165,7 @@ async def test_a_refusal_refuses_all_completions(client, edge, backend):
     for n in (0, 17, -1):
         with pytest.raises(InvalidRequestError):
             await client.send(asking(n=n))
-    assert (client.outbox.num_open, edge._by_key, edge._running) == (0, {}, {})
+    assert (client.outbox.num_open, len(edge.requests), edge.requests.running) == (0, 0, {})
 
 
 async def test_a_session_counts_completions(client):
@@ -181,7 +181,7 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backen
     backend.num_places = 1
     with pytest.raises(QueueFullError):
         edge.open(RequestKey("", "r1"), client.outbox, 2)
-    assert (client.outbox.num_open, edge._by_key) == (0, {})
+    assert (client.outbox.num_open, len(edge.requests)) == (0, 0)
     edge.open(RequestKey("", "r1"), client.outbox, 1)
 
 
@@ -328,7 +328,7 @@ async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, 
     assert edge.explain(RequestKey("", "r1")).waiting_for == "a row for 0"
     backend.step({stream.handles[0]: [END]}, {stream.handles[0]: FinishReason.STOP})
     assert edge.explain(RequestKey("", "r1")).waiting_for == "a row for 1"
-    edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RequestKey("", "r1"))
     with pytest.raises(UnknownRequestError):
         edge.explain(RequestKey("", "r1"))
 

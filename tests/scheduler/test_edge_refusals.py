@@ -92,7 +92,7 @@ async def test_a_model_whose_executors_all_drain_is_unavailable_for_now(server, 
     code, _, details = await refusal(stub.Generate(pb.GenerateRequest(text="hi")).read())
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
     assert 800 <= details[RetryInfo].retry_delay.ToMilliseconds() <= 1200
-    assert server.edge._by_key == {}
+    assert len(server.edge.requests) == 0
 
 
 async def test_a_prompt_that_never_fits_the_queue_is_invalid_and_not_to_be_sent_again(server, stub):

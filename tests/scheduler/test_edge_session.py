@@ -115,8 +115,8 @@ async def test_a_failing_request_fails_alone(session, backend):
     await session.generate("bad", sampling=sampling_pb2.SamplingParams(top_p=2))
     name, code, info = await session.failure()
     assert (name, code, info.reason, info.metadata["field"]) == ("bad", 3, "INVALID_FIELD", "sampling.top_p")
-    await session.generate("unsupported", resumable=True)
-    assert (await session.failure())[2].metadata["feature"] == "resumable"
+    await session.generate("unsupported", structured=sampling_pb2.StructuredOutput())
+    assert (await session.failure())[2].metadata["feature"] == "structured"
     await session.generate("")
     assert (await session.failure())[2].metadata["field"] == "request_id"
     await session.generate("late")
@@ -264,13 +264,13 @@ async def test_a_cancelled_session_ends_its_requests_exactly_once(session, serve
     await session.generate("r1")
     handle = (await backend.next_request()).handle
     await session.generate("long", text="hello " * 1500)
-    await wait_until(lambda: RequestKey("", "long") in server.edge._by_key)
+    await wait_until(lambda: server.edge.requests.by_key(RequestKey("", "long")))
     session.call.cancel()
-    await wait_until(lambda: not server.edge._open)
+    await wait_until(lambda: not server.edge.requests.calls())
     await wait_until(lambda: len(backend.ended) == len(backend.requests))
     assert (handle, 0, FinishReason.CANCELLED) in backend.ended
     assert len(set(backend.ended)) == len(backend.ended)
-    assert server.edge._by_key == {}
+    assert len(server.edge.requests) == 0
     await wait_until(lambda: not [task for task in asyncio.all_tasks() if "Session" in repr(task.get_coro())])
 
 

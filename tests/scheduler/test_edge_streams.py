@@ -203,7 +203,7 @@ async def test_a_failure_follows_the_output_before_it(client, backend):
 async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
     """Better than wrong text."""
     handle = (await client.start()).handle
-    backend._num_output[handle] = 3
+    backend.lose(handle, 1, 2, 3)
     backend.step({handle: encode("a")})
     assert isinstance(client.collect().failures[0].error, ExecutorFailedError)
     assert backend.ended == [(handle, 0, FinishReason.ERROR)]
@@ -265,11 +265,11 @@ async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge
     """By way of the backend."""
     handle = (await client.start()).handle
     backend.step({handle: encode("a")})
-    edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RequestKey("", "r1"))
     delta = client.delta()
     assert (delta.text, delta.finish.reason) == ("a", FinishReason.CANCELLED)
     with pytest.raises(UnknownRequestError):
-        edge.cancel(RequestKey("", "r1"))
+        await edge.cancel(RequestKey("", "r1"))
 
 
 @pytest.mark.parametrize("prompt", ["hello " * 600, "hello " * 6000], ids=["fine", "too-long"])
@@ -277,7 +277,7 @@ async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(clie
     """Its end was told, so what tokenising would have brought to light is not."""
     starting = asyncio.create_task(client.start(prompt=TextPrompt(prompt)))
     await asyncio.sleep(0)
-    edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RequestKey("", "r1"))
     assert client.delta().finish.reason is FinishReason.CANCELLED
     assert await starting is None
     assert (backend.requests, backend.ended) == ({}, [])

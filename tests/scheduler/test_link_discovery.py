@@ -60,7 +60,7 @@ def test_executors_come_and_go_with_the_answers_of_dns():
         async def resolver(name, port):
             return tuple(hosts)
 
-        async with SchedulerRig("dns:///x:7", lambda _: network, resolver=resolver) as rig:
+        async with SchedulerRig("dns:///x:7", network, resolver=resolver) as rig:
             await rig.until_ready(1)
             assert set(rig.states()) == {"10.0.0.1:7"}
             hosts[:] = ["10.0.0.2"]

@@ -276,7 +276,7 @@ async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
     await bench.attach()
     first = make_request([1, 2, 3], 4, handle=1, seed=1)
     siblings = [
-        dataclasses.replace(make_request([1, 2, 3], 4, handle=2 + index, seed=index), key=key, group=1)
+        dataclasses.replace(make_request([1, 2, 3], 4, handle=2 + index, seed=index), key=key, num_completions=2)
         for index, key in ((index, dataclasses.replace(first.key, index=index)) for index in (1, 2, 3))
     ]
     with pytest.raises(QueueFullError):

@@ -6,6 +6,7 @@ import pytest
 
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.server import SimulatedServer, server_config
 from paceline_scheduler.testing.requests import expected_output, make_request
 from paceline_scheduler.testing.rig import SchedulerRig
@@ -27,7 +28,7 @@ async def servers(number):
 
 def rig_for(*running, **options):
     """Return a scheduler for these executors."""
-    return SchedulerRig(",".join(server.address for server in running), GrpcTransport, **options)
+    return SchedulerRig(",".join(server.address for server in running), GrpcTransport(), **options)
 
 
 def assert_right_tokens(rig, requests):
@@ -84,8 +85,7 @@ async def test_the_holder_of_a_higher_term_is_told_from_an_end_of_the_stream():
         await rig.until_ready()
         request = make_request(5, 1000)
         rig.submit(request)
-        usurper = server.service.hello("scheduler-z", 9)
-        server.service._accept(usurper)  # as after the lease of a frozen holder has run out
+        server.service.hello("scheduler-z", 9, Approach.TAKE_OVER)
         await rig.until(lambda: request.handle in rig.client.failures)
         assert "scheduler-z" in str(rig.client.failures[request.handle])
         assert rig.identity.term == 10

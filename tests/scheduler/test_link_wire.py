@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import Carried, RowSnapshot, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
@@ -20,11 +20,12 @@ from paceline_scheduler.core.plan import (
     StepResult,
     StepTimings,
 )
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RequestKey, SamplingParams
 from paceline_scheduler.errors import DivergenceError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.messages import Heartbeat, Hello, RowPart, SnapshotPart
 from paceline_scheduler.link.snapshots import SnapshotJoiner
+from paceline_scheduler.link.wire_placements import read_carried, write_carried
 from paceline_scheduler.simulator import wire as executor_wire
 from paceline_scheduler.testing.requests import column, make_executor, make_request
 
@@ -43,7 +44,7 @@ def same(left, right) -> bool:
 
 def sent_plan(plan, now_s=0.0):
     """Return a plan as the executor's side reads it."""
-    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan, now_s))
+    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan))
     return executor_wire.read_plan(message.plan)
 
 
@@ -76,17 +77,16 @@ def test_a_plan_arrives_as_it_was_written():
 def test_a_decode_only_plan_is_small():
     """256 rows cost two columns and a few numbers."""
     plan = BatchPlan(1, 1, 500, np.arange(256, dtype=np.int32), np.ones(256, dtype=np.int32), 4_000_000)
-    assert len(wire.encode_message(plan, 0.0)) < 2 * 256 * 4 + 64
+    assert len(wire.encode_message(plan)) < 2 * 256 * 4 + 64
 
 
 def test_the_context_holds_the_request_and_what_is_left_of_its_time():
     """A successor of this scheduler finds there what it has to know."""
     origin = inference_pb2.GenerateRequest(request_id="r", stopping={"stop": ["END"]}).SerializeToString()
-    request = dataclasses.replace(make_request(2, deadline_s=12.5), origin=origin, body_digest=b"x" * 16)
-    plan = BatchPlan(
-        1, 1, 1, column(), column(), 0, placements=(Placement(0, request, 1, column(), 4, 0, 0, 0, 0, 0.25),)
-    )
-    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan, 10.0))
+    request = dataclasses.replace(make_request(2), origin=origin, body_digest=b"x" * 16)
+    placement = Placement(0, request, 1, column(), 4, 0, 0, 0, 0, 0.25, deadline_left_s=2.5)
+    plan = BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))
+    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan))
     context = plan_pb2.RequestContext.FromString(message.plan.new_requests[0].context)
     assert context.request.stopping.stop == ["END"]
     assert context.deadline_left.ToMilliseconds() == 2500
@@ -99,7 +99,7 @@ def test_unlimited_top_k_is_left_unset():
     plan = BatchPlan(
         1, 1, 1, column(), column(), 0, placements=(Placement(0, make_request(2), 1, column(), 4, 0, 0, 0, 0, 0.0),)
     )
-    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan, 0.0))
+    message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan))
     sampling = message.plan.new_requests[0].sampling
     assert not sampling.HasField("top_k")
     assert sampling.HasField("temperature")
@@ -107,7 +107,7 @@ def test_unlimited_top_k_is_left_unset():
 
 def test_hello_and_heartbeat_say_who_and_that_we_are_there():
     """The two messages beside plans."""
-    hello = plan_pb2.AttachRequest.FromString(wire.encode_message(Hello("s", 4), 0.0)).hello
+    hello = plan_pb2.AttachRequest.FromString(wire.encode_message(Hello("s", 4))).hello
     assert (hello.scheduler_id, hello.term, hello.min_protocol, hello.max_protocol, hello.takeover) == (
         "s",
         4,
@@ -115,7 +115,7 @@ def test_hello_and_heartbeat_say_who_and_that_we_are_there():
         1,
         False,
     )
-    beat = plan_pb2.AttachRequest.FromString(wire.encode_message(Heartbeat(), 0.0))
+    beat = plan_pb2.AttachRequest.FromString(wire.encode_message(Heartbeat()))
     assert beat.WhichOneof("message") == "heartbeat"
 
 
@@ -247,8 +247,6 @@ def test_a_welcome_without_geometry_is_refused():
     welcome = plan_pb2.AttachResponse(welcome=plan_pb2.Welcome(incarnation=1, epoch=1, protocol=1))
     with pytest.raises(DivergenceError, match="num_blocks = 0"):
         sent_back(welcome)
-    with pytest.raises(DivergenceError, match="protocol 2"):
-        sent_back(plan_pb2.AttachResponse(welcome=plan_pb2.Welcome(protocol=2)))
 
 
 def test_a_refusal_without_details_is_the_end_of_the_stream():
@@ -274,3 +272,39 @@ def test_the_simulated_executor_runs_what_arrived_over_the_wire():
     )
     result = sent_back(executor_wire.write_result(executor.execute(sent_plan(plan))))
     assert result.num_accepted.tolist() == [1]
+
+
+def test_what_is_left_with_an_executor_comes_back_whole():
+    """Everything that another scheduler needs to place the request again, or to tell its client."""
+    sent = inference_pb2.GenerateRequest(request_id="r", priority=3, cache_salt="s", resumable=True)
+    sent.bypass_prefix_cache, sent.sampling.n = True, 2
+    sent.stopping.max_tokens, sent.output.prompt_logprobs = 9, 1
+    request = dataclasses.replace(
+        make_request(2, 9, request_id="r", min_tokens=2, num_logprobs=4, end_token_ids=(5, 6)),
+        handle=0,
+        model="",
+        prompt_token_ids=column(),
+        sampling=SamplingParams(0.5, 7, 0.25, 0.125, 1 << 63, 1.0, -1.0, 2.0, ((3, 0.5),), (1, 2)),
+        ignored_end_token_ids=(8,),
+        bad_words=((1, 2), (3,)),
+        num_prompt_logprobs=1,
+        priority=3,
+        cache_salt="s",
+        bypass_prefix_cache=True,
+        num_completions=2,
+        is_resumable=True,
+        origin=sent.SerializeToString(),
+        body_digest=b"x" * 16,
+    )
+    carried = Carried(request, 1.5, 2.5, 1, 2, 3, 4)
+    read = read_carried(request.key, write_carried(carried))
+    assert dataclasses.replace(read, request=request) == carried
+    for field in dataclasses.fields(request):
+        if field.name != "prompt_token_ids":
+            assert getattr(read.request, field.name) == getattr(request, field.name), field.name
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
+def test_what_cannot_be_read_is_not_carried_on(data):
+    """Its request is let go; the client sends what it has."""
+    assert read_carried(RequestKey("", "r"), data) is None

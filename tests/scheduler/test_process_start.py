@@ -52,6 +52,12 @@ def test_a_wrong_option_is_named(arguments, complaint):
         parse_config(arguments.split())
 
 
+@pytest.mark.parametrize(("arguments", "takeover"), [("", False), (" --takeover", True)])
+def test_nobody_is_displaced_unless_an_operator_says_so(arguments, takeover):
+    """A second scheduler waits in line by itself."""
+    assert parse_config(f"--executors a:1{arguments}".split()).takeover is takeover
+
+
 def test_a_wrong_option_ends_the_process_with_one_line():
     """On stderr, with exit code 2."""
     done = run_scheduler("--executors", "nowhere")

@@ -43,7 +43,7 @@ async def refusal(awaitable):
 
 async def test_rows_and_records_are_shown(server, stub):
     """Of a request that runs, and of one that has ended and was not acknowledged."""
-    async with SchedulerRig(server.address, GrpcTransport) as rig:
+    async with SchedulerRig(server.address, GrpcTransport()) as rig:
         await rig.until_ready()
         ended, running = make_request(20, 3), make_request(5, 900)
         rig.submit(ended, running)
@@ -63,7 +63,7 @@ async def test_rows_and_records_are_shown(server, stub):
 
 async def test_what_is_shown_is_bounded(server, stub):
     """Rows only, unless records are asked for; and no more than wanted."""
-    async with SchedulerRig(server.address, GrpcTransport) as rig:
+    async with SchedulerRig(server.address, GrpcTransport()) as rig:
         await rig.until_ready()
         rig.submit(make_request(3, 2), make_request(3, 2))
         await rig.until(lambda: len(server.service.executor.records) == 2)
@@ -86,7 +86,8 @@ async def test_what_is_not_simulated_says_so_for_programs_too(stub):
 async def test_a_plan_far_above_the_defaults_of_grpc_is_read(stub):
     """This one has 5 MiB and breaks a rule: only who has read it can tell."""
     call = stub.Attach()
-    await call.write(plan_pb2.AttachRequest(hello=plan_pb2.Hello(scheduler_id="s", term=1, min_protocol=1)))
+    hello = plan_pb2.Hello(scheduler_id="s", term=1, min_protocol=1, max_protocol=1)
+    await call.write(plan_pb2.AttachRequest(hello=hello))
     assert (await call.read()).HasField("welcome")
     big = plan_pb2.NewRequest(prompt_token_ids=bytes(5 * 1024 * 1024))
     await call.write(plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(step_id=99, new_requests=[big])))

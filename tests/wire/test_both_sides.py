@@ -12,6 +12,7 @@ import pytest
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.errors import NumericError
 from paceline_executor.link import messages as executor_messages
+from paceline_executor.link.fence import Approach
 from paceline_executor.link.servicer_views import tokenizer_parts
 from paceline_executor.link.wire import ResponseEncoder, decode_request
 from paceline_executor.rows import plan as rows
@@ -36,7 +37,7 @@ PROMPT_LOGPROBS = PromptLogprobs(
 
 def to_executor(message):
     """A message of the scheduler as the executor reads it."""
-    return decode_request(plan_pb2.AttachRequest.FromString(encode_message(message, now_s=0.0)))
+    return decode_request(plan_pb2.AttachRequest.FromString(encode_message(message)))
 
 
 def to_scheduler(message):
@@ -165,7 +166,15 @@ def test_hello_arrives():
     """The claim that the executor compares."""
     hello = to_executor(scheduler_messages.Hello("scheduler", 7))
     assert (hello.claim.term, hello.claim.scheduler_id) == (7, "scheduler")
-    assert hello.min_protocol <= executor_messages.PROTOCOL <= hello.max_protocol
+    assert executor_messages.PROTOCOLS.pick(hello.protocols) in scheduler_messages.PROTOCOLS
+    assert hello.approach is Approach.WAIT
+
+
+def test_a_takeover_and_an_odd_range_of_protocols_arrive():
+    """As the scheduler means them; whether they suit is for the executor to say."""
+    hello = to_executor(scheduler_messages.Hello("scheduler", 7, scheduler_messages.ProtocolRange(2, 5), takeover=True))
+    assert hello.approach is Approach.TAKE_OVER
+    assert hello.protocols == executor_messages.ProtocolRange(2, 5)
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])

@@ -1,17 +1,20 @@
 """What the client library sends is what the edge reads, and the other way round; what is unset stays unset."""
 
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
+from paceline_client.attachment import Attachment, Held
+from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import generate_message, read_response
 from paceline_scheduler.api import raw, wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.api.resumption import OutputBounds, check_resumption
 from paceline_scheduler.core import plan
 from paceline_scheduler.core.request import FinishReason as CoreFinishReason
 from paceline_scheduler.errors import SlowConsumerError
 
 
-def sent(prompt=None, **parts):
+def sent(prompt=None, attachment=None, **parts):
     """A request of the client as the edge reads it."""
     parts = {
         "sampling": Sampling(),
@@ -21,7 +24,7 @@ def sent(prompt=None, **parts):
         "timeout": Timeout(),
     } | parts
     request = Request(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
-    return wire.read_generate(generate_message(request, max_bytes=10_000).generate)
+    return wire.read_generate(generate_message(request, attachment or Attachment(), max_bytes=10_000).generate)
 
 
 def test_what_is_unset_arrives_as_unset():
@@ -32,7 +35,9 @@ def test_what_is_unset_arrives_as_unset():
     unset = raw.RawRequest()
     assert (read.sampling.n, read.sampling.temperature, read.sampling.seed) == (None, None, None)
     assert (read.stopping.min_tokens, read.stopping.include_stop_str_in_output) == (None, None)
-    assert (read.output, read.resumption) == (unset.output, unset.resumption)
+    assert read.output == unset.output
+    assert (read.resumption.resumable, read.resumption.number, read.resumption.is_begun) == (True, 1, False)
+    assert (read.resumption.resume_from, read.resumption.waited_s) == (None, None)
 
 
 def test_zeros_arrive_as_zeros():
@@ -75,6 +80,20 @@ def test_every_value_arrives():
     assert read.output == raw.RawOutput(logprobs=3, prompt_logprobs=1, skip_special_tokens=True, stream_interval=2)
     assert (read.priority, read.cache_salt, read.bypass_prefix_cache, read.timeout_s) == (-100, "s", True, 1.5)
     assert [(turn.role, turn.content) for turn in read.prompt.messages] == [("user", "hi")]
+
+
+def test_a_client_that_comes_back_is_taken_at_its_word():
+    """With what it holds of each completion; another attachment makes no other request of it."""
+    held = (Held(0, (5, 6), rolling_hash((5, 6)), 2), Held(2, (7,), rolling_hash((7,)), 1))
+    first = sent(sampling=Sampling(n=3))
+    again = sent(attachment=Attachment(4, 1.5, held), sampling=Sampling(n=3))
+
+    assert (again.body_digest, again.origin) == (first.body_digest, first.origin)
+    valid = check_resumption(again.resumption, 3, OutputBounds(max_tokens=9, vocab_size=8))
+    assert (valid.is_resumable, valid.attachment, valid.waited_s, valid.is_begun) == (True, 4, 1.5, True)
+    assert [(each.resume_from, each.last_attempt) for each in valid.progress] == [(2, 2), (0, 0), (1, 1)]
+    first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.progress)
+    assert (first_prior.tolist(), no_prior, last_prior.tolist()) == ([5, 6], None, [7])
 
 
 def test_output_arrives():

@@ -102,11 +102,15 @@ class GenerateRequest(_message.Message):
     ABORTED. 0 counts as 1.
     """
     resume_from: _builtins.int
-    """resume_from is the offset of the first output token the client still wants. Unset: from the beginning."""
+    """resume_from is the offset of the first output token the client still wants. Unset: the one behind
+    prior_output_token_ids.
+    """
     resume_hash: _builtins.int
-    """resume_hash is the rolling hash of the output tokens before resume_from."""
+    """resume_hash is the rolling hash of the output tokens before resume_from. Unset: that of prior_output_token_ids,
+    which are needed then. FAILED_PRECONDITION when it is not that of the request's output, and those were not sent.
+    """
     last_attempt: _builtins.int
-    """last_attempt is the highest attempt the client has seen in a delta."""
+    """last_attempt is the highest attempt the client has seen in a delta. At most 2^30; unset: it has seen none."""
     cache_salt: _builtins.str
     """cache_salt separates prefix-cache hits inside a tenant: only requests with the same salt share. At most 128 bytes."""
     bypass_prefix_cache: _builtins.bool
@@ -143,16 +147,20 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
-        """waited is the time since the request was first submitted; it keeps the place in the queue. Bounded by timeout."""
+        """waited is the time since the request was first submitted; it keeps the place in the queue and counts against
+        timeout: DEADLINE_EXCEEDED when nothing is left.
+        """
 
     @_builtins.property
     def prior_output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """prior_output_token_ids are the output tokens the client already holds; generation continues after them."""
+        """prior_output_token_ids are the output tokens the client already holds, none or all before resume_from. Where they
+        are not how the request's output begins, or nothing is known of it, generation continues after them.
+        """
 
     @_builtins.property
     def resume_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumePoint]:
         """resume_points say for completions 1 to n - 1 what the fields resume_from to last_attempt and
-        prior_output_token_ids say for completion 0. At most 15. Not supported yet: refused unless empty.
+        prior_output_token_ids say for completion 0. At most n - 1.
         """
 
     def __init__(
@@ -512,7 +520,9 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """heartbeat says that the client is alive; sent every 0.5 s."""
+        """heartbeat says that the client is alive; sent every 0.5 s. A client that has sent one and then says nothing for
+        3 s is lost, and the session ends.
+        """
 
     def __init__(
         self,

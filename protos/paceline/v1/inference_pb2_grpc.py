@@ -90,7 +90,8 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now.
+        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
+        higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,8 @@ class InferenceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now.
+    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
+    higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session runs many requests over one stream; one message carries the new tokens of all its requests of a step. A
@@ -68,7 +69,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now.
+    means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
+    higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session runs many requests over one stream; one message carries the new tokens of all its requests of a step. A
@@ -102,7 +104,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generate runs one request and streams its output. INVALID_ARGUMENT names the field at fault, RESOURCE_EXHAUSTED
-        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now.
+        means a full queue and carries a retry delay, UNAVAILABLE that no executor serves the model now, ABORTED that a
+        higher attachment has the request, FAILED_PRECONDITION that a client comes back with what the request is not.
         """
 
     @_abc_1.abstractmethod

@@ -637,9 +637,10 @@ class RequestContext(_message.Message):
     NUM_EXECUTOR_DEATHS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     LAST_DEATH_OFFSET_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     body_digest: _builtins.bytes
-    """body_digest is the BLAKE2b-128 digest of the request as sent, to tell a resent request from another one of the same
-    id.
+    """body_digest is the BLAKE2b-128 digest of the request, prompt included, without what changes from one attachment to
+    the next: it tells a resent request from another one of the same id.
     """
     num_preemptions: _builtins.int
     """num_preemptions counts its preemptions."""
@@ -649,11 +650,11 @@ class RequestContext(_message.Message):
     """num_prompt_cached_tokens is what the prefix cache gave at the first placement."""
     last_death_offset: _builtins.int
     """last_death_offset is how many output tokens it had when an executor last died while running it: a death counts
-    against it only beyond the one before. Unset: none died. Not set yet.
+    against it only beyond the one before. Unset: none died.
     """
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
-        """request is the request as sent, its prompt removed."""
+        """request is the request as sent, without its prompt and what changes from one attachment to the next."""
 
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
@@ -662,6 +663,12 @@ class RequestContext(_message.Message):
     @_builtins.property
     def deadline_left(self) -> _duration_pb2.Duration:
         """deadline_left is what was left of its timeout when it was placed; unset: none."""
+
+    @_builtins.property
+    def settings(self) -> Global___NewRequest:
+        """settings is the placement without its row, tokens, attempt and context: what cannot be read from the request
+        without its model's tokenizer.
+        """
 
     def __init__(
         self,
@@ -674,10 +681,11 @@ class RequestContext(_message.Message):
         num_executor_deaths: _builtins.int = ...,
         num_prompt_cached_tokens: _builtins.int = ...,
         last_death_offset: _builtins.int | None = ...,
+        settings: Global___NewRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "settings", b"settings", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "settings", b"settings", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_death_offset: _TypeAlias = _typing.Literal["last_death_offset"]  # noqa: Y015
     _WhichOneofArgType__last_death_offset: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset"]  # noqa: Y015

@@ -72,6 +72,14 @@ class CompletionText:
             match = None if stop_text is None else StopMatch(stop_text, len(token_ids))
         return text, match
 
+    def replay(self, token_ids: list[int], end_token_ids: tuple[int, ...]) -> tuple[StopMatch | None, int | None]:
+        """Take output that its client has, text included; returns the stop text, or the token, that has ended it."""
+        last = token_ids[-1] if token_ids else None
+        if last not in end_token_ids or len(token_ids) <= self._min_tokens:
+            return self.take(token_ids)[1], None
+        match = self.take_last(token_ids, last)[1]
+        return match, last if match is None else None
+
     def finish(self) -> tuple[str, str | None]:
         """Return what is left at the end of the output, and the stop text that it completes, if any."""
         rest = self._detokenizer.flush()

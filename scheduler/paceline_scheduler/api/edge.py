@@ -1,74 +1,86 @@
-"""The open requests of all clients: from the message to the backend, and from the backend's tokens to their streams.
+"""The open requests of all clients: from the message to the backend, and back by way of `delivery`.
 
-A request's life here: `open` → `start` (checked, tokenised, submitted, a core request per completion) → `deliver`
-(detokenised, stop texts looked for, put into the outbox of its gRPC stream) → its end. A completion ends by the device
-or by a stop text; all of them end by a failure of one, by `cancel`, or by `close_outbox` because the client went away.
+A request's life here: `open` → `start` (checked, tokenised, submitted or resumed, a core request per completion) →
+`deliver` → its end. A client that comes back to a resumable request opens it again with a higher attachment: the stream
+before ends, and the new one goes on where the client's copy of the output does. Only this process's streams are known
+here; what was begun with another scheduler, or is detached, only the backend knows.
+
 Knows neither messages nor gRPC; everything runs on the event loop.
 """
 
 import asyncio
+import contextlib
 import itertools
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import SystemRandom
 
-import numpy as np
-import structlog
-
-from paceline_scheduler.api.completion import CompletionText, StopMatch
+from paceline_scheduler.api.completion import CompletionText
+from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.outbox import DrainNotice, Finish, Outbox, PendingDelta
-from paceline_scheduler.api.raw import RawRequest
+from paceline_scheduler.api.outbox import DrainNotice, Outbox
+from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawRequest, RawResumption
+from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextModel
 from paceline_scheduler.api.validation import (
+    MAX_COMPLETIONS,
     ValidRequest,
+    check_context,
     check_key,
     check_prompt_logprobs,
     num_completions,
     validate,
 )
 from paceline_scheduler.backend import Backend
-from paceline_scheduler.core.outputs import (
-    OUTPUT_HASH_START,
-    FinishNotice,
-    Outputs,
-    TokenOutputs,
-    fold_output_hash,
-)
-from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
+from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.request import Int32Array, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DrainingError,
     DuplicateRequestError,
-    ExecutorFailedError,
     QueueFullError,
     RequestFailedError,
     RequestRefusedError,
     SchedulerError,
-    SlowConsumerError,
+    StaleAttachmentError,
+    UnknownRequestError,
 )
 
 _DRAINING_RETRY_S = 1.0
 _SESSION_FULL_RETRY_S = 0.2
 _NO_HANDLE = 0  # of a request that is not submitted
-_SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
+_CHANCE = SystemRandom()
 
-_log = structlog.get_logger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request whose every field was checked, in tokens."""
+
+    valid: ValidRequest
+    text_model: TextModel
+    token_ids: Int32Array
 
 
 class Edge:
-    """An OutputSink that serves clients. The composition root tells the backend to deliver to it."""
+    """An OutputSink that serves clients. The composition root tells the backend to deliver to it.
 
-    def __init__(self, backend: Backend, texts: Texts, limits: EdgeLimits) -> None:
+    `draw` gives numbers from 0 to 1, to spread the times at which refused clients come back.
+    """
+
+    def __init__(
+        self, backend: Backend, texts: Texts, limits: EdgeLimits, draw: Callable[[], float] = _CHANCE.random
+    ) -> None:
         self.backend = backend
         self.texts = texts
         self.limits = limits
+        self.draw = draw
+        self.requests = OpenRequests()
+        self._delivery = Delivery(backend, self.requests)
         self._handles = itertools.count(1)
-        self._running: dict[int, Completion] = {}  # by handle: what the backend delivers to
-        self._by_key: dict[RequestKey, RequestStream] = {}  # preparing and running, by the key of completion 0
-        self._open: dict[Outbox, set[RequestStream]] = {}  # every call of a client, and its requests
         self._drain_notice: DrainNotice | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -78,24 +90,28 @@ class Edge:
     def open_outbox(self, max_bytes_per_request: int = 0) -> Outbox:
         """Begin a call; `close_outbox` must follow, whatever happens."""
         outbox = Outbox(self.limits.max_stream_bytes, max_bytes_per_request)
-        self._open[outbox] = set()
+        self.requests.begin_call(outbox)
         self._idle.clear()
         if self._drain_notice is not None:
             outbox.announce_drain(self._drain_notice)
         return outbox
 
+    def leave_outbox(self, outbox: Outbox) -> None:
+        """The client of a call is gone: what still runs of its requests is detached if resumable, else cancelled."""
+        for stream in self.requests.of_call(outbox):
+            self._delivery.leave(stream)
+
     def close_outbox(self, outbox: Outbox) -> None:
-        """End a call: what still runs of its requests is cancelled."""
-        for stream in tuple(self._open[outbox]):
-            self._end_early(stream, FinishReason.CANCELLED)
-        del self._open[outbox]
-        if not self._open:
+        """End a call, as `leave_outbox` does."""
+        self.leave_outbox(outbox)
+        self.requests.end_call(outbox)
+        if not self.requests.calls():
             self._idle.set()
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Take no new requests, and tell every client so; running requests go on."""
+        """Take no requests, new or resumed, and tell every client so; streams that are open go on."""
         self._drain_notice = DrainNotice(reason, grace_s)
-        for outbox in self._open:
+        for outbox in self.requests.calls():
             outbox.announce_drain(self._drain_notice)
 
     async def drained(self) -> None:
@@ -109,75 +125,114 @@ class Edge:
         if self._drain_notice is not None:
             raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
 
-    def open(self, key: RequestKey, outbox: Outbox, n: int | None = None) -> RequestStream:
-        """Begin a request; `key` is that of its first completion, `n` how many it asks for.
+    def open(
+        self, key: RequestKey, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
+    ) -> RequestStream:
+        """Begin a request, or come back to it by a higher attachment: the stream that it has here then ends.
 
-        Raises InvalidRequestError for the key, DrainingError, QueueFullError for a full session or queue,
-        DuplicateRequestError.
+        `key` is that of its first completion, `n` how many it asks for. Raises InvalidRequestError for the key,
+        DrainingError, QueueFullError for a full session or queue, DuplicateRequestError, StaleAttachmentError.
         """
         check_key(key)
         self.require_open()
         num, at_most = num_completions(n), self.limits.max_session_requests
         if outbox.num_open + num > at_most:
             raise QueueFullError(f"this session runs {outbox.num_open} of {at_most} completions", _SESSION_FULL_RETRY_S)
-        if key in self._by_key:
-            raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
-        # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
-        self.backend.require_room(num)
-        handles = tuple(itertools.islice(self._handles, num))
-        stream = self._by_key[key] = RequestStream(handles, key, outbox)
-        self._open[outbox].add(stream)
-        outbox.num_open += num
+        before = self._before(key, resumption)
+        if not resumption.is_begun:  # else it was taken once already
+            # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
+            self.backend.require_room(num)
+        if before is not None:
+            self._delivery.supersede(before, outbox)
+        stream = RequestStream(tuple(itertools.islice(self._handles, num)), key, outbox, resumption)
+        self.requests.add(stream)
         return stream
 
+    def _before(self, key: RequestKey, resumption: RawResumption) -> RequestStream | None:
+        """Return the stream that an attachment takes the place of; raises when it must not."""
+        stream = self.requests.by_key(key)
+        if stream is None or stream.resumption.number < resumption.number:
+            return stream
+        if stream.resumption.number == resumption.number:
+            raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
+        raise StaleAttachmentError(
+            f"attachment {resumption.number} of request_id {key.request_id!r} is older than the one that has it, "
+            f"{stream.resumption.number}"
+        )
+
     async def start(self, stream: RequestStream, raw: RawRequest, max_seconds: float | None = None) -> None:
-        """Check, tokenise and submit a request. Raises what is wrong with it, and then the stream has ended.
+        """Check, tokenise and submit a request, or resume it. Raises what is wrong with it; then the stream has ended.
 
         `max_seconds` is what the client's call has left. Of a stream that ended meanwhile nothing is submitted or told.
         """
+        came_s = self.backend.now_s()
         try:
-            valid, text_model, token_ids = await self._prepare(raw, max_seconds)
+            await self.backend.until_synced()
+            prepared = await self._prepare(raw, came_s, max_seconds)
+            await self.backend.until_synced()  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
-                self._submit(stream, valid, text_model, token_ids)
+                self._run(stream, prepared)
         except SchedulerError:
             if stream.state is not StreamState.ENDED:
-                self._forget(stream)
+                self.requests.forget(stream)
                 raise
         except BaseException:
-            self._forget(stream)
+            self.requests.forget(stream)
             raise
 
-    async def _prepare(self, raw: RawRequest, max_seconds: float | None) -> tuple[ValidRequest, TextModel, Int32Array]:
-        valid = validate(raw, self.backend.models(), self.backend.now_s(), max_seconds, self.limits)
-        if valid.priority >= 0 and valid.deadline_s is None:
+    async def _prepare(self, raw: RawRequest, came_s: float, max_seconds: float | None) -> _Prepared:
+        valid = validate(raw, self.backend.models(), came_s, max_seconds, self.limits)
+        if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.require_time(valid.model.name)  # before it is tokenised
         text_model = await self.texts.model(valid.model)
         token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+        check_context(len(token_ids), valid.resumption, valid.model)
         check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
         if valid.bad_words:
             spelt = await self.texts.bad_word_token_ids(valid.bad_words, valid.model)
             valid = replace(valid, bad_word_token_ids=spelt)
-        return valid, text_model, token_ids
+        return _Prepared(valid, text_model, token_ids)
 
-    def cancel(self, key: RequestKey) -> None:
-        """End a request as CANCELLED and tell its stream; raises UnknownRequestError, InvalidRequestError."""
+    def _run(self, stream: RequestStream, prepared: _Prepared) -> None:
+        valid = prepared.valid
+        stream.num_prompt_tokens = len(prepared.token_ids)
+        stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
+        requests = core_requests(valid, prepared.token_ids, stream.handles)
+        self.requests.run(stream, [_completion(stream, request, prepared) for request in requests])
+        if not valid.resumption.is_attachment:
+            self.backend.submit(*requests)
+            return
+        resumptions = [Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True)]
+        found = self.backend.resume(*resumptions)
+        self._delivery.go_on(stream, resumptions, found)
+
+    async def cancel(self, key: RequestKey) -> None:
+        """End a request as CANCELLED, whoever listens to it, and tell its stream if there is one here.
+
+        Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it cannot be known.
+        """
         check_key(key)
-        stream = self._by_key.get(key)
-        if stream is None:
-            self.backend.cancel(key)
-        elif stream.state is StreamState.PREPARING:
-            self._cancel_unsubmitted(stream)
-        else:
+        stream = self.requests.by_key(key)
+        if stream is not None and stream.state is StreamState.RUNNING:
             for completion in tuple(stream.running):
                 self.backend.cancel(completion.key)
+            return
+        if stream is not None:
+            self._delivery.cancel_unsubmitted(stream)
+            if not stream.resumption.is_begun:
+                return
+        await self.backend.until_synced()
+        is_known = self._cancel_detached(key)
+        if stream is None and not is_known:
+            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
 
-    def _cancel_unsubmitted(self, stream: RequestStream) -> None:
-        request_id, outbox = stream.key.request_id, stream.outbox
-        finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, 0)
-        for index, handle in enumerate(stream.handles):
-            outbox.put(handle, PendingDelta(request_id, 0, 0, OUTPUT_HASH_START, [], "", finish=finish, index=index))
-        self._forget(stream)
-        outbox.end_step()
+    def _cancel_detached(self, key: RequestKey) -> bool:
+        num_cancelled = 0
+        for index in range(MAX_COMPLETIONS):  # how many it has only its client knows
+            with contextlib.suppress(UnknownRequestError):
+                self.backend.cancel(replace(key, index=index))
+                num_cancelled += 1
+        return num_cancelled > 0
 
     # What would become of a request, and what becomes of it
 
@@ -190,14 +245,14 @@ class Edge:
         try:
             check_key(key)
             self.require_open()
-            if key in self._by_key:
-                raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
+            self._before(key, raw.resumption)
             num = num_completions(raw.sampling.n)
-            self.backend.require_room(num)
-            valid, _, token_ids = await self._prepare(raw, None)
-        except RequestRefusedError as refusal:
+            if not raw.resumption.is_begun:
+                self.backend.require_room(num)
+            prepared = await self._prepare(raw, self.backend.now_s(), None)
+        except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
-        requests = core_requests(valid, token_ids, (_NO_HANDLE,) * num)
+        requests = core_requests(prepared.valid, prepared.token_ids, (_NO_HANDLE,) * num)
         estimates = [self.backend.estimate(request) for request in requests]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
@@ -208,176 +263,31 @@ class Edge:
         Raises UnknownRequestError, InvalidRequestError.
         """
         check_key(key)
-        stream = self._by_key.get(key)
+        stream = self.requests.by_key(key)
         if stream is None:
-            return self.backend.explain(key)
+            return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
         return self.backend.explain(stream.running[0].key)
 
+    def _explain_detached(self, key: RequestKey) -> Explanation:
+        found = []
+        for index in range(MAX_COMPLETIONS):
+            with contextlib.suppress(UnknownRequestError):
+                found.append(self.backend.explain(replace(key, index=index)))
+        if not found:
+            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
+        return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
+
     # What the backend delivers
 
     def deliver(self, outputs: Outputs) -> None:
-        """Hand new tokens and failures to their streams; each is woken once."""
-        touched: set[Outbox] = set()
-        for batch in outputs.tokens:
-            self._deliver_tokens(batch, touched)
-        for failure in outputs.failures:
-            completion = self._running.get(failure.handle)
-            if completion is not None:
-                touched.add(completion.stream.outbox)
-                self._release_held(completion.stream)
-                self._end_completion(completion)  # the backend has ended it already
-                self._fail(completion.stream, failure.error)
-        for outbox in touched:
-            outbox.end_step()
-            if outbox.is_over:
-                self._relieve(outbox)
-
-    def _deliver_tokens(self, batch: TokenOutputs, touched: set[Outbox]) -> None:
-        running = self._running
-        token_ids = batch.token_ids.tolist()
-        columns = (batch.offsets, batch.num_tokens, batch.attempts, batch.rolling_hashes)
-        rows = zip(batch.handles, *(column.tolist() for column in columns), strict=True)
-        start = 0
-        for handle, offset, num_tokens, attempt, rolling_hash in rows:
-            stop = start + num_tokens
-            completion = running.get(handle)
-            if completion is not None:
-                touched.add(completion.stream.outbox)
-                try:
-                    self._take(completion, batch, offset, token_ids[start:stop], attempt, rolling_hash)
-                except Exception:  # one request's output must not keep the others from theirs
-                    key = completion.key
-                    _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant)
-                    error = ExecutorFailedError("the output could not be turned into text", "INTERNAL")
-                    self._fail(completion.stream, error)
-            start = stop
-
-    def _take(
-        self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
-    ) -> None:
-        """Put one completion's new tokens on their way to the client, as far as they belong to its output."""
-        if offset != completion.num_tokens:
-            error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
-            self._fail(completion.stream, error)
-            return
-        handle, key = completion.handle, completion.key
-        notice = batch.finishes.get(handle)
-        if notice is None:
-            text, match = completion.text.take(token_ids)
-        else:
-            text, match = completion.text.take_last(token_ids, notice.stop_token_id)
-        if match is not None and match.num_tokens < len(token_ids):
-            token_ids = token_ids[: match.num_tokens]
-            hash_ = _fold(completion.rolling_hash, token_ids)
-        delta = PendingDelta(key.request_id, offset, attempt, hash_, token_ids, text)
-        if key.index:  # set only where it says something: this runs for every row of every step
-            delta.index = key.index
-        if handle in batch.logprobs:
-            delta.logprobs = batch.logprobs[handle][: len(token_ids)]
-        if handle in batch.prompt_logprobs:
-            delta.prompt_logprobs = batch.prompt_logprobs[handle]
-        completion.num_tokens += len(token_ids)
-        completion.rolling_hash = hash_
-        if match is not None or notice is not None:
-            delta.finish = self._finish(completion, notice, match)
-        # The first and the last at once, the rest when enough of it has been gathered.
-        is_held = offset > 0 and delta.finish is None
-        completion.stream.outbox.put(handle, delta, completion.stream.num_tokens_per_delta if is_held else 0)
-
-    def _relieve(self, outbox: Outbox) -> None:
-        """End requests of a client that does not read, those of which most waits first."""
-
-        def num_bytes(stream: RequestStream) -> int:
-            return sum(map(outbox.num_bytes_of, stream.handles))
-
-        for stream in sorted(self._open[outbox], key=num_bytes, reverse=True):
-            if not outbox.is_over or not num_bytes(stream):
-                return
-            self._cut(stream)
-
-    # The end of a completion, and of a request
-
-    def _submit(self, stream: RequestStream, valid: ValidRequest, text_model: TextModel, token_ids: Int32Array) -> None:
-        stream.num_prompt_tokens = len(token_ids)
-        stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
-        stream.state = StreamState.RUNNING
-        requests = core_requests(valid, token_ids, stream.handles)
-        for request in requests:
-            detokenizer = Detokenizer(text_model.spelling, valid.skip_special_tokens)
-            text = CompletionText(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
-            completion = Completion(stream, request.handle, request.key, text)
-            stream.running.append(completion)
-            self._running[request.handle] = completion
-        self.backend.submit(*requests)
-
-    def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
-        """End a completion; returns what the client is told. A stop text comes before whatever the device saw."""
-        self._end_completion(completion)
-        if notice is not None:
-            num_cached_tokens = notice.num_cached_tokens
-        else:
-            num_cached_tokens = self.backend.end(completion.handle, completion.num_tokens, FinishReason.STOP)
-        return Finish(
-            reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
-            stop_text=None if match is None else match.stop_text,
-            stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
-            num_prompt_tokens=completion.stream.num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=completion.num_tokens,
-        )
-
-    def _cut(self, stream: RequestStream) -> None:
-        """End a request whose client does not read: what waits for it is dropped, and makes room for saying so."""
-        for handle in stream.handles:
-            stream.outbox.drop(handle)
-        self._fail(stream, SlowConsumerError(_SLOW_CONSUMER))
-
-    def _fail(self, stream: RequestStream, error: RequestFailedError) -> None:
-        """End all of a request by an error, which its client is told once, after the output before it."""
-        self._release_held(stream)
-        self._end_early(stream, FinishReason.ERROR)
-        stream.outbox.fail(stream.key.request_id, error)
-
-    def _release_held(self, stream: RequestStream) -> None:
-        """Put what waits for more output into the outbox: there may be no more."""
-        for handle in stream.handles:
-            stream.outbox.release(handle)
-
-    def _end_early(self, stream: RequestStream, reason: FinishReason) -> None:
-        """End what the backend, if it knows it, still runs of a request."""
-        running = tuple(stream.running)
-        self._forget(stream)
-        for completion in running:
-            self.backend.end(completion.handle, completion.num_tokens, reason)
-
-    def _end_completion(self, completion: Completion) -> None:
-        """Nothing more comes of a completion; with its last one the request is over."""
-        stream = completion.stream
-        if len(stream.running) == 1:
-            self._forget(stream)
-            return
-        stream.running.remove(completion)
-        del self._running[completion.handle]
-        stream.outbox.num_open -= 1
-
-    def _forget(self, stream: RequestStream) -> None:
-        """Nothing more goes into the stream; what is in its outbox is still sent. Does nothing the second time."""
-        if stream.state is StreamState.ENDED:
-            return
-        stream.outbox.num_open -= len(stream.running) or len(stream.handles)
-        stream.state = StreamState.ENDED
-        for completion in stream.running:
-            del self._running[completion.handle]
-        stream.running.clear()
-        del self._by_key[stream.key]
-        self._open[stream.outbox].discard(stream)
+        """Hand new tokens and failures to their streams."""
+        self._delivery.deliver(outputs)
 
 
-def _fold(rolling_hash: int, token_ids: list[int]) -> int:
-    """Return the rolling hash after these tokens too."""
-    hashes = np.array([rolling_hash], dtype=np.uint64)
-    for token_id in token_ids:
-        hashes = fold_output_hash(hashes, np.array([token_id], dtype=np.int32))
-    return int(hashes[0])
+def _completion(stream: RequestStream, request: Request, prepared: _Prepared) -> Completion:
+    valid = prepared.valid
+    detokenizer = Detokenizer(prepared.text_model.spelling, valid.skip_special_tokens)
+    text = CompletionText(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
+    return Completion(stream, request.handle, request.key, text)

@@ -46,7 +46,10 @@ def _core_request(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int
         cache_salt=valid.cache_salt,
         bypass_prefix_cache=valid.bypass_prefix_cache,
         priority=valid.priority,
-        group=handles[0] if len(handles) > 1 else None,
+        num_completions=len(handles),
+        is_resumable=valid.resumption.is_resumable,
+        attachment=valid.resumption.attachment,
+        waited_s=valid.resumption.waited_s,
         origin=valid.origin,
         body_digest=valid.body_digest,
     )

@@ -16,6 +16,7 @@ class EdgeLimits:
     max_message_bytes: output put into one message, or that of one completion; what is more goes into the next. Making
     a message keeps everybody else waiting, 60 ms where it is full of log-probabilities.
     heartbeat_s: time between the heartbeats to a session.
+    silence_s: a session whose client has begun to send heartbeats and says nothing for so long has lost it.
     max_chars_per_token: a prompt with more characters than this times the context is refused without being tokenised.
     max_inline_chars: a text up to this length is tokenised on the event loop, as a thread would take longer to start.
     num_tokenizer_threads: threads for longer texts.
@@ -28,6 +29,7 @@ class EdgeLimits:
     max_held_tokens: int = 1024
     max_message_bytes: int = 256 * 1024
     heartbeat_s: float = 0.5
+    silence_s: float = 3.0
     max_chars_per_token: int = 16
     max_inline_chars: int = 1024
     num_tokenizer_threads: int = 2

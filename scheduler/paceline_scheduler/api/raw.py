@@ -85,6 +85,30 @@ class RawOutput:
     stream_interval: int | None = None
 
 
+class ResumePoint(Protocol):
+    """paceline.v1.ResumePoint: what the client holds of a completion but the first."""
+
+    @property
+    def index(self) -> int:
+        """Which completion."""
+
+    @property
+    def resume_from(self) -> int:
+        """The offset of the first token that is still wanted."""
+
+    @property
+    def resume_hash(self) -> int:
+        """The rolling hash of what is held; 0 is unset."""
+
+    @property
+    def last_attempt(self) -> int:
+        """The highest attempt seen; 0 is unset."""
+
+    @property
+    def prior_output_token_ids(self) -> Sequence[int]:
+        """What is held, or nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawResumption:
     """The fields with which a client comes back to a request."""
@@ -95,16 +119,30 @@ class RawResumption:
     resume_hash: int | None = None
     last_attempt: int | None = None
     waited_s: float | None = None
-    num_prior_output_tokens: int = 0
-    num_resume_points: int = 0
+    prior_output_token_ids: Sequence[int] = ()
+    resume_points: Sequence[ResumePoint] = ()
+
+    @property
+    def number(self) -> int:
+        """Which attachment of its client this is: 1, 2, …."""
+        return max(1, self.attachment)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the client says that the request was taken once already."""
+        return self.number > 1 or bool(self.resume_from or self.prior_output_token_ids or self.resume_points)
+
+
+FIRST_ATTACHMENT = RawResumption()
 
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
     """paceline.v1.GenerateRequest.
 
-    `structured` names the constraint that is set. `origin` is the message without its prompt and without fields that
-    nobody knows, serialised; `body_digest` the BLAKE2b-128 digest of the message as it was sent.
+    `structured` names the constraint that is set. `body_digest` is the BLAKE2b-128 digest of the message without what
+    changes from one attachment to the next; `origin` the same message, serialised, also without its prompt and without
+    fields that nobody knows.
     """
 
     model: str = ""

@@ -40,7 +40,8 @@ class InferenceServicer(InferenceServiceServicer):
             request.request_id = secrets.token_hex(16)
         outbox = edge.open_outbox()
         try:
-            stream = edge.open(RequestKey(request.tenant, request.request_id), outbox, wire.read_n(request))
+            key = RequestKey(request.tenant, request.request_id)
+            stream = edge.open(key, outbox, wire.read_n(request), wire.read_resumption(request))
             await edge.start(stream, wire.read_generate(request), context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()
@@ -63,7 +64,7 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """End a request wherever it is."""
-        self._edge.cancel(RequestKey(request.tenant, request.request_id))
+        await self._edge.cancel(RequestKey(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     @override

@@ -2,11 +2,12 @@
 
 What the client does, and what follows:
 - it ends its side of the stream: no more requests; the stream ends when the running ones have.
-- it cancels the call, or its connection breaks: its running requests are cancelled.
+- it cancels the call, or its connection breaks: its running requests are detached if resumable, else cancelled.
 - it sends a wrong request, or cancels an impossible name: a failure inside the stream, which goes on.
 - it sends a message that is none: INVALID_ARGUMENT, and the stream ends as in the second case.
 - it leaves output unread: its messages are not read either, until it reads; if requests go on producing, they are cut.
-- it is silent: nothing follows from that yet. Only the transport, whose keepalive asks every 10 s, decides it is gone.
+- it has sent a heartbeat and then says nothing for `EdgeLimits.silence_s`, though it is listened to: the stream ends as
+  in the second case. Of one that never sends any only the transport, which asks every 10 s, decides that it is gone.
 """
 
 import asyncio
@@ -24,7 +25,13 @@ from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.request import RequestKey
-from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnknownRequestError
+from paceline_scheduler.errors import (
+    InvalidRequestError,
+    NoExecutorError,
+    RequestRefusedError,
+    SchedulerError,
+    UnknownRequestError,
+)
 
 _ACKNOWLEDGED_AT_ONCE = 4096
 # Acknowledgements name requests without their tenant. Finishes that stay unacknowledged for longer than this many later
@@ -46,7 +53,9 @@ async def serve_session(edge: Edge, messages: AsyncIterator[pb.SessionRequest]) 
             await outbox.wait()
             parcel = outbox.collect(edge.limits.max_message_bytes)
             if not parcel.is_empty:
-                yield wire.session_response(parcel)
+                yield wire.session_response(parcel, edge.draw)
+            if session.is_lost:
+                return
             if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
                 raise error
             if (reader.done() or outbox.is_draining) and outbox.is_empty and not outbox.num_open:
@@ -62,18 +71,22 @@ class _Session:
     def __init__(self, edge: Edge, outbox: Outbox) -> None:
         self._edge = edge
         self._outbox = outbox
-        self._tasks: set[asyncio.Task[None]] = set()  # at most one per open request, and two
+        self._tasks: dict[asyncio.Task[None], None] = {}  # at most one per open request, and two; oldest first
+        self._has_beaten = False
+        self._is_listening = False  # nothing of the client's is being worked on
+        self._num_silent_beats = 0
+        self.is_lost = False
         self._unacknowledged: OrderedDict[str, tuple[RequestKey, ...]] = OrderedDict()  # by request_id, per completion
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the session at the latest."""
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled():
             # A session that is over asks no more why its reader stopped, and asyncio would report that as forgotten.
             task.exception()
@@ -86,33 +99,46 @@ class _Session:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def beat(self) -> None:
-        """Say that the scheduler is alive, at once and then regularly."""
-        while True:
+        """Say that the scheduler is alive, at once and then regularly, until the client is lost."""
+        limits = self._edge.limits
+        # Silence is counted in heartbeats of our own: a process that was stopped made none, and so blames nobody.
+        max_silent_beats = limits.silence_s / limits.heartbeat_s
+        while self._num_silent_beats < max_silent_beats:
             self._outbox.beat()
-            await asyncio.sleep(self._edge.limits.heartbeat_s)
+            await asyncio.sleep(limits.heartbeat_s)
+            if self._has_beaten and self._is_listening:
+                self._num_silent_beats += 1
+        _log.info("session_silent", silence_s=limits.silence_s)
+        self.is_lost = True
+        self._edge.leave_outbox(self._outbox)  # now, as the stream itself may be stuck in a message nobody takes
+        self._outbox.wake()
 
     async def read(self, messages: AsyncIterator[pb.SessionRequest]) -> None:
         """Take the client's messages until it ends its side; raises InvalidRequestError for one that is none."""
+        self._is_listening = True
         async for message in messages:
+            self._is_listening, self._num_silent_beats = False, 0
             match message.WhichOneof("message"):
                 case "generate":
                     self._generate(message.generate)
                 case "cancel":
-                    self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
+                    await self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
                 case "acknowledge":
                     await self._acknowledge(message.acknowledge)
                 case "heartbeat":
-                    pass
+                    self._has_beaten = True
                 case _:
                     raise InvalidRequestError(
                         "message", "is missing: set one of generate, cancel, acknowledge, heartbeat"
                     )
             await self._outbox.wait_for_room()
+            self._is_listening = True
+        self._is_listening = False
 
     def _generate(self, message: pb.GenerateRequest) -> None:
         key = RequestKey(message.tenant, message.request_id)
         try:
-            stream = self._edge.open(key, self._outbox, wire.read_n(message))
+            stream = self._edge.open(key, self._outbox, wire.read_n(message), wire.read_resumption(message))
         except RequestRefusedError as error:
             self._fail(key, error)
             return
@@ -124,19 +150,22 @@ class _Session:
     async def _start(self, stream: RequestStream, raw: RawRequest) -> None:
         try:
             await self._edge.start(stream, raw)
+            return
         except SchedulerError as error:
             self._fail(stream.key, error)
         except Exception as error:  # told to the client without its text
             _log.exception("request_failed", request_id=stream.key.request_id, tenant=stream.key.tenant)
             self._fail(stream.key, error)
+        self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
 
-    def _cancel(self, key: RequestKey) -> None:
+    async def _cancel(self, key: RequestKey) -> None:
+        # Waited for, as a request of the same name may follow: only one that is not known here takes time.
         try:
-            self._edge.cancel(key)
+            await self._edge.cancel(key)
         except InvalidRequestError as error:
             self._fail(key, error)
-        except UnknownRequestError:
-            # It has just ended by itself, and the client will read so.
+        except (UnknownRequestError, NoExecutorError):
+            # It has just ended by itself, and the client will read so; or it is nowhere, and ends with its window.
             _log.debug("cancelled_unknown_request", request_id=key.request_id, tenant=key.tenant)
 
     async def _acknowledge(self, message: pb.Acknowledge) -> None:

@@ -4,6 +4,7 @@ The same description serves a call that fails as a whole and a request that fail
 """
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -25,12 +26,16 @@ from paceline_scheduler.errors import (
     NoExecutorError,
     NoLongerServedError,
     NoTokenLeftError,
+    QuarantinedError,
     QueueFullError,
     RequestFailedError,
     RequestRefusedError,
+    ResumeMismatchError,
     RetryableRefusalError,
     SchedulerError,
     SlowConsumerError,
+    StaleAttachmentError,
+    SupersededError,
     UnknownExecutorError,
     UnknownModelError,
     UnknownRequestError,
@@ -42,10 +47,16 @@ MAX_TEXT_BYTES = 1024  # of any text in a status: message and details together m
 _MAX_NAME_BYTES = 256
 INTERNAL_MESSAGE = "internal error; the scheduler's log says more"
 
+Draw = Callable[[], float]
+"""Chance: a number from 0 to 1."""
+DRAW: Draw = secrets.SystemRandom().random
+
 _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
     UnsupportedError: (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     DuplicateRequestError: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    StaleAttachmentError: (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
+    ResumeMismatchError: (grpc.StatusCode.FAILED_PRECONDITION, "RESUME_MISMATCH"),
     UnknownRequestError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST"),
     UnknownModelError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
     UnknownExecutorError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
@@ -56,6 +67,8 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     DeadlineUnreachableError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     SlowConsumerError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER"),
+    SupersededError: (grpc.StatusCode.ABORTED, "STALE_ATTACHMENT"),
+    QuarantinedError: (grpc.StatusCode.INTERNAL, "EXECUTORS_DIED"),
     NoLongerServedError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     GivenUpError: (grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     NoTokenLeftError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
@@ -84,10 +97,11 @@ def cut(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
     return data.decode() if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore") + "…"
 
 
-def describe(error: BaseException) -> ErrorStatus:
+def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
     """Return what a client is told. Of an error that is not the scheduler's own it is told nothing.
 
-    When to come back is up to a fifth off what the error says, and not the same for two clients.
+    When to come back is up to a fifth off what the error says, drawn: who was refused together must not come back
+    together.
     """
     if not isinstance(error, SchedulerError):
         return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
@@ -103,7 +117,7 @@ def describe(error: BaseException) -> ErrorStatus:
         case ExecutorFailedError():
             return ErrorStatus(code, reason, message, metadata={"executor_reason": cut(error.reason, _MAX_NAME_BYTES)})
         case RetryableRefusalError() | GivenUpError():
-            return ErrorStatus(code, reason, message, retry_after_s=_spread(error.retry_after_s))
+            return ErrorStatus(code, reason, message, retry_after_s=error.retry_after_s * (0.8 + 0.4 * draw()))
     return ErrorStatus(code, reason, message)
 
 
@@ -128,8 +142,3 @@ def trailing_metadata(status: ErrorStatus) -> tuple[tuple[str, str | bytes], ...
     if status.retry_after_s is not None:
         metadata.append(("grpc-retry-pushback-ms", str(round(status.retry_after_s * 1000))))
     return tuple(metadata)
-
-
-def _spread(seconds: float) -> float:
-    """Return a delay up to a fifth shorter or longer: who was refused together must not come back together."""
-    return seconds * (0.8 + 0.4 * secrets.randbelow(1001) / 1000)

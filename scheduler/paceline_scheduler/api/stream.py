@@ -5,6 +5,7 @@ from enum import Enum
 
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.outbox import Outbox
+from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawResumption
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
 from paceline_scheduler.core.request import RequestKey
 
@@ -19,11 +20,15 @@ class StreamState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request. `handles` are the edge's numbers for its completions, by index; `running` those that have no end."""
+    """One attachment of a client to a request; `resumption` is what it said of that, unchecked.
+
+    `handles` are the edge's numbers for the completions, by index; `running` those that have no end.
+    """
 
     handles: tuple[int, ...]
     key: RequestKey
     outbox: Outbox
+    resumption: RawResumption = FIRST_ATTACHMENT
     state: StreamState = StreamState.PREPARING
     num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0

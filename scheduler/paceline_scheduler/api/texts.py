@@ -11,8 +11,9 @@ import numpy as np
 from paceline_scheduler.api.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from paceline_scheduler.api.rules import check_token_ids
 from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
-from paceline_scheduler.api.validation import check_prompt_length, check_token_ids, max_prompt_chars
+from paceline_scheduler.api.validation import check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.errors import InvalidRequestError

@@ -6,18 +6,24 @@ field that this version does not act on is refused when it asks for something el
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, RawStopping, TextPrompt, TokenPrompt
+from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, check_resumption
+from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
 from paceline_scheduler.api.stop_texts import MatchedText
 from paceline_scheduler.backend import GenerationDefaults, ServedModel
-from paceline_scheduler.core.request import Int32Array, RequestKey, SamplingParams
-from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
+from paceline_scheduler.core.request import RequestKey, SamplingParams
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NoExecutorError,
+    UnknownModelError,
+    UnsupportedError,
+)
 
 _T = TypeVar("_T")
 
@@ -66,6 +72,7 @@ class ValidRequest:
     cache_salt: str
     bypass_prefix_cache: bool
     priority: int
+    resumption: ValidResumption
     origin: bytes
     body_digest: bytes
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in when they are tokenised
@@ -82,15 +89,7 @@ class _Range:
     is_open: bool = False
 
     def check(self, request: RawRequest) -> None:
-        value = self.value(request)
-        if value is None:
-            return
-        # NaN is inside no range, so it must be asked whether the value is in, not whether it is out.
-        if not ((self.low < value if self.is_open else self.low <= value) and value <= self.high):
-            shown = value if isinstance(value, int) else f"{value:.7g}"
-            start = f"above {self.low}" if self.is_open else f"at least {self.low}"
-            end = "" if math.isinf(self.high) else f" and at most {self.high}"
-            raise InvalidRequestError(self.field, f"is {shown}, must be {start}{end}")
+        check_range(self.field, self.value(request), self.low, self.high, is_open=self.is_open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +108,7 @@ class _Unsupported:
 
 _RULES: tuple[_Range | _Unsupported, ...] = (
     _Range("timeout", lambda r: r.timeout_s, 0, MAX_TIMEOUT_S, is_open=True),
+    _Range("waited", lambda r: r.resumption.waited_s, 0, MAX_TIMEOUT_S),
     _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, 100),
     _Range("sampling.top_k", lambda r: r.sampling.top_k, 1),
     _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, is_open=True),
@@ -124,42 +124,33 @@ _RULES: tuple[_Range | _Unsupported, ...] = (
     _Range("stopping.min_tokens", lambda r: r.stopping.min_tokens, 0),
     _Range("output.prompt_logprobs", lambda r: r.output.prompt_logprobs, 0, 20),
     _Unsupported("structured", lambda r: r.structured),
-    _Unsupported("resumable", lambda r: r.resumption.resumable, (False,)),
-    _Unsupported("attachment", lambda r: r.resumption.attachment, (0, 1)),
-    _Unsupported("resume_from", lambda r: r.resumption.resume_from, (0,)),
-    _Unsupported("resume_hash", lambda r: r.resumption.resume_hash),
-    _Unsupported("last_attempt", lambda r: r.resumption.last_attempt, (0,)),
-    _Unsupported("waited", lambda r: r.resumption.waited_s, (0,)),
-    _Unsupported("prior_output_token_ids", lambda r: r.resumption.num_prior_output_tokens, (0,)),
-    _Unsupported("resume_points", lambda r: r.resumption.num_resume_points, (0,)),
 )
 
 
 def validate(
-    request: RawRequest, models: tuple[ServedModel, ...], now_s: float, max_seconds: float | None, limits: EdgeLimits
+    request: RawRequest, models: tuple[ServedModel, ...], came_s: float, max_seconds: float | None, limits: EdgeLimits
 ) -> ValidRequest:
     """Check every field and fill in what is unset.
 
-    `max_seconds` is what the call itself has left. Raises InvalidRequestError, UnsupportedError, UnknownModelError or
-    NoExecutorError.
+    The request came at `came_s`, and its call had `max_seconds` left then. Raises InvalidRequestError,
+    UnsupportedError, UnknownModelError, NoExecutorError, or DeadlineExceededError for one that has waited too long.
     """
     key = RequestKey(request.tenant, request.request_id)
     check_key(key)
-    _check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
+    check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
     for rule in _RULES:
         rule.check(request)
     if len(request.origin) > MAX_ORIGIN_BYTES:
         sentence = f"has {len(request.origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
         raise InvalidRequestError("message", sentence)
     model = choose_model(request.model, models)
-    timeouts = [seconds for seconds in (request.timeout_s, max_seconds) if seconds is not None]
     return ValidRequest(
         key=key,
         model=model,
         prompt=check_prompt(request.prompt, model, limits),
         sampling=_fill_in_sampling(request.sampling, model, key),
         end_token_ids=_end_token_ids(request, model),
-        stop_texts=_check_texts("stopping.stop", request.stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
+        stop_texts=check_texts("stopping.stop", request.stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
         skip_special_tokens=request.output.skip_special_tokens is not False,
         matched_text=MatchedText.KEPT if request.stopping.include_stop_str_in_output else MatchedText.DROPPED,
         stream_interval=request.output.stream_interval or 1,
@@ -167,12 +158,13 @@ def validate(
         num_logprobs=request.output.logprobs,
         min_tokens=_check_min_tokens(request.stopping),
         ignored_end_token_ids=model.end_token_ids if request.stopping.ignore_eos else (),
-        bad_words=_check_texts("sampling.bad_words", request.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
+        bad_words=check_texts("sampling.bad_words", request.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
         num_prompt_logprobs=request.output.prompt_logprobs,
-        deadline_s=now_s + min(*timeouts, MAX_TIMEOUT_S) if timeouts else None,
+        deadline_s=_deadline_s(request, came_s, max_seconds),
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
         priority=request.priority or 0,
+        resumption=_resumption(request, model),
         origin=request.origin,
         body_digest=request.body_digest,
     )
@@ -182,8 +174,8 @@ def check_key(key: RequestKey) -> None:
     """Refuse a key without a request_id, or with a part that is too long."""
     if not key.request_id:
         raise InvalidRequestError("request_id", "is empty; choose one, it identifies the request inside its tenant")
-    _check_num_bytes("request_id", key.request_id, MAX_KEY_BYTES)
-    _check_num_bytes("tenant", key.tenant, MAX_KEY_BYTES)
+    check_num_bytes("request_id", key.request_id, MAX_KEY_BYTES)
+    check_num_bytes("tenant", key.tenant, MAX_KEY_BYTES)
 
 
 def num_completions(n: int | None) -> int:
@@ -193,7 +185,7 @@ def num_completions(n: int | None) -> int:
 
 def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
     """Return the model of this name, or the only one for the empty name."""
-    _check_num_bytes("model", name, MAX_MODEL_NAME_BYTES)
+    check_num_bytes("model", name, MAX_MODEL_NAME_BYTES)
     if not models:
         raise NoExecutorError("no executor is attached yet; try again", _NO_MODEL_RETRY_S)
     names = ", ".join(repr(model.name) for model in models)
@@ -237,14 +229,12 @@ def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
         )
 
 
-def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary; names the first one."""
-    outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
-    if outside.size:
-        index = int(outside[0])
-        raise InvalidRequestError(
-            f"{field}[{index}]", f"is {token_ids[index]}, the vocabulary has 0 to {vocab_size - 1}"
-        )
+def check_context(num_prompt_tokens: int, resumption: ValidResumption, model: ServedModel) -> None:
+    """Refuse a client that says it holds more output than the context has room for behind the prompt."""
+    num_held = max(progress.resume_from for progress in resumption.progress)
+    if num_prompt_tokens + num_held > model.max_model_len:
+        sentence = f"is {num_held}; behind {num_prompt_tokens} prompt tokens the context of {model.max_model_len} ends"
+        raise InvalidRequestError("resume_from", sentence)
 
 
 def check_prompt_logprobs(num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
@@ -275,7 +265,7 @@ def derived_seed(key: RequestKey) -> int:
 def _check_chat(chat: ChatPrompt, model: ServedModel, limits: EdgeLimits) -> None:
     if model.tokenizer.chat_template is None:
         raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text instead")
-    _check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
+    check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
     for index, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
@@ -291,22 +281,11 @@ def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: Edg
         )
 
 
-def _check_num_bytes(field: str, text: str, at_most: int) -> None:
-    num_bytes = len(text.encode())
-    if num_bytes > at_most:
-        raise InvalidRequestError(field, f"has {num_bytes} bytes, at most {at_most} are allowed")
-
-
-def _check_count(field: str, count: int, at_least: int, at_most: int) -> None:
-    if not at_least <= count <= at_most:
-        raise InvalidRequestError(field, f"has {count} items, must have {at_least} to {at_most}")
-
-
 def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RequestKey) -> SamplingParams:
     defaults = model.tokenizer.defaults
     if raw.top_k is not None and raw.top_k > model.vocab_size:
         raise InvalidRequestError("sampling.top_k", f"is {raw.top_k}, the vocabulary has {model.vocab_size} tokens")
-    allowed = _check_ids("sampling.allowed_token_ids", raw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model)
+    allowed = check_ids("sampling.allowed_token_ids", raw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model.vocab_size)
     return SamplingParams(
         temperature=_first(raw.temperature, defaults.temperature, 1.0),
         top_k=_first(raw.top_k, _default_top_k(defaults, model.vocab_size), 0),
@@ -323,7 +302,7 @@ def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RequestKey) -> 
 
 def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
     field = "sampling.logit_bias"
-    _check_count(field, len(biases), 0, MAX_LOGIT_BIASES)
+    check_count(field, len(biases), 0, MAX_LOGIT_BIASES)
     for token_id, bias in biases.items():
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequestError(field, f"names token {token_id}, the vocabulary has 0 to {model.vocab_size - 1}")
@@ -341,29 +320,37 @@ def _check_min_tokens(stopping: RawStopping) -> int:
     return min_tokens
 
 
+def _resumption(request: RawRequest, model: ServedModel) -> ValidResumption:
+    max_tokens = min(request.stopping.max_tokens or model.max_model_len, model.max_model_len)
+    bounds = OutputBounds(max_tokens, model.vocab_size)
+    return check_resumption(request.resumption, num_completions(request.sampling.n), bounds)
+
+
+def _deadline_s(request: RawRequest, came_s: float, max_seconds: float | None) -> float | None:
+    """Return when the request must have ended. Its timeout began when it was first submitted, its call only now."""
+    left = [] if max_seconds is None else [max_seconds]
+    if request.timeout_s is not None:
+        waited_s = request.resumption.waited_s or 0.0
+        if waited_s >= request.timeout_s:
+            sentence = (
+                f"its timeout of {request.timeout_s:.7g} s had passed when it came: it has waited {waited_s:.7g} s"
+            )
+            raise DeadlineExceededError(sentence)
+        left.append(request.timeout_s - waited_s)
+    return came_s + min(*left, MAX_TIMEOUT_S) if left else None
+
+
 def _default_top_k(defaults: GenerationDefaults, vocab_size: int) -> int | None:
     # Model files write 0 for unlimited, and some name more tokens than there are.
     return None if defaults.top_k is None else min(max(defaults.top_k, 0), vocab_size)
 
 
 def _end_token_ids(request: RawRequest, model: ServedModel) -> tuple[int, ...]:
-    token_ids = _check_ids("stopping.stop_token_ids", request.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model)
+    token_ids = check_ids(
+        "stopping.stop_token_ids", request.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model.vocab_size
+    )
     own = () if request.stopping.ignore_eos else model.end_token_ids
     return tuple(dict.fromkeys((*own, *token_ids)))
-
-
-def _check_ids(field: str, token_ids: Sequence[int], at_most: int, model: ServedModel) -> Sequence[int]:
-    _check_count(field, len(token_ids), 0, at_most)
-    check_token_ids(field, np.array(token_ids, dtype=np.int32), model.vocab_size)
-    return token_ids
-
-
-def _check_texts(field: str, texts: Sequence[str], at_most: int, max_chars: int) -> tuple[str, ...]:
-    _check_count(field, len(texts), 0, at_most)
-    for index, text in enumerate(texts):
-        if not 1 <= len(text) <= max_chars:
-            raise InvalidRequestError(f"{field}[{index}]", f"has {len(text)} characters, must have 1 to {max_chars}")
-    return tuple(texts)
 
 
 def _first(sent: _T | None, default: _T | None, otherwise: _T) -> _T:

@@ -36,7 +36,7 @@ from paceline_scheduler.durations import duration
 
 def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
     """Return the request as it was sent."""
-    digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
+    body_digest, origin = _read_body(message)
     return RawRequest(
         model=message.model,
         request_id=message.request_id,
@@ -45,14 +45,14 @@ def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
         sampling=_read_sampling(message.sampling),
         stopping=_read_stopping(message.stopping),
         output=_read_output(message.output),
-        resumption=_read_resumption(message),
+        resumption=read_resumption(message),
         structured=message.structured.WhichOneof("constraint") or "" if message.HasField("structured") else None,
         priority=message.priority if message.HasField("priority") else None,
         timeout_s=_seconds(message.timeout) if message.HasField("timeout") else None,
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
-        origin=_origin(message),
-        body_digest=digest.digest(),
+        origin=origin,
+        body_digest=body_digest,
     )
 
 
@@ -115,7 +115,8 @@ def _read_output(message: sampling_pb2.OutputOptions) -> RawOutput:
     )
 
 
-def _read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
+def read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
+    """Return how the client comes to the request: what must be known before the rest is read, too."""
     return RawResumption(
         resumable=message.resumable,
         attachment=message.attachment,
@@ -123,19 +124,28 @@ def _read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
         resume_hash=message.resume_hash if message.HasField("resume_hash") else None,
         last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
         waited_s=_seconds(message.waited) if message.HasField("waited") else None,
-        num_prior_output_tokens=len(message.prior_output_token_ids),
-        num_resume_points=len(message.resume_points),
+        prior_output_token_ids=message.prior_output_token_ids,
+        resume_points=message.resume_points,
     )
 
 
-def _origin(message: inference_pb2.GenerateRequest) -> bytes:
-    copy = inference_pb2.GenerateRequest()
-    copy.CopyFrom(message)
-    copy.ClearField("text")
-    copy.ClearField("chat")
-    copy.ClearField("token_ids")
-    copy.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
-    return copy.SerializeToString(deterministic=True)
+def _read_body(message: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
+    """Return the digest of what is the same in all attachments, and what is kept of it."""
+    body = inference_pb2.GenerateRequest()
+    body.CopyFrom(message)
+    body.ClearField("attachment")
+    body.ClearField("resume_from")
+    body.ClearField("resume_hash")
+    body.ClearField("last_attempt")
+    body.ClearField("waited")
+    body.ClearField("prior_output_token_ids")
+    body.ClearField("resume_points")
+    digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=16)
+    body.ClearField("text")
+    body.ClearField("chat")
+    body.ClearField("token_ids")
+    body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
+    return digest.digest(), body.SerializeToString(deterministic=True)
 
 
 def _seconds(message: Duration) -> float:
@@ -152,15 +162,15 @@ def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
     return response
 
 
-def session_response(parcel: Parcel) -> inference_pb2.SessionResponse:
-    """Return the message for everything in the parcel."""
+def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
+    """Return the message for everything in the parcel; `draw` spreads the times at which clients shall come back."""
     response = inference_pb2.SessionResponse()
     for delta in parcel.deltas:
         item = response.deltas.add()
         item.request_id = delta.request_id
         _fill_delta(item.delta, delta)
     for failure in parcel.failures:
-        response.failures.append(_session_failure(failure))
+        response.failures.append(_session_failure(failure, draw))
     if parcel.heartbeat:
         response.heartbeat.SetInParent()
     if parcel.drain is not None:
@@ -207,13 +217,13 @@ def _finish(finish: Finish) -> inference_pb2.Finish:
     return message
 
 
-def _session_failure(failure: FailedRequest) -> inference_pb2.SessionFailure:
-    return inference_pb2.SessionFailure(request_id=failure.request_id, error=_request_error(failure.error))
+def _session_failure(failure: FailedRequest, draw: status.Draw) -> inference_pb2.SessionFailure:
+    return inference_pb2.SessionFailure(request_id=failure.request_id, error=_request_error(failure.error, draw))
 
 
-def _request_error(error: Exception) -> sampling_pb2.RequestError:
+def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> sampling_pb2.RequestError:
     # It has the fields and numbers of google.rpc.Status.
-    data = status.rpc_status(status.describe(error)).SerializeToString()
+    data = status.rpc_status(status.describe(error, draw)).SerializeToString()
     return sampling_pb2.RequestError.FromString(data)
 
 

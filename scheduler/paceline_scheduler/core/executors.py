@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import BlockTag, FinalRelease, RowFinish
-from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.plan import FINISH_REASONS, BlockTag, FinalRelease, Placement, RowFinish
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,40 @@ class ExecutorDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What a scheduler left with an executor about a request it placed, for whoever drives the executor next.
+
+    `request` has neither handle nor deadline; `deadline_left_s` and `waited_s` are of the moment it was placed.
+    """
+
+    request: Request
+    waited_s: float
+    deadline_left_s: float | None
+    num_preemptions: int
+    num_executor_deaths: int
+    last_death_offset: int | None
+    num_prompt_cached_tokens: int
+
+
+def carried_with(placement: Placement) -> Carried:
+    """Return what is left with an executor when a request is placed there."""
+    return Carried(
+        request=placement.request,
+        waited_s=placement.waited_s,
+        deadline_left_s=placement.deadline_left_s,
+        num_preemptions=placement.num_preemptions,
+        num_executor_deaths=placement.num_executor_deaths,
+        last_death_offset=placement.last_death_offset,
+        num_prompt_cached_tokens=placement.num_prompt_cached_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class RowSnapshot:
-    """One completion of a request as the executor knows it; `row` is None when only its record is kept."""
+    """One completion of a request as the executor knows it; `row` is None when only its record is kept.
+
+    `carried` is None where it cannot be read: another version of this program wrote it.
+    """
 
     key: RequestKey
     row: int | None
@@ -52,6 +84,7 @@ class RowSnapshot:
     finish: RowFinish
     released: FinalRelease | None
     logprobs: LogprobColumns | None = None  # up to the end of the output, where they were asked for
+    carried: Carried | None = None
 
     def has_logprobs_from(self, offset: int) -> bool:
         """Tell whether there are log-probabilities of every output token from `offset` on."""
@@ -64,6 +97,13 @@ class RowSnapshot:
     def is_open_record(self) -> bool:
         """Whether it left its row without an end: it waited to be placed again, here or elsewhere."""
         return self.row is None and self.released is None
+
+    @property
+    def output_end(self) -> FinishReason:
+        """How its output ended for its client: on the device, or by what it was released with. NONE: it goes on."""
+        if self.released is not None:
+            return self.released.reason
+        return FINISH_REASONS[self.finish]
 
 
 @dataclass(frozen=True, slots=True)

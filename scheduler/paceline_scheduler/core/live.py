@@ -6,6 +6,7 @@ from enum import Enum
 import numpy as np
 
 from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.logprobs import KeptLogprobs, TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice
 from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.prefix import PrefixChain
@@ -14,6 +15,15 @@ from paceline_scheduler.core.request import FinishReason, Int32Array, Request
 PATIENCE_S = 30.0
 """What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
 step of priority comes before or after."""
+
+RESUME_WINDOW_S = 30.0
+"""How long a resumable request goes on without anybody who listens."""
+
+MAX_WAITED_S = 60.0
+"""What a client may say at most that its request has waited elsewhere: it sets the place in the line."""
+
+MAX_EXECUTOR_DEATHS = 2
+"""After so many in a row without getting on, a request runs in steps of its own."""
 
 MAX_PROMPT_LOGPROBS_CHUNK = 64
 """The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
@@ -42,7 +52,8 @@ class LiveRequest:
     num_preempting: int = 0  # 1 while a preemption is planned and not confirmed
     preemption_reason: str = ""  # of the last preemption, for people
     left_since_s: float | None = None  # when an executor first left it to a better one
-    num_executor_deaths: int = 0
+    num_executor_deaths: int = 0  # in whose last step it was, without a new token from one to the next
+    last_death_offset: int | None = None  # how many output tokens it had at the last of them
     num_prompt_cached_tokens: int | None = None
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
     output_token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # while off a row
@@ -52,6 +63,10 @@ class LiveRequest:
     final: FinalRelease | None = None  # how it ended
     record_address: str | None = None  # of the executor that was told how it ended
     is_acknowledged: bool = False  # nobody needs the record of its end
+    detached_until_s: float | None = None  # nobody listens, and how long it goes on so
+    logprobs: KeptLogprobs | None = None  # of its output, if asked for: one who comes back may not have them all
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
+    is_stranger: bool = False  # found on a row where nobody asks for it: it only has to leave
 
     place: tuple[float, int] = field(init=False)
     """Where it stands among all requests of its model, smallest first; it never changes.
@@ -73,9 +88,18 @@ class LiveRequest:
         return len(self.request.prompt_token_ids)
 
     @property
-    def is_stranger(self) -> bool:
-        """Whether it was found on an executor and nobody here ever asked for it."""
-        return self.request.handle < 0
+    def is_suspect(self) -> bool:
+        """Whether executors died of it, for all that is known: it has not got beyond the output it had then."""
+        return (
+            self.num_executor_deaths >= MAX_EXECUTOR_DEATHS
+            and self.last_death_offset is not None
+            and len(self.output_token_ids) <= self.last_death_offset
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was taken once already, here or by another scheduler: it is owed its place."""
+        return self.attempt > 0 or self.request.attachment > 1
 
     @property
     def num_known_tokens(self) -> int:
@@ -143,3 +167,12 @@ def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | 
         num_cached_tokens=live.num_prompt_cached_tokens or 0,
         num_output_tokens=num_output,
     )
+
+
+def keep_logprobs(live: LiveRequest, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
+    """Remember what was told of an output's log-probabilities, for a client that comes back."""
+    if not live.request.is_resumable:
+        return
+    if live.logprobs is None or live.logprobs.end != offset:
+        live.logprobs = KeptLogprobs(offset)
+    live.logprobs.tokens.extend(tokens)

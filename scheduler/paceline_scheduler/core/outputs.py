@@ -13,12 +13,21 @@ from paceline_scheduler.errors import RequestFailedError
 
 OUTPUT_HASH_START = 0xCBF29CE484222325
 _FNV_PRIME = np.uint64(0x100000001B3)
+_MASK = (1 << 64) - 1
 
 
 def fold_output_hash(hashes: UInt64Array, token_ids: Int32Array) -> UInt64Array:
     """Return the rolling hashes after one more token each; the rule is that of paceline.v1.Delta.rolling_hash."""
     mixed = (hashes ^ token_ids.astype(np.uint64)) * _FNV_PRIME
     return mixed ^ (mixed >> np.uint64(32))
+
+
+def hash_of(value: int, token_ids: Int32Array) -> int:
+    """Return the rolling hash of one output after these tokens too, `value` being that before them."""
+    for token_id in token_ids.tolist():
+        value = ((value ^ token_id) * int(_FNV_PRIME)) & _MASK
+        value ^= value >> 32
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,18 @@ class TokenOutputs:
     finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a client that came to a request finds it.
+
+    `prefix_token_ids` is the output before what it still wants, for rebuilding the text; `outputs` what there is beyond
+    that, None when there is nothing yet.
+    """
+
+    prefix_token_ids: Int32Array  # [resume_from]
+    outputs: TokenOutputs | None
 
 
 @dataclass(frozen=True, slots=True)

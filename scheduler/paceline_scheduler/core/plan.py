@@ -31,6 +31,8 @@ class Placement:
     num_preemptions: int
     num_executor_deaths: int
     waited_s: float
+    last_death_offset: int | None = None
+    deadline_left_s: float | None = None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -112,6 +114,15 @@ class RowFinish(IntEnum):
     LENGTH = 2
     CONTEXT_FULL = 3
     ERROR = 4
+
+
+FINISH_REASONS = {
+    RowFinish.NONE: FinishReason.NONE,
+    RowFinish.END_TOKEN: FinishReason.STOP,
+    RowFinish.LENGTH: FinishReason.LENGTH,
+    RowFinish.CONTEXT_FULL: FinishReason.LENGTH,
+    RowFinish.ERROR: FinishReason.ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ class RequestKey:
     request_id: str
     index: int = 0
 
+    @property
+    def whole(self) -> tuple[str, str]:
+        """What all completions of the request have in common."""
+        return self.tenant, self.request_id
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -58,12 +63,15 @@ class SamplingParams:
 class Request:
     """One request, fixed when it is submitted.
 
-    `handle` is the edge's own number for it and comes back in every output. `group` is the handle of completion 0 of
-    the same request, None where there is only one. `priority`: lower runs earlier. `max_tokens` None means as many as
-    context and pool allow. Before `min_tokens` output tokens neither `end_token_ids` are drawn nor
-    `ignored_end_token_ids`, those of the model that do not end this request. `bad_words` are the token ids of each way
-    to spell one. `deadline_s` is on the injected monotonic clock. `origin` is the request as sent without its prompt
-    and `body_digest` its BLAKE2b-128 digest: both are only stored.
+    `handle` is the edge's own number for it and comes back in every output; below 0 it is the core's own, of a request
+    that nobody listens to yet. `num_completions` is how many requests have the key in common but for its index.
+    `priority`: lower runs earlier. `max_tokens` None means as many as context and pool allow. Before `min_tokens`
+    output tokens neither `end_token_ids` are drawn nor `ignored_end_token_ids`, those of the model that do not end this
+    request. `bad_words` are the token ids of each way to spell one. `deadline_s` is on the injected monotonic clock.
+
+    `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
+    `waited_s` the time since the request was first submitted. `origin` is the request as sent without its prompt;
+    `body_digest` the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
     """
 
     handle: int
@@ -82,6 +90,31 @@ class Request:
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     priority: int = 0
-    group: int | None = None
+    num_completions: int = 1
+    is_resumable: bool = False
+    attachment: int = 1
+    waited_s: float = 0.0
     origin: bytes = b""
     body_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """What a client that comes to a request holds of its output already.
+
+    `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest attempt seen.
+    `prior_output_token_ids` are these tokens, None when the client did not send them.
+    """
+
+    resume_from: int
+    resume_hash: int
+    last_attempt: int = 0
+    prior_output_token_ids: Int32Array | None = None  # [resume_from]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumption:
+    """A request sent (again), and what its client holds of it."""
+
+    request: Request
+    progress: Progress

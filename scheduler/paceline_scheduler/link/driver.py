@@ -5,8 +5,7 @@ Decides nothing itself. Runs on the event loop; the core knows nothing of that.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from paceline_scheduler.backend import (
     ExecutorStatus,
@@ -18,19 +17,20 @@ from paceline_scheduler.backend import (
 )
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.core.outputs import Failure, Outputs
+from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.executor_link import PlanPort
+from paceline_scheduler.link.limit_values import changed, limit_values
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.link.step_watch import StepWatch, count_step, planned_step
+from paceline_scheduler.link.sync_gate import SyncGate
 
 _DRAINING_RETRY_S = 1.0
 _GIVEN_UP_RETRY_S = 0.5
-_ANY_NUM_TOKENS = 65_536  # until an executor has said what it allows
 _SETTLE_POLL_S = 0.01
 
 
@@ -46,10 +46,11 @@ class Driver:
         self._loop = loop
         self._sink: OutputSink | None = None
         self._executors: dict[str, Attachment] = {}
-        self._handles: set[int] = set()  # of requests the edge still waits for
+        self._handles: dict[int, None] = {}  # of requests the edge still waits for
+        self._gate = SyncGate()
         self._is_draining = False
         self._is_pump_due = False
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._watch = StepWatch()
         self._readiness: Callable[[bool], None] | None = None
         self._was_ready = False
@@ -106,23 +107,51 @@ class Driver:
                 self._core.submit(request, now)
         except RequestRefusedError:
             for request in requests:  # those that were not taken are unknown, and passed over
-                self._core.end(request.handle, 0, FinishReason.CANCELLED)
+                self._core.end(request.handle, 0, FinishReason.ERROR, now)
             raise
-        self._handles.update(request.handle for request in requests)
+        self._taken(requests)
+
+    async def until_synced(self) -> None:
+        """Return when it is known what every executor runs; raises NoExecutorError when that does not come soon."""
+        await self._gate.passed()
+
+    def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
+        """Attach listeners to all completions of a request, or none; what is not known is queued.
+
+        Raises a RequestRefusedError.
+        """
+        if self._is_draining:
+            raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+        resumed = self._core.resume(resumptions, self._clock())
+        self._taken([resumption.request for resumption in resumptions])
+        for found in resumed:
+            for handle in () if found.outputs is None else found.outputs.finishes:
+                self._forget_handle(handle)
+        return resumed
+
+    def detach(self, handle: int) -> None:
+        """Nobody listens to a request for now: it goes on for a while if it is resumable."""
+        self._core.detach(handle, self._clock())
+        self._forget_handle(handle)
+        self._set_timer()
+        self._pump_soon()
+
+    def _taken(self, requests: Sequence[Request]) -> None:
+        self._handles.update(dict.fromkeys(request.handle for request in requests))
         self._pump_soon()
         if any(request.deadline_s is not None for request in requests):
-            self._set_deadline_timer()
+            self._set_timer()
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """End a request from the edge's side; returns how many prompt tokens came from the prefix cache."""
-        num_cached_tokens = self._core.end(handle, num_output_tokens, reason)
+        num_cached_tokens = self._core.end(handle, num_output_tokens, reason, self._clock())
         self._forget_handle(handle)
         self._pump_soon()
         return num_cached_tokens
 
     def cancel(self, key: RequestKey) -> None:
         """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
-        self._deliver(self._core.cancel(key))
+        self._deliver(self._core.cancel(key, self._clock()))
         self._pump_soon()
 
     def explain(self, key: RequestKey) -> Explanation:
@@ -166,24 +195,11 @@ class Driver:
 
     def limits(self) -> LimitValues:
         """Return the bounds in force."""
-        limits = self._core.limits
-        return LimitValues(
-            max_num_queued_reqs=limits.max_num_queued_reqs,
-            max_num_queued_tokens=limits.max_num_queued_tokens,
-            max_num_batched_tokens=limits.max_num_batched_tokens or self._largest_step(),
-        )
+        return limit_values(self._core.limits, self._executors.values())
 
     def set_limits(self, limits: LimitValues) -> None:
         """Change the bounds."""
-        is_step_changed = limits.max_num_batched_tokens != self.limits().max_num_batched_tokens
-        self._core.limits = replace(
-            self._core.limits,
-            max_num_queued_reqs=limits.max_num_queued_reqs,
-            max_num_queued_tokens=limits.max_num_queued_tokens,
-            max_num_batched_tokens=(
-                limits.max_num_batched_tokens if is_step_changed else self._core.limits.max_num_batched_tokens
-            ),
-        )
+        self._core.limits = changed(self._core.limits, self.limits(), limits)
         self._pump_soon()
 
     def watch_steps(self, sink: StepSink) -> None:
@@ -196,15 +212,25 @@ class Driver:
 
     # Listener: what the links say
 
+    def looked(self, addresses: tuple[str, ...]) -> None:
+        """These executors there are at the start: nothing is admitted before there is word of each."""
+        self._gate.expect(addresses)
+        for address in addresses:
+            self._core.await_executor(address)
+
     def expected(self, address: str) -> None:
         """An executor is looked for."""
         self._executors[address] = Attachment()
+
+    def held(self, address: str) -> None:
+        """Another scheduler that is alive drives the executor."""
+        self._gate.is_held(address)
 
     def removed(self, address: str) -> None:
         """An executor is not looked for any more."""
         self.lost(address)
         del self._executors[address]
-        self._deliver(self._core.forget_executor(address))
+        self._deliver(self._core.forget_executor(address, self._clock()))
 
     def syncing(self, address: str) -> None:
         """The executor accepted this scheduler."""
@@ -226,11 +252,13 @@ class Driver:
         executor.model, executor.tokenizer, executor.description = model, tokenizer, description
         executor.port, executor.last_error, executor.is_serving = port, "", True
         executor.planned.clear()
-        outputs = self._core.attach(description, snapshot)
+        outputs = self._core.attach(description, snapshot, self._clock())
         self._set_state(address, ExecutorState.READY)
         if executor.is_draining:
             self.draining(address)
+        self._gate.has_word(address)
         self._deliver(outputs)
+        self._set_timer()
         self._pump_all()
 
     def finished_step(self, address: str, result: StepResult) -> None:
@@ -238,7 +266,7 @@ class Driver:
         executor = self._executors[address]
         if executor.port is None or not executor.planned:
             raise DivergenceError(f"a result of step {result.step_id} came from an executor that is not driven")
-        outputs = self._core.complete(address, result)
+        outputs = self._core.complete(address, result, self._clock())
         self._deliver(outputs)
         self._deliver(self._core.refuse_hopeless(self._clock()))
         self._pump(address)  # what it plans follows this step, which still counts as planned
@@ -263,7 +291,7 @@ class Driver:
         """Plan nothing for an executor until it attaches again."""
         executor = self._executors[address]
         executor.port, executor.last_error = None, reason
-        self._core.detach(address)
+        self._core.detach_executor(address)
         if executor.state is not ExecutorState.LOST:
             self._set_state(address, ExecutorState.CONNECTING)
 
@@ -271,7 +299,8 @@ class Driver:
         """Run an executor's requests elsewhere."""
         executor = self._executors[address]
         executor.port, executor.is_serving = None, False
-        self._core.lose(address)
+        self._gate.has_word(address)
+        self._deliver(self._core.lose(address, self._clock()))
         self._set_state(address, ExecutorState.LOST)
         self._pump_all()
 
@@ -287,6 +316,7 @@ class Driver:
         limits = self._core.limits
         self._core = self._make_core()
         self._core.limits = limits
+        self.looked(tuple(self._executors))
         for address, executor in self._executors.items():
             executor.port = executor.description = executor.model = None
             executor.last_error, executor.is_serving = reason, False
@@ -307,13 +337,8 @@ class Driver:
         assert self._sink is not None, "the edge is joined before anything runs"
         self._sink.deliver(outputs)
 
-    def _largest_step(self) -> int:
-        """Return what executors allow when this scheduler sets no bound of its own."""
-        known = (e.description.max_num_batched_tokens for e in self._executors.values() if e.description is not None)
-        return max(known, default=_ANY_NUM_TOKENS)
-
     def _forget_handle(self, handle: int) -> None:
-        self._handles.discard(handle)
+        self._handles.pop(handle, None)
         if not self._handles:
             self._idle.set()
 
@@ -347,18 +372,19 @@ class Driver:
             executor.planned.append(planned_step(plan, planning_ns, follows_work=bool(executor.planned)))
             executor.port.send_plan(plan)
 
-    def _set_deadline_timer(self) -> None:
-        deadline_s = self._core.next_deadline()
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        if deadline_s is not None:
-            self._deadline_timer = self._loop.call_later(max(0.0, deadline_s - self._clock()), self._expire)
+    def _set_timer(self) -> None:
+        """Come back when something is due: a deadline, the end of a wait for a client."""
+        at_s = self._core.next_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            self._timer = self._loop.call_later(max(0.0, at_s - self._clock()), self._expire)
 
     def _expire(self) -> None:
-        self._deadline_timer = None
+        self._timer = None
         self._deliver(self._core.expire(self._clock()))
-        self._set_deadline_timer()
+        self._set_timer()
         self._pump_soon()
 
     def _set_state(self, address: str, state: ExecutorState) -> None:

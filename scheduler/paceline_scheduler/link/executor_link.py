@@ -12,7 +12,15 @@ import structlog
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.errors import DivergenceError, LinkError, StandingByError, TermSupersededError, UnreachableError
+from paceline_scheduler.errors import (
+    DivergenceError,
+    LinkError,
+    ProtocolMismatchError,
+    StandingByError,
+    TermRaisedError,
+    TermSupersededError,
+    UnreachableError,
+)
 from paceline_scheduler.link.identity import Identity
 from paceline_scheduler.link.messages import DrainNotice, ModelCard, WaitingInLine, Welcome
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
@@ -22,6 +30,7 @@ from paceline_scheduler.link.transport import Connection, Transport
 GET_INFO_TIMEOUT_S = 1.0
 LOST_AFTER_S = 1.5
 STANDBY_DELAY_S = 2.0
+MISMATCH_DELAY_S = 2.0  # in a rolling upgrade the executor may soon be another
 MIN_STREAM_LIFE_S = 1.0
 _LOG_REMINDER_S = 10.0
 
@@ -39,8 +48,16 @@ class PlanPort(Protocol):
 class LinkListener(Protocol):
     """What the links tell the driver. Calls are made on the event loop and must not block."""
 
+    def looked(self, addresses: tuple[str, ...]) -> None:
+        """These executors there are at the start; `expected` follows for each."""
+        ...
+
     def expected(self, address: str) -> None:
         """An executor is looked for from now on."""
+        ...
+
+    def held(self, address: str) -> None:
+        """Another scheduler that is alive drives the executor; this one stands in line."""
         ...
 
     def removed(self, address: str) -> None:
@@ -111,12 +128,15 @@ class ExecutorLink:
         identity: Identity,
         tokenizers: TokenizerShelf,
         listener: LinkListener,
-        on_displaced: Callable[[str], None],
+        on_displaced: Callable[[str, bool], None],
+        on_raised: Callable[[], None],
+        on_left_out: Callable[[str], None],
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
         self.address = address
         self.is_lost = True  # until the first welcome nothing is known of it
+        self.is_in_line = False  # behind another scheduler, which is alive
         self._is_ours = False
         self._accepted_s = 0.0
         self._was_short_lived = False
@@ -125,6 +145,8 @@ class ExecutorLink:
         self._tokenizers = tokenizers
         self._listener = listener
         self._on_displaced = on_displaced
+        self._on_raised = on_raised
+        self._on_left_out = on_left_out
         self._clock = clock
         self._backoff = Backoff(jitter)
         self._connection: Connection | None = None
@@ -135,6 +157,7 @@ class ExecutorLink:
 
     async def run(self) -> NoReturn:
         """Attach, and attach again whenever the stream ended, until cancelled."""
+        self._start_lost_timer()
         try:
             while True:
                 wait_s = await self._attempt()
@@ -154,6 +177,11 @@ class ExecutorLink:
         if self._stream is not None:
             self._stream.fail(StandingByError(reason))
 
+    def attach_anew(self) -> None:
+        """Attach again at once: this scheduler's term has risen."""
+        if self._stream is not None:
+            self._stream.fail(TermRaisedError("attaches anew under a higher term"))
+
     async def _attempt(self) -> float:
         """Attach and drive until that ends; returns how long to wait before the next attempt."""
         try:
@@ -161,13 +189,20 @@ class ExecutorLink:
         except TermSupersededError as error:
             self._end(str(error))
             self._stop_lost_timer()
-            if self._identity.step_down(error):
-                self._on_displaced(str(error))
+            self._on_displaced(str(error), self._identity.step_down(error))
+            self._listener.held(self.address)
             return STANDBY_DELAY_S
+        except TermRaisedError as error:
+            self._end(str(error))
+            return 0.0
         except StandingByError as error:
             self._end(str(error))
             self._stop_lost_timer()
             return STANDBY_DELAY_S
+        except ProtocolMismatchError as error:
+            self._end(str(error))
+            self._declare_lost()
+            return MISMATCH_DELAY_S
         except UnreachableError as error:
             self._end(str(error))
             self._declare_lost()
@@ -183,7 +218,8 @@ class ExecutorLink:
         connection = self._transport.connect(self.address)
         try:
             info = await connection.get_info(GET_INFO_TIMEOUT_S)
-            self._identity.consider(info)
+            if self._identity.consider(info):
+                self._on_raised()
             with self._identity.only_stream_to(info.incarnation, self.address):
                 await self._drive(connection)
         finally:
@@ -194,9 +230,9 @@ class ExecutorLink:
         try:
             self._connection, self._drain_notice = connection, None
             self._stream = PlanStreamDriver(stream, self, self._clock)
-            await self._stream.run(self._identity.hello())
+            await self._stream.run(self._identity.hello(self.address))
         finally:
-            self._stream = None
+            self._stream, self.is_in_line = None, False
             stream.cancel()
 
     # What the stream says
@@ -204,16 +240,20 @@ class ExecutorLink:
     def waits_in_line(self, notice: WaitingInLine) -> None:
         """Another scheduler is alive and holds the executor: nothing is lost, and nothing is ours."""
         self._stop_lost_timer()
+        self._listener.held(self.address)
         log.info("waiting_in_line", address=self.address, holder=notice.holder_scheduler_id, term=notice.holder_term)
+        self.is_in_line = True
+        self._on_left_out(f"scheduler {notice.holder_scheduler_id} drives {self.address}")
 
     async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
         """The executor is ours once its tokenizer is here as well."""
         assert self._connection is not None, "a stream has a connection"
         assert self._stream is not None, "this is called by the stream"
         self._stop_lost_timer()
+        self.is_in_line = False
         self._listener.syncing(self.address)
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
-        self._identity.is_acting = True
+        self._identity.is_welcome(welcome.description.incarnation)
         self.is_lost, self._is_ours, self._accepted_s = False, True, self._clock()
         if not self._was_short_lived:
             self._backoff.reset()
@@ -254,7 +294,11 @@ class ExecutorLink:
         else:
             self._complaints.note(reason)
         self._listener.detached(self.address, reason)
-        if not self.is_lost and self._lost_timer is None:
+        if not self.is_lost:
+            self._start_lost_timer()
+
+    def _start_lost_timer(self) -> None:
+        if self._lost_timer is None:
             self._lost_timer = asyncio.get_running_loop().call_later(LOST_AFTER_S, self._declare_lost)
 
     def _declare_lost(self) -> None:
@@ -263,6 +307,7 @@ class ExecutorLink:
             self.is_lost = True
             log.warning("executor_lost", address=self.address)
         self._listener.lost(self.address)
+        self._on_left_out(f"{self.address} is lost, and another scheduler drives the rest")
 
     def _stop_lost_timer(self) -> None:
         if self._lost_timer is not None:

@@ -54,6 +54,7 @@ class Fleet:
         try:
             addresses = await self._discovery.look()
             await asyncio.gather(*(self._learn_term(address) for address in addresses))
+            self._listener.looked(addresses)
             while True:
                 self._update(addresses)
                 self._complain(self._discovery.last_error)
@@ -66,7 +67,7 @@ class Fleet:
     async def _learn_term(self, address: str) -> None:
         connection = self._transport.connect(address)
         try:
-            self._identity.consider(await connection.get_info(GET_INFO_TIMEOUT_S))
+            self._identity.learn(await connection.get_info(GET_INFO_TIMEOUT_S))
         except (LinkError, DivergenceError) as error:
             log.info("executor_unreachable", address=address, reason=str(error), attempts=0)
         finally:
@@ -93,6 +94,8 @@ class Fleet:
             self._tokenizers,
             self._listener,
             self._displaced,
+            self._raised,
+            self._left_out,
             self._clock,
             self._jitter,
         )
@@ -107,11 +110,31 @@ class Fleet:
         self._tasks.pop(address).cancel()
         self._listener.removed(address)
 
-    def _displaced(self, reason: str) -> None:
-        log.warning("displaced", reason=reason)
-        self._listener.displaced(reason)
+    def _displaced(self, reason: str, was_acting: bool) -> None:
+        """A scheduler of a higher claim has an executor: it shall have all of them, also those just coming to us.
+
+        Else two that start at once would each hold some, and each wait for the rest.
+        """
+        if was_acting:
+            log.warning("displaced", reason=reason)
+            self._listener.displaced(reason)
         for link in self._links.values():
             link.stand_by(reason)
+
+    def _left_out(self, reason: str) -> None:
+        """Give up what waits here if it would wait for ever: no executor is left, and another scheduler drives one.
+
+        That one may have the lower claim, as an executor that has just started takes the first scheduler that comes.
+        """
+        links = self._links.values()
+        if self._identity.is_acting and all(link.is_lost for link in links) and any(link.is_in_line for link in links):
+            self._identity.is_acting = False
+            log.warning("displaced", reason=reason)
+            self._listener.displaced(reason)
+
+    def _raised(self) -> None:
+        for link in self._links.values():
+            link.attach_anew()
 
     async def _stop(self, addresses: list[str]) -> None:
         tasks = [self._tasks.pop(address) for address in addresses]

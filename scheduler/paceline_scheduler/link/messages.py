@@ -6,8 +6,27 @@ from enum import IntEnum
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot
 from paceline_scheduler.core.plan import BatchPlan, BlockTag, StepResult
 
-MIN_PROTOCOL = 1
-MAX_PROTOCOL = 1
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRange:
+    """The versions of the plan protocol that one side speaks, both ends included."""
+
+    lowest: int
+    highest: int
+
+    def __contains__(self, version: int) -> bool:
+        return self.lowest <= version <= self.highest
+
+    def __str__(self) -> str:
+        return f"{self.lowest} to {self.highest}"
+
+    def highest_in_common(self, other: "ProtocolRange") -> int:
+        """Return the highest version that both speak, 0 if there is none."""
+        version = min(self.highest, other.highest)
+        return version if version in self and version in other else 0
+
+
+PROTOCOLS = ProtocolRange(1, 1)
 
 
 class ExecutorState(IntEnum):
@@ -47,6 +66,8 @@ class Hello:
 
     scheduler_id: str
     term: int
+    protocols: ProtocolRange = PROTOCOLS
+    takeover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +93,7 @@ class Welcome:
     description: ExecutorDescription
     model: ModelCard
     tokenizer_digest: str
+    protocol: int = PROTOCOLS.highest
 
 
 @dataclass(frozen=True, slots=True)

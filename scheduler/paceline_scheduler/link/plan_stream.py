@@ -14,6 +14,7 @@ from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.messages import (
+    PROTOCOLS,
     DrainNotice,
     Heartbeat,
     Hello,
@@ -30,6 +31,7 @@ HEARTBEAT_S = 0.2
 MAX_SILENCE_S = 1.2
 MIN_STEP_BOUND_S = 1.2
 STEP_BOUND_FACTOR = 2.4
+MAX_WELCOME_S = MIN_STEP_BOUND_S + MAX_SILENCE_S  # a step that runs may end first
 # Two plans in flight and a heartbeat are usual; more than this in the outbox means that the network takes nothing.
 MAX_OUTBOX = 64
 
@@ -77,6 +79,7 @@ class PlanStreamDriver:
         self._events = events
         self._clock = clock
         self._phase = Phase.GREETING
+        self._protocols = PROTOCOLS
         self._outbox: deque[ToExecutor] = deque()
         self._wake_writer = asyncio.Event()
         self._snapshot = SnapshotJoiner()
@@ -85,11 +88,12 @@ class PlanStreamDriver:
         self._accepted_snapshot = Snapshot()
         self._awaited: deque[_Awaited] = deque()
         self._awaited_since_s = 0.0
-        self._heard_s = clock()
+        self._heard_s = self._got_on_s = clock()
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self, hello: Hello) -> NoReturn:
         """Say hello and go on until the stream ends; raises why it ended."""
+        self._protocols = hello.protocols
         self._send(hello)
         await run_until_one_ends(
             self._read_loop(), self._write_loop(), self._accept(), self._beat_loop(), self._wait_for_failure()
@@ -127,6 +131,8 @@ class PlanStreamDriver:
         while True:
             message = await self._stream.read()
             self._heard_s = self._clock()
+            if not isinstance(message, Heartbeat):
+                self._got_on_s = self._heard_s
             match message:
                 case StepResult():
                     self._take_result(message)
@@ -135,8 +141,7 @@ class PlanStreamDriver:
                 case SnapshotPart():
                     self._take_snapshot(message)
                 case Welcome():
-                    self._require_phase(Phase.GREETING, Phase.IN_LINE)
-                    self._phase, self._welcome = Phase.SNAPSHOT, message
+                    self._take_welcome(message)
                 case WaitingInLine():
                     self._require_phase(Phase.GREETING, Phase.IN_LINE)
                     self._phase = Phase.IN_LINE
@@ -151,6 +156,12 @@ class PlanStreamDriver:
         self._awaited.popleft()
         self._awaited_since_s = self._heard_s
         self._events.finished_step(result)
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        self._require_phase(Phase.GREETING, Phase.IN_LINE)
+        if welcome.protocol not in self._protocols:
+            raise DivergenceError(f"the executor picked protocol {welcome.protocol}, not one of {self._protocols}")
+        self._phase, self._welcome = Phase.SNAPSHOT, welcome
 
     def _take_snapshot(self, part: SnapshotPart) -> None:
         self._require_phase(Phase.SNAPSHOT)
@@ -179,13 +190,24 @@ class PlanStreamDriver:
             if len(self._outbox) > MAX_OUTBOX:
                 raise StreamEndedError("the executor takes no more messages")
             self._send(Heartbeat())
-            # After our own standstill the peer's messages are there but not read yet: give them one turn.
-            if now_s - slept_from_s < MAX_SILENCE_S:
-                self._check_alive(now_s)
+            self._excuse(now_s - slept_from_s - HEARTBEAT_S, now_s)
+            self._check_alive(now_s)
+
+    def _excuse(self, standstill_s: float, now_s: float) -> None:
+        """Do not count time in which this process stood still: what was said meanwhile is not read yet.
+
+        A step is not blamed for it either, since whatever held us up may have held up the executor as well.
+        """
+        if standstill_s > 0:
+            self._heard_s = min(now_s, self._heard_s + standstill_s)
+            self._got_on_s = min(now_s, self._got_on_s + standstill_s)
+            self._awaited_since_s = min(now_s, self._awaited_since_s + standstill_s)
 
     def _check_alive(self, now_s: float) -> None:
         if now_s - self._heard_s > MAX_SILENCE_S:
             raise StreamEndedError(f"nothing heard for {now_s - self._heard_s:.1f} s")
+        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - self._got_on_s > MAX_WELCOME_S:
+            raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - self._got_on_s:.1f} s")
         if self._awaited and now_s - self._awaited_since_s > self._awaited[0].bound_s:
             waited_s = now_s - self._awaited_since_s
             raise StreamEndedError(f"step {self._awaited[0].step_id} has taken {waited_s:.1f} s, beyond its bound")

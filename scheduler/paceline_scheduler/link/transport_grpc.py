@@ -1,7 +1,7 @@
 """The link's transport over gRPC: channels, calls and status codes. Messages are bytes that `wire` understands."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -38,22 +38,18 @@ _AttachCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class GrpcTransport:
-    """Connections over grpc.aio. `clock` is the clock of the requests' deadlines, in seconds."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    """Connections over grpc.aio."""
 
     def connect(self, address: str) -> "GrpcConnection":
         """Return a connection; it dials when it is used."""
-        return GrpcConnection(address, self._clock)
+        return GrpcConnection(address)
 
 
 class GrpcConnection:
     """A channel to one executor."""
 
-    def __init__(self, address: str, clock: Callable[[], float]) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._clock = clock
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
@@ -92,7 +88,7 @@ class GrpcConnection:
     def attach(self) -> "GrpcPlanStream":
         """Open a plan stream."""
         call: _AttachCall = self._channel.stream_stream(wire.ATTACH_METHOD)()
-        return GrpcPlanStream(call, self._address, self._clock)
+        return GrpcPlanStream(call, self._address)
 
     async def close(self) -> None:
         """Close the channel; calls that are still open are cancelled."""
@@ -102,14 +98,13 @@ class GrpcConnection:
 class GrpcPlanStream:
     """An Attach call."""
 
-    def __init__(self, call: _AttachCall, address: str, clock: Callable[[], float]) -> None:
+    def __init__(self, call: _AttachCall, address: str) -> None:
         self._call = call
         self._address = address
-        self._clock = clock
 
     async def write(self, message: ToExecutor) -> None:
         """Send a message."""
-        data = wire.encode_message(message, self._clock())
+        data = wire.encode_message(message)
         try:
             await self._call.write(data)
         except _CALL_ERRORS as error:

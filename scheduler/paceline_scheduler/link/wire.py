@@ -26,11 +26,15 @@ from paceline_scheduler.core.plan import (
     StepTimings,
 )
 from paceline_scheduler.core.request import FinishReason, RequestKey
-from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError, TermSupersededError
+from paceline_scheduler.errors import (
+    DivergenceError,
+    LinkError,
+    ProtocolMismatchError,
+    StreamEndedError,
+    TermSupersededError,
+)
 from paceline_scheduler.link.columns import column, column_bytes, floats
 from paceline_scheduler.link.messages import (
-    MAX_PROTOCOL,
-    MIN_PROTOCOL,
     DrainNotice,
     ExecutorInfo,
     FromExecutor,
@@ -43,7 +47,7 @@ from paceline_scheduler.link.messages import (
     WaitingInLine,
     Welcome,
 )
-from paceline_scheduler.link.wire_placements import new_request, record_id
+from paceline_scheduler.link.wire_placements import new_request, read_carried, record_id
 
 _SERVICE = "/paceline.v1.ExecutorService"
 ATTACH_METHOD = f"{_SERVICE}/Attach"
@@ -69,22 +73,26 @@ _M = TypeVar("_M", bound=Message)
 # To the executor
 
 
-def encode_message(message: ToExecutor, now_s: float) -> bytes:
-    """Return an AttachRequest; `now_s` is the time on the clock of the requests' deadlines."""
+def encode_message(message: ToExecutor) -> bytes:
+    """Return an AttachRequest."""
     match message:
         case BatchPlan():
-            request = plan_pb2.AttachRequest(plan=_plan(message, now_s))
+            request = plan_pb2.AttachRequest(plan=_plan(message))
         case Heartbeat():
             request = plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat())
-        case Hello(scheduler_id, term):
+        case Hello(scheduler_id, term, protocols, takeover):
             hello = plan_pb2.Hello(
-                scheduler_id=scheduler_id, term=term, min_protocol=MIN_PROTOCOL, max_protocol=MAX_PROTOCOL
+                scheduler_id=scheduler_id,
+                term=term,
+                min_protocol=protocols.lowest,
+                max_protocol=protocols.highest,
+                takeover=takeover,
             )
             request = plan_pb2.AttachRequest(hello=hello)
     return request.SerializeToString()
 
 
-def _plan(plan: BatchPlan, now_s: float) -> plan_pb2.BatchPlan:
+def _plan(plan: BatchPlan) -> plan_pb2.BatchPlan:
     message = plan_pb2.BatchPlan(
         incarnation=plan.incarnation,
         epoch=plan.epoch,
@@ -100,7 +108,7 @@ def _plan(plan: BatchPlan, now_s: float) -> plan_pb2.BatchPlan:
     if plan.releases:
         message.releases.extend(_release(release) for release in plan.releases)
     if plan.placements:
-        message.new_requests.extend(new_request(placement, now_s) for placement in plan.placements)
+        message.new_requests.extend(new_request(placement) for placement in plan.placements)
     if plan.copies:
         message.copies.sources = column_bytes(np.array([copy.source for copy in plan.copies], dtype=np.int32))
         message.copies.destinations = column_bytes(np.array([copy.destination for copy in plan.copies], dtype=np.int32))
@@ -217,8 +225,6 @@ def _row_error(message: sampling_pb2.RequestError) -> RowError:
 
 
 def _welcome(message: plan_pb2.Welcome, address: str) -> Welcome:
-    if not MIN_PROTOCOL <= message.protocol <= MAX_PROTOCOL:
-        raise DivergenceError(f"the executor picked protocol {message.protocol}, which this scheduler does not speak")
     description = ExecutorDescription(
         address=address,
         incarnation=message.incarnation,
@@ -247,7 +253,7 @@ def _welcome(message: plan_pb2.Welcome, address: str) -> Welcome:
         num_parameters=message.model.num_parameters,
         quantization=message.model.quantization,
     )
-    return Welcome(description, card, message.tokenizer_digest)
+    return Welcome(description, card, message.tokenizer_digest, message.protocol)
 
 
 def _snapshot_part(message: plan_pb2.SnapshotPart) -> SnapshotPart:
@@ -262,8 +268,9 @@ def _row(row: plan_pb2.RowState) -> RowSnapshot:
     released = None
     if row.HasField("released"):
         released = FinalRelease(row.released.num_output_tokens, FinishReason(row.released.reason))
+    key = RequestKey(row.id.tenant, row.id.request_id, row.id.index)
     return RowSnapshot(
-        key=RequestKey(row.id.tenant, row.id.request_id, row.id.index),
+        key=key,
         row=row.row if row.HasField("row") else None,
         attempt=row.attempt,
         prompt_token_ids=column(row.prompt_token_ids),
@@ -273,6 +280,7 @@ def _row(row: plan_pb2.RowState) -> RowSnapshot:
         finish=RowFinish(row.finish),
         released=released,
         logprobs=_logprob_columns(row.logprobs) if row.HasField("logprobs") else None,
+        carried=read_carried(key, row.context) if row.context else None,
     )
 
 
@@ -328,8 +336,12 @@ def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
     if details:
         for detail in _parse(status_pb2.Status, details).details:
             info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.reason == "TERM_SUPERSEDED":
+            if not detail.Unpack(info):
+                continue
+            if info.reason == "TERM_SUPERSEDED":
                 return _superseded(info)
+            if info.reason == "PROTOCOL_MISMATCH":
+                return ProtocolMismatchError(sentence)
     return StreamEndedError(sentence)
 
 

@@ -99,13 +99,19 @@ class SimulatedExecutor:
         """Take a plan in, checking everything that must hold when it arrives."""
         self._inbox.receive(plan, self.rows, self.blocks)
 
-    def drop_waiting(self) -> None:
-        """Forget the plans that have not run, wholly: nobody waits for them."""
-        self._inbox.waiting.clear()
+    @property
+    def next_plan(self) -> BatchPlan:
+        """The oldest waiting plan, which runs next."""
+        return self._inbox.waiting[0]
+
+    def drop_waiting(self, num_launched: int = 0) -> None:
+        """Forget the plans that have not run, wholly, but for the oldest ones that are being run."""
+        while len(self._inbox.waiting) > num_launched:
+            self._inbox.waiting.pop()
 
     def next_step_ns(self) -> int:
         """Return how long the next plan will take."""
-        return self.config.step_ns(self._inbox.waiting[0].num_tokens)
+        return self.config.step_ns(self.next_plan.num_tokens)
 
     def run_next(self) -> StepResult:
         """Run the oldest waiting plan."""

@@ -80,7 +80,7 @@ class OpenLoop:
         self._events: list[tuple[float, int, str | Arrival]] = []
         self._numbers = count()
         for address, executor in self._executors.items():
-            self._deliver(self.core.attach(*executor.attach(address)))
+            self._deliver(self.core.attach(*executor.attach(address), self._now_s))
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Course]:
         """Let them arrive and run until all have ended; returns what became of each, in order of arrival."""
@@ -93,7 +93,7 @@ class OpenLoop:
             else:
                 result, self._running[event] = self._running[event], None
                 assert result is not None, "a step ends once"
-                self._deliver(self.core.complete(event, result))
+                self._deliver(self.core.complete(event, result, self._now_s))
             for address in self._executors:
                 self._drive(address)
         return self.courses

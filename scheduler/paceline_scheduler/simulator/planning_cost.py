@@ -32,7 +32,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
     )
     core = Core(limits)
-    core.attach(_description(num_rows, num_steps), Snapshot())
+    core.attach(_description(num_rows, num_steps), Snapshot(), 0.0)
     for handle in range(num_rows):
         # Prompts of different lengths, so that about as many rows begin a new block in every step.
         core.submit(_request(handle, _PROMPT_TOKENS + handle % 16), now=0.0)
@@ -49,7 +49,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         assert plan is not None, "requests without an end are always planned"
         result = _result(plan, core)
         received = time.thread_time_ns()
-        core.complete(_ADDRESS, result)
+        core.complete(_ADDRESS, result, 0.0)
         applied = time.thread_time_ns()
         if len(plan.rows) == num_rows and plan.num_tokens == num_rows:
             times.append(((planned - start) / 1e3, (applied - received) / 1e3))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.executors import Carried, RowSnapshot, carried_with
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish
 from paceline_scheduler.core.request import Int32Array, RequestKey
@@ -24,6 +24,7 @@ class SimulatedRecord:
     finish: RowFinish
     released: FinalRelease | None
     logprobs: LogprobColumns | None
+    carried: Carried
 
     def snapshot(self) -> RowSnapshot:
         """Return the record as an attaching scheduler sees it."""
@@ -38,6 +39,7 @@ class SimulatedRecord:
             finish=self.finish,
             released=self.released,
             logprobs=self.logprobs,
+            carried=self.carried,
         )
 
 
@@ -105,6 +107,7 @@ class SimulatedRow:
             finish=self.finish,
             released=released,
             logprobs=self._logprobs_up_to(num_output_tokens),
+            carried=carried_with(self.placement),
         )
 
     def snapshot(self) -> RowSnapshot:
@@ -121,6 +124,7 @@ class SimulatedRow:
             finish=self.finish,
             released=None,
             logprobs=self._logprobs_up_to(self.num_output_tokens),
+            carried=carried_with(self.placement),
         )
 
     def _logprobs_up_to(self, num_output_tokens: int) -> LogprobColumns | None:

@@ -11,10 +11,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_scheduler.core.plan import StepResult
+from paceline_scheduler.link.messages import ProtocolRange
 from paceline_scheduler.simulator import wire
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
+from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
     Accepted,
+    Beat,
     Draining,
     Ended,
     InLine,
@@ -24,11 +27,13 @@ from paceline_scheduler.simulator.service import (
     StreamEnd,
 )
 
-_HEARTBEAT_S = 0.2
 _MAX_PART_BYTES = 4096  # small, so that joining is exercised
 _CODES = {
     StreamEnd.SUPERSEDED: (grpc.StatusCode.FAILED_PRECONDITION, "TERM_SUPERSEDED"),
     StreamEnd.REPLACED: (grpc.StatusCode.ABORTED, "EPOCH_ENDED"),
+    StreamEnd.TURNED_AWAY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "LINE_FULL"),
+    StreamEnd.WEDGED: (grpc.StatusCode.UNAVAILABLE, "STEP_WEDGED"),
+    StreamEnd.PROTOCOL: (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
     StreamEnd.VIOLATION: (grpc.StatusCode.INVALID_ARGUMENT, "PLAN_VIOLATION"),
     StreamEnd.BROKEN: (grpc.StatusCode.UNAVAILABLE, "BROKEN"),
 }
@@ -53,16 +58,11 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> AsyncIterator[plan_pb2.AttachResponse]:
         """Attach is the plan stream."""
         first = await anext(request_iterator)
-        stream = self._service.hello(first.hello.scheduler_id, first.hello.term)
+        stream = self._greet(first.hello)
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
             while True:
-                try:
-                    message = await asyncio.wait_for(stream.outbox.get(), _HEARTBEAT_S)
-                except TimeoutError:
-                    self._service.let_in()
-                    yield wire.write_heartbeat()
-                    continue
+                message = await stream.outbox.get()
                 if isinstance(message, Ended):
                     await _abort(context, message)
                 for response in self._responses(message):
@@ -85,6 +85,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             executor.epoch,
             service.highest_term,
             service.holder_scheduler_id,
+            (service.protocols.lowest, service.protocols.highest),
         )
 
     async def GetTokenizer(  # noqa: N802 - the name is the protocol's
@@ -119,6 +120,11 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Profile is refused."""
         await _refuse(context, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "Profile is not simulated")
 
+    def _greet(self, hello: plan_pb2.Hello) -> Stream:
+        approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
+        protocols = ProtocolRange(hello.min_protocol, hello.max_protocol)
+        return self._service.hello(hello.scheduler_id, hello.term, approach, protocols)
+
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
             self._service.hear(stream, wire.read_plan(request.plan) if request.HasField("plan") else None)
@@ -127,8 +133,10 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         match message:
             case StepResult():
                 return [wire.write_result(message)]
-            case Accepted(description, snapshot):
-                welcome = wire.write_welcome(description, self._service.executor.config, self._tokenizer)
+            case Beat(running_step_id, running_ns):
+                return [wire.write_heartbeat(running_step_id, running_ns)]
+            case Accepted(description, snapshot, protocol):
+                welcome = wire.write_welcome(description, self._service.executor.config, self._tokenizer, protocol)
                 return [welcome, *wire.write_snapshot(snapshot)]
             case InLine(holder, term):
                 return [wire.write_waiting(holder, term)]

@@ -4,14 +4,19 @@ Knows services by address. A frozen executor takes what is written and says noth
 """
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from enum import Enum
 
 from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.errors import LinkError, StreamEndedError, TermSupersededError, UnreachableError
+from paceline_scheduler.errors import (
+    LinkError,
+    ProtocolMismatchError,
+    StreamEndedError,
+    TermSupersededError,
+    UnreachableError,
+)
 from paceline_scheduler.link.messages import (
     DrainNotice,
     ExecutorInfo,
@@ -26,8 +31,10 @@ from paceline_scheduler.link.messages import (
     Welcome,
 )
 from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
+from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
     Accepted,
+    Beat,
     Draining,
     Ended,
     InLine,
@@ -37,7 +44,6 @@ from paceline_scheduler.simulator.service import (
     StreamEnd,
 )
 
-_HEARTBEAT_S = 0.2
 _TOKENIZER = make_bytes_tokenizer()
 
 
@@ -153,13 +159,14 @@ class MemoryPlanStream:
             return
         service = self._network.services[self._address]
         if isinstance(message, Hello):
-            self._stream = service.hello(message.scheduler_id, message.term)
+            approach = Approach.TAKE_OVER if message.takeover else Approach.WAIT
+            self._stream = service.hello(message.scheduler_id, message.term, approach, message.protocols)
             self._greeted.set()
         elif self._stream is not None:
             service.hear(self._stream, message if isinstance(message, BatchPlan) else None)
 
     async def read(self) -> FromExecutor:
-        """Return the next message, or a heartbeat when none came for a while."""
+        """Return the next message."""
         await self._greeted.wait()
         while not self._unread:
             self._unread = await self._next_messages()
@@ -175,20 +182,18 @@ class MemoryPlanStream:
     async def _next_messages(self) -> list[FromExecutor]:
         assert self._stream is not None, "reading begins after hello"
         service = self._network.services[self._address]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HEARTBEAT_S):
-                return _messages(service, self._address, await self._stream.outbox.get())
-        service.let_in()
-        return [Heartbeat()]
+        return _messages(service, self._address, await self._stream.outbox.get())
 
 
 def _messages(service: SimulatedService, address: str, outgoing: Outgoing) -> list[FromExecutor]:
     match outgoing:
         case StepResult():
             return [outgoing]
-        case Accepted(description, snapshot):
+        case Beat(running_step_id, running_ns):
+            return [Heartbeat(running_step_id, running_ns)]
+        case Accepted(description, snapshot, protocol):
             rows = tuple(RowPart(row, is_continued=False) for row in snapshot.rows)
-            return [_welcome(service, address, description), SnapshotPart(rows, snapshot.tags, is_last=True)]
+            return [_welcome(service, address, description, protocol), SnapshotPart(rows, snapshot.tags, is_last=True)]
         case InLine(holder, term):
             return [WaitingInLine(holder, term)]
         case Draining(reason):
@@ -197,13 +202,14 @@ def _messages(service: SimulatedService, address: str, outgoing: Outgoing) -> li
             raise _error(outgoing)
 
 
-def _welcome(service: SimulatedService, address: str, description: ExecutorDescription) -> Welcome:
+def _welcome(service: SimulatedService, address: str, description: ExecutorDescription, protocol: int) -> Welcome:
     config = service.executor.config
     card = ModelCard(config.model, "simulated", config.max_model_len, config.tokens.vocab_size, 0, "")
-    return Welcome(replace(description, address=address), card, _TOKENIZER.digest)
+    return Welcome(replace(description, address=address), card, _TOKENIZER.digest, protocol)
 
 
 def _error(ended: Ended) -> LinkError:
     if ended.end is StreamEnd.SUPERSEDED:
         return TermSupersededError(ended.holder_scheduler_id, ended.holder_term)
-    return StreamEndedError(f"{ended.end.value}: {ended.detail}")
+    sentence = f"{ended.end.value}: {ended.detail}"
+    return ProtocolMismatchError(sentence) if ended.end is StreamEnd.PROTOCOL else StreamEndedError(sentence)

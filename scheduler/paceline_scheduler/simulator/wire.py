@@ -5,13 +5,14 @@ Written apart from `link/wire.py` on purpose: the two check each other.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from google.rpc import error_details_pb2
 
 from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import StepTotals
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import Carried, ExecutorDescription, RowSnapshot, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
@@ -26,6 +27,7 @@ from paceline_scheduler.core.plan import (
     StepResult,
 )
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.link.wire_placements import read_carried, write_carried
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 
@@ -35,6 +37,16 @@ MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
 MAX_VIEWS = 1024  # rows in an answer of GetState
 _DEFAULT_VIEWS = 64
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
+# Of a plan without contexts, as a test may send it.
+_NOTHING_CARRIED = Carried(
+    Request(0, RequestKey("", ""), "", np.zeros(0, dtype=np.int32), SamplingParams(0.0, 0, 1.0, 0.0, 0), ()),
+    waited_s=0.0,
+    deadline_left_s=None,
+    num_preemptions=0,
+    num_executor_deaths=0,
+    last_death_offset=None,
+    num_prompt_cached_tokens=0,
+)
 
 
 def read_column(data: bytes) -> Int32Array:
@@ -95,11 +107,11 @@ def _read_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
 
 
 def _read_placement(message: plan_pb2.NewRequest) -> Placement:
-    context = plan_pb2.RequestContext.FromString(message.context)
-    request = Request(
-        handle=0,
-        key=RequestKey(message.id.tenant, message.id.request_id, message.id.index),
-        model="",
+    key = RequestKey(message.id.tenant, message.id.request_id, message.id.index)
+    carried = read_carried(key, message.context) or _NOTHING_CARRIED
+    request = replace(
+        carried.request,
+        key=key,
         prompt_token_ids=read_column(message.prompt_token_ids),
         sampling=_read_sampling(message.sampling),
         end_token_ids=tuple(message.end_token_ids),
@@ -108,8 +120,6 @@ def _read_placement(message: plan_pb2.NewRequest) -> Placement:
         bad_words=tuple(tuple(word.ids) for word in message.bad_word_token_ids),
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        origin=context.request.SerializeToString(),
-        body_digest=context.body_digest,
     )
     return Placement(
         row=message.row,
@@ -118,10 +128,12 @@ def _read_placement(message: plan_pb2.NewRequest) -> Placement:
         output_token_ids=read_column(message.output_token_ids),
         max_tokens=message.max_tokens,
         num_cached_tokens=message.num_cached_tokens,
-        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        num_preemptions=context.num_preemptions,
-        num_executor_deaths=context.num_executor_deaths,
-        waited_s=context.waited.ToNanoseconds() / 1e9,
+        num_prompt_cached_tokens=carried.num_prompt_cached_tokens,
+        num_preemptions=carried.num_preemptions,
+        num_executor_deaths=carried.num_executor_deaths,
+        waited_s=carried.waited_s,
+        last_death_offset=carried.last_death_offset,
+        deadline_left_s=carried.deadline_left_s,
     )
 
 
@@ -131,9 +143,10 @@ def write_waiting(holder_scheduler_id: str, holder_term: int) -> plan_pb2.Attach
     return plan_pb2.AttachResponse(waiting=waiting)
 
 
-def write_heartbeat() -> plan_pb2.AttachResponse:
-    """Say that the executor is alive."""
-    return plan_pb2.AttachResponse(heartbeat=inference_pb2.Heartbeat())
+def write_heartbeat(running_step_id: int, running_ns: int) -> plan_pb2.AttachResponse:
+    """Say that the executor is alive, and what it runs."""
+    heartbeat = inference_pb2.Heartbeat(running_step_id=running_step_id, running_ns=running_ns)
+    return plan_pb2.AttachResponse(heartbeat=heartbeat)
 
 
 def write_drain(reason: str) -> plan_pb2.AttachResponse:
@@ -142,13 +155,13 @@ def write_drain(reason: str) -> plan_pb2.AttachResponse:
 
 
 def write_welcome(
-    description: ExecutorDescription, config: SimulatorConfig, tokenizer: BytesTokenizer
+    description: ExecutorDescription, config: SimulatorConfig, tokenizer: BytesTokenizer, protocol: int
 ) -> plan_pb2.AttachResponse:
     """Accept a scheduler."""
     welcome = plan_pb2.Welcome(
         incarnation=description.incarnation,
         epoch=description.epoch,
-        protocol=1,
+        protocol=protocol,
         model=write_model(config, tokenizer),
         geometry=_write_geometry(config),
         limits=_write_limits(config),
@@ -218,6 +231,8 @@ def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
         )
         if row.logprobs is not None:
             piece.logprobs.CopyFrom(_write_logprobs(row.logprobs, index * MAX_PIECE, (index + 1) * MAX_PIECE))
+        if row.carried is not None and not index:
+            piece.context = write_carried(row.carried)
         if row.released is not None:
             piece.released.num_output_tokens = row.released.num_output_tokens
             piece.released.reason = sampling_pb2.FinishReason.ValueType(row.released.reason)
@@ -307,9 +322,15 @@ def _write_error(error: RowError) -> sampling_pb2.RequestError:
 
 
 def write_info(
-    config: SimulatorConfig, tokenizer: BytesTokenizer, incarnation: int, epoch: int, term: int, holder: str
+    config: SimulatorConfig,
+    tokenizer: BytesTokenizer,
+    incarnation: int,
+    epoch: int,
+    term: int,
+    holder: str,
+    protocols: tuple[int, int],
 ) -> executor_pb2.GetInfoResponse:
-    """Say who the executor is."""
+    """Say who the executor is; `protocols` are the lowest and the highest version it speaks."""
     return executor_pb2.GetInfoResponse(
         incarnation=incarnation,
         epoch=epoch,
@@ -318,8 +339,8 @@ def write_info(
         model=write_model(config, tokenizer),
         geometry=_write_geometry(config),
         limits=_write_limits(config),
-        min_protocol=1,
-        max_protocol=1,
+        min_protocol=protocols[0],
+        max_protocol=protocols[1],
         device="simulated",
     )
 

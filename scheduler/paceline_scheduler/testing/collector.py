@@ -3,7 +3,14 @@
 import numpy as np
 
 from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice, Outputs, TokenOutputs, fold_output_hash
+from paceline_scheduler.core.outputs import (
+    OUTPUT_HASH_START,
+    FinishNotice,
+    Outputs,
+    TokenOutputs,
+    fold_output_hash,
+    hash_of,
+)
 from paceline_scheduler.errors import RequestFailedError
 
 
@@ -18,12 +25,26 @@ class OutputCollector:
         self.prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self.attempts: dict[int, int] = {}
         self._hashes: dict[int, int] = {}
+        self._closed: set[int] = set()
+
+    def close(self, handle: int) -> None:
+        """The client's connection is lost: nothing reaches it."""
+        self._closed.add(handle)
+
+    def open(self, handle: int) -> None:
+        """It listens again."""
+        self._closed.discard(handle)
+
+    def _is_deaf(self, handle: int) -> bool:
+        return handle < 0 or handle in self._closed  # below 0: the core's own, nobody listens
 
     def deliver(self, outputs: Outputs) -> None:
         """Take outputs in; a gap, a double, a wrong rolling hash or a token after the end is an AssertionError."""
         for tokens in outputs.tokens:
             self._take(tokens)
         for failure in outputs.failures:
+            if self._is_deaf(failure.handle):
+                continue
             self._require_running(failure.handle)
             self.failures[failure.handle] = failure.error
 
@@ -32,11 +53,21 @@ class OutputCollector:
         """The handles that finished or failed."""
         return self.finishes.keys() | self.failures.keys()
 
+    def forget_after(self, handle: int, num_tokens: int) -> None:
+        """Let the client have only so many tokens of an output, and not its end: the rest was lost on the way."""
+        self.finishes.pop(handle, None)
+        held = self.token_ids[handle] = self.token_ids[handle][:num_tokens]
+        self._hashes[handle] = OUTPUT_HASH_START
+        self._check_hash(handle, held, hash_of(OUTPUT_HASH_START, np.array(held, dtype=np.int32)))
+
     def _take(self, outputs: TokenOutputs) -> None:
         start = 0
         for index, handle in enumerate(outputs.handles):
-            self._require_running(handle)
             end = start + int(outputs.num_tokens[index])
+            if self._is_deaf(handle):
+                start = end
+                continue
+            self._require_running(handle)
             known = self.token_ids.setdefault(handle, [])
             if handle in outputs.prompt_logprobs:
                 assert not known, f"handle {handle}: the prompt's log-probabilities come with the first token"
@@ -53,6 +84,8 @@ class OutputCollector:
                 self.finishes[handle] = outputs.finishes[handle]
                 assert self.finishes[handle].num_output_tokens == len(known), f"handle {handle}: the end miscounts"
         for handle, logprobs in outputs.logprobs.items():
+            if self._is_deaf(handle):
+                continue
             self.logprobs.setdefault(handle, []).extend(logprobs)
 
     def _check_hash(self, handle: int, new: list[int], claimed: int) -> None:

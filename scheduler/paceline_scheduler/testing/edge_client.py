@@ -34,9 +34,14 @@ class EdgeClient:
 
     async def send(self, raw: RawRequest) -> tuple[int, ...]:
         """Send a request; returns the handles of its completions. Raises what is wrong with it."""
-        stream = self._edge.open(RequestKey(raw.tenant, raw.request_id), self.outbox, raw.sampling.n)
+        key = RequestKey(raw.tenant, raw.request_id)
+        stream = self._edge.open(key, self.outbox, raw.sampling.n, raw.resumption)
         await self._edge.start(stream, raw)
         return stream.handles
+
+    def leave(self) -> None:
+        """End the call: what it runs is detached, or cancelled."""
+        self._edge.close_outbox(self.outbox)
 
     def collect(self) -> Parcel:
         """Take everything that waits."""

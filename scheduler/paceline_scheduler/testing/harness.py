@@ -2,10 +2,13 @@
 
 from collections import deque
 
+import numpy as np
+
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Outputs, hash_of
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import FinishReason, Request
+from paceline_scheduler.core.request import FinishReason, Progress, Request, Resumption
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -29,7 +32,29 @@ class CoreHarness:
         """Open the plan stream: what was under way in the old one is gone."""
         self.results[address].clear()
         description, snapshot = self.executors[address].attach(address)
-        self.client.deliver(self.core.attach(description, snapshot))
+        self.client.deliver(self.core.attach(description, snapshot, self.clock()))
+
+    def succeed(self) -> None:
+        """Let the scheduler die with all it knows, and another one take over; what clients have they still have."""
+        self.core = Core(self.core.limits)
+        for address in self.executors:
+            self.core.await_executor(address)
+        for address in self.executors:
+            self.attach(address)
+
+    def resume(self, request: Request, *, holds_tokens: bool = True) -> None:
+        """Let the client of a request come back with what it has; `holds_tokens`: it sends its tokens along."""
+        held = np.array(self.client.token_ids.get(request.handle, []), dtype=np.int32)
+        progress = Progress(
+            resume_from=len(held),
+            resume_hash=hash_of(OUTPUT_HASH_START, held),
+            last_attempt=self.client.attempts.get(request.handle, 0),
+            prior_output_token_ids=held if holds_tokens else None,
+        )
+        (resumed,) = self.core.resume((Resumption(request, progress),), self.clock())
+        assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
+        if resumed.outputs is not None:
+            self.client.deliver(Outputs((resumed.outputs,)))
 
     def expect_short_outputs(self, address: str = "executor-0") -> None:
         """Let the core believe that outputs end after a token or two, so that it admits more than the pool can hold."""
@@ -43,7 +68,7 @@ class CoreHarness:
 
     def end(self, request: Request, num_output_tokens: int) -> None:
         """End a request as the edge does when it finds a stop text."""
-        self.core.end(request.handle, num_output_tokens, FinishReason.STOP)
+        self.core.end(request.handle, num_output_tokens, FinishReason.STOP, self.clock())
 
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
@@ -64,7 +89,7 @@ class CoreHarness:
         """Let the oldest result arrive; False when there is none."""
         if not self.results[address]:
             return False
-        self.client.deliver(self.core.complete(address, self.results[address].popleft()))
+        self.client.deliver(self.core.complete(address, self.results[address].popleft(), self.clock()))
         return True
 
     def step(self, address: str = "executor-0") -> BatchPlan | None:

@@ -35,6 +35,8 @@ def make_request(
     min_tokens: int = 0,
     num_prompt_logprobs: int | None = None,
     priority: int = 0,
+    is_resumable: bool = False,
+    attachment: int = 1,
 ) -> Request:
     """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
     number = next(_handles) if handle is None else handle
@@ -55,6 +57,8 @@ def make_request(
         min_tokens=min_tokens,
         num_prompt_logprobs=num_prompt_logprobs,
         priority=priority,
+        is_resumable=is_resumable,
+        attachment=attachment,
     )
 
 

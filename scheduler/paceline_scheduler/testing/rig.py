@@ -11,8 +11,8 @@ from paceline_scheduler.core.request import Request
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.identity import Identity
-from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.messages import PROTOCOLS, ExecutorState, ProtocolRange
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.testing.collector import OutputCollector
 
@@ -23,9 +23,11 @@ class SchedulerRig:
     def __init__(
         self,
         executors: str,
-        transport: Callable[[Callable[[], float]], Transport],
+        transport: Transport,
         *,
         scheduler_id: str = "scheduler-a",
+        approach: Approach = Approach.WAIT,
+        protocols: ProtocolRange = PROTOCOLS,
         limits: CoreLimits | None = None,
         resolver: Resolver = resolve_with_system,
     ) -> None:
@@ -33,11 +35,11 @@ class SchedulerRig:
         core_limits = limits or CoreLimits()
         self.client = OutputCollector()
         self.readiness: list[bool] = []
-        self.identity = Identity(scheduler_id)
+        self.identity = Identity(scheduler_id, approach, protocols)
         self.driver = Driver(lambda: Core(core_limits), loop.time, loop)
         self.driver.connect(self.client, self.readiness.append)
         discovery = Discovery(parse_executors(executors), resolver)
-        self.fleet = Fleet(discovery, transport(loop.time), self.identity, self.driver, loop.time, lambda: 0.5)
+        self.fleet = Fleet(discovery, transport, self.identity, self.driver, loop.time, lambda: 0.5)
         self._task: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "SchedulerRig":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,16 +13,53 @@ from paceline_scheduler.core.outputs import (
     Failure,
     FinishNotice,
     Outputs,
+    Resumed,
     TokenOutputs,
+    hash_of,
 )
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
-from paceline_scheduler.errors import QueueFullError, RequestFailedError, RequestRefusedError, UnknownRequestError
+from paceline_scheduler.errors import (
+    DuplicateRequestError,
+    QueueFullError,
+    RequestFailedError,
+    RequestRefusedError,
+    ResumeMismatchError,
+    StaleAttachmentError,
+    UnknownRequestError,
+)
 from paceline_scheduler.testing.clock import ManualClock
 
 
+@dataclass(slots=True)
+class _Output:
+    """What a request has generated, from its submission to its end and after it. `request` is as it came last."""
+
+    request: Request
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of all tokens, or of none
+    notice: FinishNotice | None = None
+    is_heard: bool = True
+
+    @property
+    def is_running(self) -> bool:
+        return self.notice is None
+
+    @property
+    def rolling_hash(self) -> int:
+        return hash_of(OUTPUT_HASH_START, np.array(self.token_ids, dtype=np.int32))
+
+    def end(self, reason: FinishReason, stop_token_id: int | None, num_cached_tokens: int) -> FinishNotice:
+        num_prompt_tokens, num_tokens = len(self.request.prompt_token_ids), len(self.token_ids)
+        self.notice = FinishNotice(reason, stop_token_id, num_prompt_tokens, num_cached_tokens, num_tokens)
+        return self.notice
+
+
 class ScriptedBackend:
-    """Requests run until the test ends them. Set `sink` before the first step; `refusal` is raised for the next one."""
+    """Requests run until the test ends them. Set `sink` before the first step; `refusal` is raised for the next one.
+
+    It keeps the output of every request for those who come back, until `forget_everything`.
+    """
 
     def __init__(self, *models: ServedModel) -> None:
         self.clock = ManualClock()
@@ -29,7 +67,11 @@ class ScriptedBackend:
         self.refusal: RequestRefusedError | None = None
         self.num_places: int | None = None  # in the queue; None: as many as wanted
         self.served = models
-        self.requests: dict[int, Request] = {}  # every one ever submitted, by handle
+        self.requests: dict[int, Request] = {}  # every one ever submitted or resumed, by handle
+        self.resumptions: list[Resumption] = []
+        self.detached: list[int] = []
+        self.synced = asyncio.Event()
+        self.synced.set()
         self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
         self.num_cached_tokens = 0  # what `end` answers
         self.cancelled: list[RequestKey] = []
@@ -39,9 +81,8 @@ class ScriptedBackend:
         self.watchers: list[StepSink] = []
         self.limit_values = LimitValues(1024, 4_194_304, 2048)
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
-        self._running: dict[RequestKey, int] = {}
-        self._num_output: dict[int, int] = {}
-        self._hashes: dict[int, int] = {}
+        self._outputs: dict[int, _Output] = {}  # by every handle that a request has had
+        self._by_key: dict[RequestKey, _Output] = {}  # the last request of each key
 
     # What a test does
 
@@ -56,28 +97,37 @@ class ScriptedBackend:
         logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
     ) -> None:
-        """Deliver the new tokens of one step, by handle. A STOP among `finished` was caused by the last token."""
-        finished = finished or {}
-        handles = tuple(tokens)
-        offsets = [self._num_output[handle] for handle in handles]
-        self._count(tokens)
-        batch = TokenOutputs(
-            handles=handles,
-            offsets=np.array(offsets, dtype=np.int32),
-            num_tokens=np.array([len(tokens[handle]) for handle in handles], dtype=np.int32),
-            token_ids=np.array([token_id for handle in handles for token_id in tokens[handle]], dtype=np.int32),
-            attempts=np.ones(len(handles), dtype=np.int32),
-            rolling_hashes=np.array([self._hashes[handle] for handle in handles], dtype=np.uint64),
-            finishes={handle: self._notice(handle, reason, tokens[handle]) for handle, reason in finished.items()},
-            logprobs=dict(logprobs or {}),
-            prompt_logprobs=dict(prompt_logprobs or {}),
-        )
-        self._deliver(Outputs(tokens=(batch,)))
+        """Deliver the new tokens of one step, by any handle that the request has had, to whoever listens to it.
+
+        A STOP among `finished` was caused by the last token.
+        """
+        delivered = []
+        for handle, token_ids in tokens.items():
+            output = self._outputs[handle]
+            offset = len(output.token_ids)
+            output.token_ids += token_ids
+            output.logprobs += (logprobs or {}).get(handle, ())
+            if finished and handle in finished:
+                reason = finished[handle]
+                output.end(reason, token_ids[-1] if reason is FinishReason.STOP else None, 2)
+            if output.is_heard:
+                delivered.append(_outputs_from(output, offset, (prompt_logprobs or {}).get(handle, ())))
+        self._deliver(Outputs(tokens=tuple(delivered)))
+
+    def lose(self, handle: int, *token_ids: int) -> None:
+        """Generate tokens that are never delivered, as no backend should."""
+        self._outputs[handle].token_ids += token_ids
 
     def fail(self, handle: int, error: RequestFailedError) -> None:
         """Let a request fail."""
-        del self._running[self.requests[handle].key]
-        self._deliver(Outputs(failures=(Failure(handle, error),)))
+        output = self._outputs[handle]
+        output.end(FinishReason.ERROR, None, 0)
+        del self._by_key[output.request.key]
+        self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
+
+    def forget_everything(self) -> None:
+        """Become a scheduler that has never heard of any request, and whose executors have neither."""
+        self._by_key.clear()
 
     # What the edge asks
 
@@ -95,38 +145,46 @@ class ScriptedBackend:
 
     def submit(self, *requests: Request) -> None:
         """Take all requests, unless the test wants them refused."""
-        if self.refusal is not None:
-            refusal, self.refusal = self.refusal, None
-            raise refusal
+        self._refuse()
         for request in requests:
-            self._take(request)
+            self._take(request, [])
 
-    def _take(self, request: Request) -> None:
-        self.requests[request.handle] = request
-        self._running[request.key] = request.handle
-        self._num_output[request.handle] = 0
-        self._hashes[request.handle] = OUTPUT_HASH_START
-        self._submitted.put_nowait(request)
+    async def until_synced(self) -> None:
+        """Wait while the test has `synced` cleared."""
+        await self.synced.wait()
+
+    def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
+        """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""
+        self._refuse()
+        self.resumptions += resumptions
+        known = [self._find(resumption) for resumption in resumptions]
+        return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
+
+    def detach(self, handle: int) -> None:
+        """Remember it; a resumable request goes on unheard, another one is cancelled."""
+        self.detached.append(handle)
+        output = self._outputs[handle]
+        output.is_heard = False
+        if not output.request.is_resumable:
+            output.end(FinishReason.CANCELLED, None, 0)
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """Remember an end."""
         self.ended.append((handle, num_output_tokens, reason))
-        self._running.pop(self.requests[handle].key, None)
+        output = self._outputs[handle]
+        del output.token_ids[num_output_tokens:]
+        output.end(reason, None, self.num_cached_tokens)
         return self.num_cached_tokens
 
     def cancel(self, key: RequestKey) -> None:
         """End a running request and tell its stream."""
-        if key not in self._running:
-            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        output = self._running(key)
         self.cancelled.append(key)
-        handle = self._running[key]
-        self.step({handle: []}, {handle: FinishReason.CANCELLED})
+        self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
 
     def explain(self, key: RequestKey) -> Explanation:
         """Find every running request at the head of a queue."""
-        if key not in self._running:
-            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
-        num_output = self._num_output[self._running[key]]
+        num_output = len(self._running(key).token_ids)
         return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
 
     def estimate(self, request: Request) -> Estimate:
@@ -175,25 +233,74 @@ class ScriptedBackend:
 
     # Inside
 
-    def _count(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        for handle, token_ids in tokens.items():
-            self._num_output[handle] += len(token_ids)
-            value = self._hashes[handle]
-            for token_id in token_ids:
-                value = ((value ^ token_id) * 0x100000001B3) % 2**64
-                value ^= value >> 32
-            self._hashes[handle] = value
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
 
-    def _notice(self, handle: int, reason: FinishReason, token_ids: Sequence[int]) -> FinishNotice:
-        self._running.pop(self.requests[handle].key, None)
-        return FinishNotice(
-            reason=reason,
-            stop_token_id=token_ids[-1] if reason is FinishReason.STOP else None,
-            num_prompt_tokens=len(self.requests[handle].prompt_token_ids),
-            num_cached_tokens=2,
-            num_output_tokens=self._num_output[handle],
+    def _take(self, request: Request, token_ids: list[int]) -> _Output:
+        output = _Output(request, token_ids)
+        self.requests[request.handle] = request
+        self._outputs[request.handle] = self._by_key[request.key] = output
+        self._submitted.put_nowait(request)
+        return output
+
+    def _running(self, key: RequestKey) -> _Output:
+        output = self._by_key.get(key)
+        if output is None or not output.is_running:
+            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        return output
+
+    def _find(self, resumption: Resumption) -> _Output | None:
+        """Return the output that a client comes back to, None when it is to be begun; raises what refuses it."""
+        request, progress = resumption.request, resumption.progress
+        known = self._by_key.get(request.key)
+        if known is not None and not known.is_running and request.attachment == 1:
+            known = None  # the name is used again
+        if known is None:
+            if progress.resume_from and progress.prior_output_token_ids is None:
+                raise ResumeMismatchError("nothing is known of this request; send what you hold of it")
+            return None
+        if request.attachment <= known.request.attachment:
+            if known.is_heard and request.attachment == known.request.attachment:
+                raise DuplicateRequestError("another stream has this attachment")
+            raise StaleAttachmentError("a newer attachment was here")
+        held = known.token_ids[: progress.resume_from]
+        is_same = (
+            len(held) == progress.resume_from
+            and hash_of(OUTPUT_HASH_START, np.array(held, dtype=np.int32)) == progress.resume_hash
         )
+        if not is_same or known.request.body_digest != request.body_digest:
+            raise ResumeMismatchError("this is not what the request has")
+        return known
+
+    def _attach(self, resumption: Resumption, output: _Output | None) -> Resumed:
+        request, progress = resumption.request, resumption.progress
+        if output is None:
+            prior = progress.prior_output_token_ids
+            output = self._take(request, [] if prior is None else prior.tolist())
+        output.request, output.is_heard = request, True
+        self.requests[request.handle], self._outputs[request.handle] = request, output
+        prefix = np.array(output.token_ids[: progress.resume_from], dtype=np.int32)
+        is_more = len(output.token_ids) > len(prefix) or not output.is_running
+        return Resumed(prefix, _outputs_from(output, len(prefix), ()) if is_more else None)
 
     def _deliver(self, outputs: Outputs) -> None:
         assert self.sink is not None, "the test joins edge and backend"
         self.sink.deliver(outputs)
+
+
+def _outputs_from(output: _Output, offset: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> TokenOutputs:
+    """What a request has beyond `offset` tokens, with its end if it has one."""
+    handle, token_ids = output.request.handle, output.token_ids[offset:]
+    return TokenOutputs(
+        handles=(handle,),
+        offsets=np.array([offset], dtype=np.int32),
+        num_tokens=np.array([len(token_ids)], dtype=np.int32),
+        token_ids=np.array(token_ids, dtype=np.int32),
+        attempts=np.ones(1, dtype=np.int32),
+        rolling_hashes=np.array([output.rolling_hash], dtype=np.uint64),
+        finishes={} if output.notice is None else {handle: output.notice},
+        logprobs={handle: tuple(output.logprobs[offset:])} if output.logprobs else {},
+        prompt_logprobs={handle: prompt_logprobs} if prompt_logprobs else {},
+    )

@@ -1,8 +1,9 @@
 """How the scheduler's view of an executor is rebuilt from the executor's snapshot: one function, nothing else in it.
 
-The executor is the truth about what was computed and generated; the scheduler about which requests are wanted. A row
-whose request is still wanted there is taken over as it is, tokens that its client has not seen are delivered; any other
-row is released. Requests that should be there but are not wait again, with the tokens that are known.
+The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, those
+included that it has just adopted from the same snapshot. A row whose request is wanted there is taken over as it is,
+tokens that its client has not seen are delivered; any other row is released. Requests that should be there but are not
+wait again, with the tokens that are known.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ import numpy as np
 
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
-from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
-from paceline_scheduler.core.outputs import TokenOutputs, fold_output_hash
-from paceline_scheduler.core.plan import FinalRelease, RowFinish
+from paceline_scheduler.core.live import LiveRequest, Status, keep_logprobs
+from paceline_scheduler.core.logprobs import TokenLogprobs
+from paceline_scheduler.core.outputs import TokenOutputs, hash_of
+from paceline_scheduler.core.plan import FINISH_REASONS, FinalRelease, RowFinish
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
+from paceline_scheduler.core.telling import told
 
 _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -25,8 +28,8 @@ def rebuild(
 ) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
     """Return the executor's state and the tokens that its rows hold beyond what the scheduler knew.
 
-    `wanted` are the requests that were on this executor when its stream ended, with their known output. Those that are
-    not on a row of the returned state have to be placed again.
+    `wanted` are the requests that were on this executor when its stream ended, or should go on there from what the
+    snapshot shows, with their known output. Those that are not on a row of the returned state have to be placed again.
     """
     executor = ExecutorState(description)
     recovered = []
@@ -68,20 +71,20 @@ def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | Non
     if live is None or not seen.is_open_record or not _continues(live, seen):
         return None
     offset, fresh = _append_seen(live, seen)
-    return _outputs(live, offset, fresh, FinishReason.NONE, seen) if len(fresh) else None
+    return _told(live, offset, fresh, FinishReason.NONE, seen) if len(fresh) else None
 
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
+    live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
     _occupy(executor, live, seen, row, RUNNING)
-    reason = FinishReason.NONE
-    if seen.finish is not RowFinish.NONE:
-        reason = FinishReason.STOP if seen.finish is RowFinish.END_TOKEN else FinishReason.LENGTH
+    reason = FINISH_REASONS[seen.finish]
+    if reason is not FinishReason.NONE:
         executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
     if not len(fresh) and reason is FinishReason.NONE:
         return None
-    return _outputs(live, offset, fresh, reason, seen)
+    return _told(live, offset, fresh, reason, seen)
 
 
 def _append_seen(live: LiveRequest, seen: RowSnapshot) -> tuple[int, Int32Array]:
@@ -89,38 +92,23 @@ def _append_seen(live: LiveRequest, seen: RowSnapshot) -> tuple[int, Int32Array]
     offset = len(live.output_token_ids)
     fresh = seen.output_token_ids[offset:]
     live.output_token_ids = seen.output_token_ids
-    live.output_hash = _fold_all(live.output_hash, fresh)
+    live.output_hash = hash_of(live.output_hash, fresh)
     return offset, fresh
 
 
-def _outputs(
-    live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowSnapshot
-) -> TokenOutputs:
-    handle = live.request.handle
-    finishes = {}
-    if reason is not FinishReason.NONE:
-        stop_token_id = int(seen.output_token_ids[-1]) if seen.finish is RowFinish.END_TOKEN else None
-        finishes[handle] = finish_notice(live, reason, stop_token_id, len(seen.output_token_ids))
-    logprobs = {}
+def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowSnapshot) -> TokenOutputs:
+    logprobs: tuple[TokenLogprobs, ...] = ()
     if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
-        logprobs[handle] = seen.logprobs.of(offset, fresh)
-    return TokenOutputs(
-        handles=(handle,),
-        offsets=np.array([offset], dtype=np.int32),
-        num_tokens=np.array([len(fresh)], dtype=np.int32),
-        token_ids=fresh,
-        attempts=np.array([live.attempt], dtype=np.int32),
-        rolling_hashes=np.array([live.output_hash], dtype=np.uint64),
-        finishes=finishes,
-        logprobs=logprobs,
-    )
+        logprobs = seen.logprobs.of(offset, fresh)
+        keep_logprobs(live, offset, logprobs)
+    return told(live, offset, fresh, live.output_hash, reason, logprobs)
 
 
 def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: FinalRelease | None) -> None:
     """Account for a row that nobody here waits for any more, until the first plan releases it."""
     stranger = LiveRequest(
         request=Request(
-            handle=-1,
+            handle=0,
             key=seen.key,
             model=executor.description.model,
             prompt_token_ids=seen.prompt_token_ids,
@@ -133,7 +121,8 @@ def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: F
         status=Status.FINISHED,
         attempt=seen.attempt,
         output_token_ids=seen.output_token_ids,
-        final=final or FinalRelease(len(seen.output_token_ids), FinishReason.CANCELLED),
+        final=final or FinalRelease(len(seen.output_token_ids), FinishReason.ERROR),
+        is_stranger=True,
     )
     _occupy(executor, stranger, seen, row, ENDING)
     executor.ending_rows.append(row)
@@ -149,10 +138,3 @@ def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: 
     executor.rows.set_table(row, table, executor.block_size, 0)
     # The newest token may lie beyond the table: it is decoded, and gets its block then, as any other would.
     executor.rows.target[row] = min(len(known), len(table) * executor.block_size)
-
-
-def _fold_all(value: int, token_ids: Int32Array) -> int:
-    folded = np.array([value], dtype=np.uint64)
-    for token_id in token_ids:
-        folded = fold_output_hash(folded, np.array([token_id], dtype=np.int32))
-    return int(folded[0])

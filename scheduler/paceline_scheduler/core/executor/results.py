@@ -8,21 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
-from paceline_scheduler.core.live import LiveRequest, Status, finish_notice
+from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, take_off
+from paceline_scheduler.core.live import LiveRequest, finish_notice, keep_logprobs
 from paceline_scheduler.core.logprobs import TokenLogprobs, joined
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
-from paceline_scheduler.core.plan import FinalRelease, RowFinish, StepResult
+from paceline_scheduler.core.plan import FINISH_REASONS, FinalRelease, RowFinish, StepResult
 from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
-
-_REASONS = {
-    RowFinish.END_TOKEN: FinishReason.STOP,
-    RowFinish.LENGTH: FinishReason.LENGTH,
-    RowFinish.CONTEXT_FULL: FinishReason.LENGTH,
-    RowFinish.ERROR: FinishReason.ERROR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +55,8 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
         rows.num_computed[landed.rows] = landed.num_scheduled_after
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     _append_tokens(executor, landed)
+    if executor.suspect_rows:
+        _clear_suspects(executor)
     notices, failures, ended = _end_finished(executor, result, landed)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
@@ -131,6 +126,14 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
         executor.rows.append(landed.rows[taking], landed.token_ids[starts[taking] + round_index])
 
 
+def _clear_suspects(executor: ExecutorState) -> None:
+    """What has got beyond the output it had when executors died of it was not why they died."""
+    for row in sorted(executor.suspect_rows):
+        live = _live(executor, row)
+        if live.last_death_offset is None or executor.rows.num_output(row) > live.last_death_offset:
+            executor.suspect_rows.discard(row)
+
+
 def _end_finished(
     executor: ExecutorState, result: StepResult, landed: Landed
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
@@ -144,7 +147,7 @@ def _end_finished(
             continue
         live = _live(executor, row)
         ended.append(live)
-        reason = _REASONS[RowFinish(finish)]
+        reason = FINISH_REASONS[RowFinish(finish)]
         num_output = executor.rows.num_output(row)
         executor.end_row(row, FinalRelease(num_output, reason))
         if reason is FinishReason.ERROR:
@@ -197,16 +200,21 @@ def _outputs(
         attempts=columns.attempt[rows],
         rolling_hashes=columns.output_hash[rows],
         finishes=notices,
-        logprobs=_logprobs(result, rows, handles) if result.logprobs else {},
+        logprobs=_logprobs(columns, result, rows, offsets) if result.logprobs else {},
         prompt_logprobs=_prompt_logprobs(columns, rows[num_tokens > 0]) if columns.prompt_logprobs else {},
     )
 
 
 def _logprobs(
-    result: StepResult, told_rows: RowIndex, handles: tuple[int, ...]
+    columns: RowColumns, result: StepResult, told_rows: RowIndex, offsets: Int32Array
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
-    by_row = zip(told_rows.tolist(), handles, strict=True)
-    return {handle: result.logprobs[row] for row, handle in by_row if row in result.logprobs}
+    fresh = {}
+    for row, offset in zip(told_rows.tolist(), offsets.tolist(), strict=True):
+        live = columns.live[row]
+        if live is not None and row in result.logprobs:
+            fresh[live.request.handle] = result.logprobs[row]
+            keep_logprobs(live, offset, result.logprobs[row])
+    return fresh
 
 
 def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -216,7 +224,10 @@ def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[Tok
         parts = columns.prompt_logprobs.pop(row, None)
         if parts is not None:
             whole = joined(parts)
-            told[int(columns.handle[row])] = whole.of(whole.offset, columns.token_ids(row)[whole.offset : whole.end])
+            values = whole.of(whole.offset, columns.token_ids(row)[whole.offset : whole.end])
+            told[int(columns.handle[row])] = values
+            if (live := columns.live[row]) is not None and live.request.is_resumable:
+                live.prompt_logprobs = values
     return told
 
 
@@ -224,38 +235,11 @@ def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
     live.num_preemptions += live.num_preempting
-    take_off(executor, row, live)
+    take_off(executor.rows, row, live)
     executor.leaving_keys.discard(live.request.key)
+    executor.suspect_rows.discard(row)
     executor.rows.vacate(row)
     return live
-
-
-def take_off(executor: ExecutorState, row: int, live: LiveRequest) -> None:
-    """Move what the columns know of a request back into the request itself."""
-    rows = executor.rows
-    live.output_token_ids = rows.output_token_ids(row)
-    live.output_hash = int(rows.output_hash[row])
-    live.address = live.row = None
-    live.num_preempting = 0
-    if live.final is not None:
-        live.status = Status.FINISHED
-
-
-def cancelled(live: LiveRequest, executor: ExecutorState | None) -> TokenOutputs:
-    """Return outputs without tokens that only tell that a request was cancelled; `executor` has it on a row, if any."""
-    num_output, output_hash = len(live.output_token_ids), live.output_hash
-    if live.row is not None and executor is not None:
-        num_output, output_hash = executor.rows.num_output(live.row), int(executor.rows.output_hash[live.row])
-    notice = finish_notice(live, FinishReason.CANCELLED, None, num_output)
-    return TokenOutputs(
-        handles=(live.request.handle,),
-        offsets=np.array([num_output], dtype=np.int32),
-        num_tokens=np.zeros(1, dtype=np.int32),
-        token_ids=np.zeros(0, dtype=np.int32),
-        attempts=np.array([live.attempt], dtype=np.int32),
-        rolling_hashes=np.array([output_hash], dtype=np.uint64),
-        finishes={live.request.handle: notice},
-    )
 
 
 def _live(executor: ExecutorState, row: int) -> LiveRequest:

@@ -5,7 +5,7 @@ plan order is device order; rows become free, and preempted requests wait again,
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class ExecutorState:
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
         self.leaving_keys: set[RequestKey] = set()  # on rows that nobody waits for: not to be placed until they left
+        self.suspect_rows: set[int] = set()  # whose requests run in steps of their own until they get on
+        self.accused: tuple[LiveRequest, ...] = ()  # of the executor's death, if it is lost
         self.attached = True
         self.draining = False
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
@@ -78,7 +80,13 @@ class ExecutorState:
     def view(self) -> ExecutorView:
         """Return what is read of it to decide."""
         return ExecutorView(
-            self.description, self.rows, self.pool, self.step_time, self.output_lengths, self.leaving_keys
+            self.description,
+            self.rows,
+            self.pool,
+            self.step_time,
+            self.output_lengths,
+            self.leaving_keys,
+            self.suspect_rows,
         )
 
     def carry_on(self, before: "ExecutorState") -> None:
@@ -99,6 +107,22 @@ class ExecutorState:
             live.record_address = self.description.address
             if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self.output_lengths.observe(final.num_output_tokens)
+
+    def disown(self, row: int) -> None:
+        """Its request goes on elsewhere, or from other output: the row only has to leave."""
+        live = self._live(row)
+        take_off(self.rows, row, live)
+        final = FinalRelease(len(live.output_token_ids), FinishReason.ERROR)
+        self.rows.live[row] = replace(live, is_stranger=True, status=Status.FINISHED, final=final)
+        self.rows.ended[row] = True
+        self.leaving_keys.add(live.request.key)
+        if self.rows.state[row] == RUNNING:
+            self.rows.state[row] = ENDING
+            self.ending_rows.append(row)
+
+    def rows_in_step(self) -> tuple[int, ...]:
+        """Return the rows of the step that runs, as far as is known: of the oldest that has no result."""
+        return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
     def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
@@ -231,6 +255,8 @@ class ExecutorState:
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
+        if live.is_suspect:
+            self.suspect_rows.add(row)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
         return Placement(
             row=row,
@@ -243,6 +269,8 @@ class ExecutorState:
             num_preemptions=live.num_preemptions,
             num_executor_deaths=live.num_executor_deaths,
             waited_s=max(0.0, now - live.submitted_s),
+            last_death_offset=live.last_death_offset,
+            deadline_left_s=None if live.request.deadline_s is None else live.request.deadline_s - now,
         )
 
     def _grow(self, rows: RowIndex) -> Grants:
@@ -260,6 +288,16 @@ class ExecutorState:
         live = self.rows.live[row]
         assert live is not None, "an occupied row has a request"
         return live
+
+
+def take_off(rows: RowColumns, row: int, live: LiveRequest) -> None:
+    """Move what the columns know of a request back into the request itself."""
+    live.output_token_ids = rows.output_token_ids(row)
+    live.output_hash = int(rows.output_hash[row])
+    live.address = live.row = None
+    live.num_preempting = 0
+    if live.final is not None:
+        live.status = Status.FINISHED
 
 
 def _grants(triples: list[tuple[int, int, int]]) -> Grants:

@@ -44,6 +44,9 @@ class Waiting:
     takes: Callable[[LiveRequest], bool] | None = None
 
 
+_NOBODY = Waiting((), lambda _: False)
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A waiting request put on a row, how it fits there and how many tokens it computes first."""
@@ -76,7 +79,23 @@ class Decision:
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
-    """Return the next step."""
+    """Return the next step. Requests that executors may have died of get steps of their own, before all others."""
+    decoding, prefilling = view.rows.decoding_and_prefilling()
+    for row in sorted(view.suspect_rows):
+        alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
+        if not alone.is_empty:
+            return alone
+    if waiting.line and waiting.line[0].is_suspect:
+        alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=waiting.line[:1], takes=None), limits)
+        if not alone.is_empty:
+            return alone
+    return _decide(view, decoding, prefilling, waiting, limits)
+
+
+def _decide(
+    view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
+) -> Decision:
+    """Return a step of these rows and of some that wait."""
     rows = view.rows
     max_num_tokens = min(
         limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
@@ -84,7 +103,6 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
     )
     budget = StepBudget(view.step_time, limits, max_num_tokens)
     moves = () if waiting.takes is None else _moves(rows, waiting.takes)
-    decoding, prefilling = rows.decoding_and_prefilling()
     if moves:
         decoding, prefilling = (index[~np.isin(index, moves)] for index in (decoding, prefilling))
     preemptions, decode_rows, num_available = _fit_blocks(view, decoding, moves)
@@ -241,6 +259,8 @@ class _Newcomers:
                 return
             if not self._room.could_ever_hold(live):
                 continue
+            if live.is_suspect and self._budget.num_tokens:
+                return
             if self._is_for_others(live):
                 self._num_passed += 1
                 continue
@@ -249,7 +269,7 @@ class _Newcomers:
                 if not fit.is_own:
                     return
                 self._num_passed += 1
-            elif not self._place(live, fit):
+            elif not self._place(live, fit) or live.is_suspect:
                 return
 
     def _place(self, live: LiveRequest, fit: Fit) -> bool:

@@ -32,6 +32,7 @@ class ExecutorView:
     step_time: StepTimeModel
     output_lengths: OutputLengths
     leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
+    suspect_rows: Set[int] = frozenset()  # they run in steps of their own
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         """Return how many tokens the outputs of these rows are expected to get yet."""
@@ -78,7 +79,7 @@ class Room:
         contexts = view.rows.num_scheduled[view.rows.state == RUNNING]
         self._num_pairs, self._longest = int(contexts.sum()), int(contexts.max(initial=0))
         self._revived: set[int] = set()
-        self._new_groups: set[int] = set()  # whose prompt is computed from here on
+        self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
         self._has_unreserved = _has_unreserved(view.rows)
 
     @property
@@ -137,8 +138,8 @@ class Room:
         self._num_placed_bytes += live.num_placed_bytes
         self._num_placed_tokens += live.num_known_tokens
         self._revived.update(block for block in fit.hits if self._view.pool.is_cached(block))
-        if live.request.group is not None and fit.num_cached_tokens < live.num_prompt_tokens - 1:
-            self._new_groups.add(live.request.group)
+        if live.request.num_completions > 1 and fit.num_cached_tokens < live.num_prompt_tokens - 1:
+            self._new_groups.add(live.request.key.whole)
         self._growth.add(*self._held_and_rest(live, len(fit.hits) - fit.num_revived))
         num_slots = (len(fit.hits) + fit.num_new_blocks) * self._view.description.block_size
         if is_protected(live) and num_slots < self._whole(live):
@@ -187,10 +188,9 @@ class Room:
 
     def _awaits_prompt(self, live: LiveRequest) -> bool:
         """Tell whether the blocks of its prompt are about to be filled, so that it need not compute them itself."""
-        group = live.request.group
-        if group is None or live.computes_all:
+        if live.request.num_completions == 1 or live.computes_all:
             return False
-        return group in self._new_groups or any(
+        return live.request.key.whole in self._new_groups or any(
             self._view.rows.num_computed[row] < live.num_prompt_tokens for row in self._siblings(live)
         )
 
@@ -208,11 +208,12 @@ class Room:
 
     def _siblings(self, live: LiveRequest) -> list[int]:
         """Return the rows that run other completions of the same request."""
-        if live.request.group is None:
+        if live.request.num_completions == 1:
             return []
         running = (self._view.rows.state == RUNNING).nonzero()[0].tolist()
         found = ((row, self._view.rows.live[row]) for row in running)
-        return [row for row, other in found if other is not None and other.request.group == live.request.group]
+        whole = live.request.key.whole
+        return [row for row, other in found if other is not None and other.request.key.whole == whole]
 
     def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
         """Return the slots that a request would fill by itself and the tokens it is expected to add."""

@@ -1,4 +1,4 @@
-"""When which request has to have ended: a heap that may hold requests which have ended long since."""
+"""What is due when for which request: a heap that may hold what is not due any more."""
 
 import heapq
 from collections.abc import Callable
@@ -9,38 +9,38 @@ _SLACK = 64
 
 
 class Deadlines:
-    """The deadlines of requests, soonest first. `is_open` tells whether one still counts."""
+    """Times at which something has to happen to a request, soonest first. `is_due` tells whether one still counts."""
 
-    def __init__(self, is_open: Callable[[LiveRequest], bool]) -> None:
-        self._is_open = is_open
+    def __init__(self, is_due: Callable[[LiveRequest, float], bool]) -> None:
+        self._is_due = is_due
         self._heap: list[tuple[float, int, LiveRequest]] = []
+        self._num_watched = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request has a deadline."""
+        """Whether nothing is watched."""
         return not self._heap
 
-    def watch(self, live: LiveRequest, num_open: int) -> None:
-        """Remember the deadline of a request, if it has one; `num_open` is how many requests are open now."""
-        if live.request.deadline_s is None:
-            return
+    def watch(self, live: LiveRequest, at_s: float, num_open: int) -> None:
+        """Remember a time for a request; `num_open` is how many requests are open now."""
         if len(self._heap) > 2 * num_open + _SLACK:
             # Most of these requests ended in time; what is left of them must not pile up.
-            self._heap = [watched for watched in self._heap if self._is_open(watched[2])]
+            self._heap = [watched for watched in self._heap if self._is_due(watched[2], watched[0])]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (live.request.deadline_s, live.arrival_number, live))
+        self._num_watched += 1
+        heapq.heappush(self._heap, (at_s, self._num_watched, live))
 
     def pop_passed(self, now: float) -> list[LiveRequest]:
-        """Return the open requests whose deadline has passed; they are forgotten here."""
-        passed = []
+        """Return the requests whose time has come, each once; they are forgotten here."""
+        passed: dict[LiveRequest, None] = {}
         while self._heap and self._heap[0][0] <= now:
-            _, _, live = heapq.heappop(self._heap)
-            if self._is_open(live):
-                passed.append(live)
-        return passed
+            at_s, _, live = heapq.heappop(self._heap)
+            if self._is_due(live, at_s):
+                passed[live] = None
+        return list(passed)
 
     def next_s(self) -> float | None:
-        """Return the soonest deadline of an open request."""
-        while self._heap and not self._is_open(self._heap[0][2]):
+        """Return the soonest time that still counts."""
+        while self._heap and not self._is_due(self._heap[0][2], self._heap[0][0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -1,0 +1,240 @@
+"""From the backend's tokens to clients' streams, up to the end of a completion, of a request, or of an attachment.
+
+Tokens become text, stop texts are looked for, and everything goes into the outbox of its call. The one place that ends
+streams. Does not know how a request was checked and tokenised, nor messages.
+
+How a stream ends, and what becomes of its request:
+- all its completions have: by the device, or by a stop text, of which the backend is told.
+- it fails, or is cancelled: all of it ends.
+- its client went away (`leave`), came back by another stream (`supersede`), or does not read (a slow one is cut): a
+  request that asked to be resumable goes on without a listener for a while, another one ends.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from paceline_scheduler.api.completion import StopMatch
+from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
+from paceline_scheduler.api.registry import OpenRequests
+from paceline_scheduler.api.resumption import claimed_end
+from paceline_scheduler.api.stream import Completion, RequestStream
+from paceline_scheduler.backend import Backend
+from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs, hash_of
+from paceline_scheduler.core.request import FinishReason, Resumption
+from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
+
+_SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
+_SUPERSEDED = "the client has attached to the request anew; its output goes on there"
+
+_log = structlog.get_logger(__name__)
+
+# Outboxes that something was put into, in the order of that: a set would have the order of addresses.
+_Touched = dict[Outbox, None]
+
+
+class Delivery:
+    """An OutputSink for the open requests."""
+
+    def __init__(self, backend: Backend, requests: OpenRequests) -> None:
+        self._backend = backend
+        self._requests = requests
+
+    # What the backend delivers
+
+    def deliver(self, outputs: Outputs) -> None:
+        """Hand new tokens and failures to their streams; each is woken once."""
+        touched: _Touched = {}
+        for batch in outputs.tokens:
+            self._deliver_tokens(batch, touched)
+        for failure in outputs.failures:
+            completion = self._requests.running.get(failure.handle)
+            if completion is not None:
+                touched[completion.stream.outbox] = None
+                self._release_held(completion.stream)
+                self._requests.end_completion(completion)  # the backend has ended it already
+                self.fail(completion.stream, failure.error)
+        for outbox in touched:
+            outbox.end_step()
+            if outbox.is_over:
+                self._relieve(outbox)
+
+    def _deliver_tokens(self, batch: TokenOutputs, touched: _Touched) -> None:
+        running = self._requests.running
+        token_ids = batch.token_ids.tolist()
+        columns = (batch.offsets, batch.num_tokens, batch.attempts, batch.rolling_hashes)
+        rows = zip(batch.handles, *(column.tolist() for column in columns), strict=True)
+        start = 0
+        for handle, offset, num_tokens, attempt, hash_ in rows:
+            stop = start + num_tokens
+            completion = running.get(handle)
+            if completion is not None:
+                touched[completion.stream.outbox] = None
+                try:
+                    self._take(completion, batch, offset, token_ids[start:stop], attempt, hash_)
+                except Exception:  # one request's output must not keep the others from theirs
+                    self._lose(completion)
+            start = stop
+
+    def _lose(self, completion: Completion) -> None:
+        key = completion.key
+        _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant)
+        self.fail(completion.stream, ExecutorFailedError("the output could not be turned into text", "INTERNAL"))
+
+    def _take(
+        self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
+    ) -> None:
+        """Put one completion's new tokens on their way to the client, as far as they belong to its output."""
+        if offset != completion.num_tokens:
+            error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
+            self.fail(completion.stream, error)
+            return
+        handle, key = completion.handle, completion.key
+        notice = batch.finishes.get(handle)
+        if notice is None:
+            text, match = completion.text.take(token_ids)
+        else:
+            text, match = completion.text.take_last(token_ids, notice.stop_token_id)
+        if match is not None and match.num_tokens < len(token_ids):
+            token_ids = token_ids[: match.num_tokens]
+            hash_ = hash_of(completion.rolling_hash, np.array(token_ids, dtype=np.int32))
+        delta = PendingDelta(key.request_id, offset, attempt, hash_, token_ids, text)
+        if key.index:  # set only where it says something: this runs for every row of every step
+            delta.index = key.index
+        if handle in batch.logprobs:
+            delta.logprobs = batch.logprobs[handle][: len(token_ids)]
+        if handle in batch.prompt_logprobs:
+            delta.prompt_logprobs = batch.prompt_logprobs[handle]
+        completion.num_tokens += len(token_ids)
+        completion.rolling_hash = hash_
+        if match is not None or notice is not None:
+            delta.finish = self._finish(completion, notice, match)
+        # The first and the last at once, the rest when enough of it has been gathered.
+        is_held = offset > 0 and delta.finish is None
+        completion.stream.outbox.put(handle, delta, completion.stream.num_tokens_per_delta if is_held else 0)
+
+    def _relieve(self, outbox: Outbox) -> None:
+        """Cut streams of a client that does not read, those of which most waits first."""
+
+        def num_bytes(stream: RequestStream) -> int:
+            return sum(map(outbox.num_bytes_of, stream.handles))
+
+        for stream in sorted(self._requests.of_call(outbox), key=num_bytes, reverse=True):
+            if not outbox.is_over or not num_bytes(stream):
+                return
+            # What waits for it is dropped, and makes room for saying so.
+            self._drop(stream)
+            self._let_go(stream, FinishReason.ERROR)
+            outbox.fail(stream.key.request_id, SlowConsumerError(_SLOW_CONSUMER))
+
+    # A client that came back
+
+    def go_on(self, stream: RequestStream, resumptions: list[Resumption], found: tuple[Resumed, ...]) -> None:
+        """Go on with every completion where its client's copy ends: the text up to there is made, but not told."""
+        beyond = []
+        for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
+            try:
+                is_over = self._catch_up(completion, resumption, resumed)
+            except Exception:
+                self._lose(completion)
+                break
+            if resumed.outputs is not None and not is_over:
+                beyond.append(resumed.outputs)
+        stream.outbox.end_step()
+        self.deliver(Outputs(tokens=tuple(beyond)))
+
+    def _catch_up(self, completion: Completion, resumption: Resumption, resumed: Resumed) -> bool:
+        """Bring a completion to where its client is; returns whether it has ended by then, which is told."""
+        request, progress = resumption.request, resumption.progress
+        prefix = resumed.prefix_token_ids.tolist()
+        completion.num_tokens, completion.rolling_hash = len(prefix), progress.resume_hash
+        match, stop_token_id = completion.text.replay(prefix, request.end_token_ids)
+        notice = None if resumed.outputs is None else resumed.outputs.finishes.get(completion.handle)
+        if match is None and stop_token_id is None:
+            return False
+        delta = PendingDelta(
+            request_id=completion.key.request_id,
+            offset=len(prefix),
+            attempt=progress.last_attempt,
+            rolling_hash=progress.resume_hash,
+            token_ids=[],
+            text="",
+            index=completion.key.index,
+        )
+        if match is not None:
+            completion.num_tokens = match.num_tokens
+        delta.finish = replace(self._finish(completion, notice, match), stop_token_id=stop_token_id)
+        completion.stream.outbox.put(completion.handle, delta)
+        return True
+
+    # The end of a completion, of a stream, and of a request
+
+    def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
+        """End a completion; returns what the client is told. A stop text comes before whatever the device saw."""
+        self._requests.end_completion(completion)
+        if notice is not None:
+            num_cached_tokens = notice.num_cached_tokens
+        else:
+            num_cached_tokens = self._backend.end(completion.handle, completion.num_tokens, FinishReason.STOP)
+        return Finish(
+            reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
+            stop_text=None if match is None else match.stop_text,
+            stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
+            num_prompt_tokens=completion.stream.num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_output_tokens=completion.num_tokens,
+        )
+
+    def fail(self, stream: RequestStream, error: RequestFailedError) -> None:
+        """End all of a request by an error, which its client is told once, after the output before it."""
+        self._release_held(stream)
+        self._end(stream, FinishReason.ERROR)
+        stream.outbox.fail(stream.key.request_id, error)
+
+    def cancel_unsubmitted(self, stream: RequestStream) -> None:
+        """End a request that the backend does not run for this stream: each completion is told to be cancelled."""
+        request_id, outbox = stream.key.request_id, stream.outbox
+        for index, handle in enumerate(stream.handles):
+            offset, hash_ = claimed_end(stream.resumption, index)
+            finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, offset)
+            outbox.put(handle, PendingDelta(request_id, offset, 0, hash_, [], "", finish=finish, index=index))
+        self._requests.forget(stream)
+        outbox.end_step()
+
+    def leave(self, stream: RequestStream) -> None:
+        """End a stream whose client went away."""
+        self._let_go(stream, FinishReason.CANCELLED)
+
+    def supersede(self, stream: RequestStream, outbox: Outbox) -> None:
+        """End a stream whose client has come back by the call of `outbox`; what it had not read is delivered there."""
+        self._drop(stream)
+        self._let_go(stream, FinishReason.CANCELLED)
+        if stream.outbox is not outbox:  # there the error would be taken for one of the new stream
+            stream.outbox.fail(stream.key.request_id, SupersededError(_SUPERSEDED))
+
+    def _let_go(self, stream: RequestStream, reason: FinishReason) -> None:
+        """Nobody listens any more by this stream: let a resumable request go on, end another one for this reason."""
+        if not stream.resumption.resumable:
+            self._end(stream, reason)
+            return
+        running = tuple(stream.running)
+        self._requests.forget(stream)
+        for completion in running:
+            self._backend.detach(completion.handle)
+
+    def _end(self, stream: RequestStream, reason: FinishReason) -> None:
+        """End what the backend, if it knows it, still runs of a request."""
+        running = tuple(stream.running)
+        self._requests.forget(stream)
+        for completion in running:
+            self._backend.end(completion.handle, completion.num_tokens, reason)
+
+    def _drop(self, stream: RequestStream) -> None:
+        for handle in stream.handles:
+            stream.outbox.drop(handle)
+
+    def _release_held(self, stream: RequestStream) -> None:
+        """Put what waits for more output into the outbox: there may be no more."""
+        for handle in stream.handles:
+            stream.outbox.release(handle)

@@ -1,0 +1,78 @@
+"""Which requests are open here: by key, by the handle of each completion, and by the call that wants their output.
+
+Keeps books and nothing else: whoever closes something here has told the backend and the client.
+"""
+
+from paceline_scheduler.api.outbox import Outbox
+from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
+from paceline_scheduler.core.request import RequestKey
+
+
+class OpenRequests:
+    """The streams of all clients. What is iterated over comes in the order in which it was opened."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Completion] = {}
+        """What the backend delivers to, by handle. Looked into for every row of every step; changed only here."""
+        self._by_key: dict[RequestKey, RequestStream] = {}  # preparing and running, by the key of completion 0
+        self._by_call: dict[Outbox, dict[RequestStream, None]] = {}
+
+    def __len__(self) -> int:
+        """Return how many streams are open."""
+        return len(self._by_key)
+
+    def by_key(self, key: RequestKey) -> RequestStream | None:
+        """Return the stream of a request."""
+        return self._by_key.get(key)
+
+    def calls(self) -> tuple[Outbox, ...]:
+        """Return the outboxes of all calls."""
+        return tuple(self._by_call)
+
+    def of_call(self, outbox: Outbox) -> tuple[RequestStream, ...]:
+        """Return the streams of a call."""
+        return tuple(self._by_call[outbox])
+
+    def begin_call(self, outbox: Outbox) -> None:
+        """Take in a call; `end_call` must follow."""
+        self._by_call[outbox] = {}
+
+    def end_call(self, outbox: Outbox) -> None:
+        """Forget a call, of which no stream is left."""
+        assert not self._by_call[outbox], "its streams end first"
+        del self._by_call[outbox]
+
+    def add(self, stream: RequestStream) -> None:
+        """Take in a stream of a call; no other one may have its key."""
+        assert stream.key not in self._by_key, "one stream per request"
+        self._by_key[stream.key] = stream
+        self._by_call[stream.outbox][stream] = None
+        stream.outbox.num_open += len(stream.handles)
+
+    def run(self, stream: RequestStream, completions: list[Completion]) -> None:
+        """A stream gets output from now on, a completion for each of its handles."""
+        stream.state = StreamState.RUNNING
+        stream.running = completions
+        self.running.update((completion.handle, completion) for completion in completions)
+
+    def end_completion(self, completion: Completion) -> None:
+        """Nothing more comes of a completion; with its last one the stream is over."""
+        stream = completion.stream
+        if len(stream.running) == 1:
+            self.forget(stream)
+            return
+        stream.running.remove(completion)
+        del self.running[completion.handle]
+        stream.outbox.num_open -= 1
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nothing more goes into a stream; what is in its outbox is still sent. Does nothing the second time."""
+        if stream.state is StreamState.ENDED:
+            return
+        stream.outbox.num_open -= len(stream.running) or len(stream.handles)
+        stream.state = StreamState.ENDED
+        for completion in stream.running:
+            del self.running[completion.handle]
+        stream.running.clear()
+        del self._by_key[stream.key]
+        del self._by_call[stream.outbox][stream]

@@ -1,0 +1,84 @@
+"""All executors of a scheduler, by address: which of them take requests of a model, and what one may admit now.
+
+Decides nothing about a step; gives the planner what it looks at.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.dispatch import Dispatch
+from paceline_scheduler.core.planning.planner import Waiting
+from paceline_scheduler.core.planning.room import Room
+from paceline_scheduler.core.request import RequestKey
+
+
+class ExecutorGroup:
+    """Every executor that was ever attached and is still looked for; lost ones are there without rows.
+
+    An executor is *awaited* from the moment it is looked for until it was attached or lost: it may run requests that
+    nobody here knows of, so nothing is admitted anywhere meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, ExecutorState] = {}
+        self._awaited: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[ExecutorState]:
+        """Go through the executors."""
+        return iter(self.by_address.values())
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether none is awaited."""
+        return not self._awaited
+
+    def await_word(self, address: str) -> None:
+        """Admit nothing before this executor was attached or lost."""
+        self._awaited[address] = None
+
+    def has_word(self, address: str) -> None:
+        """What it runs is known, or that it runs nothing."""
+        self._awaited.pop(address, None)
+
+    def serving(self, model: str) -> list[ExecutorState]:
+        """Return the executors that take requests for a model now."""
+        return [e for e in self if e.attached and not e.draining and e.description.model == model]
+
+    def forget_records(self, key: RequestKey, kept_at: str | None = None) -> None:
+        """Let all executors but one forget a request that has left its row."""
+        for address, executor in self.by_address.items():
+            if address != kept_at:
+                executor.pending_forgets.append(key)
+
+    def waiting_for(
+        self, executor: ExecutorState, line: Sequence[LiveRequest], limits: CoreLimits, now: float
+    ) -> Waiting:
+        """Return what of the line of its model an executor may admit now, and whether it may give away what it runs."""
+        if self._awaited:
+            return Waiting((), _for_nobody_else)
+        others = self.serving(executor.description.model) if len(self.by_address) > 1 else []
+        if executor.draining:
+            # What was begun and no other could hold ends here, preempted or not.
+            kept = [w for w in line if w.attempt and not any(w.fits(other.description) for other in others)]
+            others_have_room = len(kept) == len(line) and others
+            return Waiting(kept, _for_nobody_else, _takers(others, limits) if others_have_room else None)
+        if not line or len(others) < 2:
+            return Waiting(line, _for_nobody_else)
+        views = {other.description.address: other.view() for other in others}
+        return Waiting(line, Dispatch(executor.description.address, views, limits, now).is_for_others)
+
+
+def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
+    """Return what tells of a request whether one of these has room for it, and counts it in there."""
+    rooms = [Room(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
+
+    def takes(live: LiveRequest) -> bool:
+        return any(room.take_if_fits(live) for room in rooms)
+
+    return takes
+
+
+def _for_nobody_else(_: LiveRequest) -> bool:
+    return False

@@ -1,0 +1,202 @@
+"""What happens to requests when executors come and go, and when clients come back.
+
+The scheduler is the only one that decides which requests run; executors are the truth about what they have generated,
+clients about what they have received. Whatever was lost, these three are brought together again here: `attach` and
+`lose` for an executor, `resume` for a client.
+"""
+
+from paceline_scheduler.core.executor.reconcile import rebuild
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
+from paceline_scheduler.core.plan import FinalRelease
+from paceline_scheduler.core.request import FinishReason, Request, Resumption
+from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
+from paceline_scheduler.core.requests.register import heard_by
+from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.telling import told
+from paceline_scheduler.errors import QuarantinedError
+
+
+def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+    """Take over an executor as its snapshot shows it; requests it lost wait again. Returns what clients did not hear.
+
+    What was found there and is not known is another scheduler's that is gone, and is carried on; but not on an executor
+    that this scheduler has driven before: there it is what was let go.
+    """
+    address = description.address
+    before = state.executors.by_address.get(address)
+    is_new = before is None or before.description.incarnation != description.incarnation
+    accused = _in_step(before) if is_new else []
+    wanted = state.take_off_rows(address)
+    for seen in snapshot.rows:
+        if seen.key not in wanted:
+            live = _claim(state, seen, description.model, is_new, now)
+            if live is not None:
+                wanted[seen.key] = live
+    executor, recovered = rebuild(description, snapshot, wanted)
+    if before is not None:
+        executor.carry_on(before)
+        if not is_new:
+            _forgive(before)
+    executor.pending_forgets.extend(
+        seen.key for seen in snapshot.rows if seen.is_open_record and state.register.by_key(seen.key) is None
+    )
+    state.executors.by_address[address] = executor
+    state.executors.has_word(address)
+    for live in wanted.values():
+        if live.row is None:
+            state.wait_again(live, now)
+        elif live.final is not None:
+            state.register.close(live)
+    return Outputs(tuple(outputs for _, outputs in recovered), _accuse_all(state, accused, now))
+
+
+def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
+    """An executor is gone: its requests wait for another placement, but for one that it must have died of."""
+    state.executors.has_word(address)
+    executor = state.executors.by_address.get(address)
+    if executor is None:
+        return ()
+    accused = _in_step(executor)
+    for live in state.take_off_rows(address).values():
+        state.wait_again(live, now)
+    failures = _accuse_all(state, accused, now)
+    lost = ExecutorState(executor.description)
+    lost.attached = False
+    lost.carry_on(executor)
+    lost.accused = tuple(accused) or executor.accused
+    state.executors.by_address[address] = lost
+    return failures
+
+
+def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+    """Let a client that has come back hear of a request, from what it does not have."""
+    request, offset = resumption.request, resumption.progress.resume_from
+    output = state.output_of(live)
+    # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
+    live.attempt = max(live.attempt, resumption.progress.last_attempt)
+    if live.final is None:
+        state.register.listen(live, request)
+        if live.row is not None and live.address is not None:
+            rows = state.executors.by_address[live.address].rows
+            rows.handle[live.row], rows.attempt[live.row] = request.handle, live.attempt
+    else:
+        live.request = heard_by(live.request, request)
+    reason = FinishReason.NONE if live.final is None else live.final.reason
+    rest = output[offset:]
+    if not len(rest) and reason is FinishReason.NONE:
+        return Resumed(output[:offset], None)
+    logprobs = () if live.logprobs is None else live.logprobs.between(offset, len(output)) or ()
+    output_hash = hash_of(resumption.progress.resume_hash, rest)
+    return Resumed(output[:offset], told(live, offset, rest, output_hash, reason, logprobs))
+
+
+def restart(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+    """Let a request go on from what its client holds: what it has generated here is something else."""
+    state.call_away(live)
+    prior = prior_of(resumption.progress)
+    live.output_token_ids, live.output_hash = prior, hash_of(OUTPUT_HASH_START, prior)
+    live.logprobs = live.prompt_logprobs = None
+    live.attempt = max(live.attempt, resumption.progress.last_attempt)
+    state.register.listen(live, resumption.request)
+    state.waiting.add(live)
+    return Resumed(prior, None)
+
+
+def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
+    """Return the end of a request whose client has all of its output but for the word that this is all."""
+    request, prior = resumption.request, prior_of(resumption.progress)
+    reason = end_of_prior(request, prior, _num_allowed(state, request))
+    if reason is FinishReason.NONE:
+        return None
+    live = LiveRequest(request, 0, 0.0, attempt=resumption.progress.last_attempt)
+    return Resumed(prior, told(live, len(prior), prior[:0], hash_of(OUTPUT_HASH_START, prior), reason))
+
+
+def _num_allowed(state: CoreState, request: Request) -> int:
+    """Return how many output tokens a request may have at most."""
+    serving = (e.description for e in state.executors if e.description.model == request.model)
+    room = max((description.max_request_tokens for description in serving), default=0) - len(request.prompt_token_ids)
+    return request.max_tokens or max(room, 1)
+
+
+def _claim(state: CoreState, seen: RowSnapshot, model: str, is_new: bool, now: float) -> LiveRequest | None:
+    """Return the request that should go on from a sighting, and take it from wherever it is; None: it should not."""
+    live = state.register.by_key(seen.key)
+    if live is not None and live.final is None:
+        if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
+            return _switch(state, live, seen)
+        state.end(live, FinalRelease(state.num_output(live), FinishReason.ERROR), now)
+        state.make_way(live)
+        live = None
+    kept = state.register.kept(seen.key)
+    if live is not None or not is_new or not is_adoptable(seen) or (kept and kept.attempt >= seen.attempt):
+        return None
+    state.register.drop_kept(seen.key)
+    state.num_arrivals += 1
+    live = adopted(seen, model, state.register.new_handle(), state.num_arrivals, now)
+    if live.final is not None:
+        state.register.keep(live, now)
+        return None
+    state.register.add(live)
+    state.register.detach(live, now)
+    return live
+
+
+def _switch(state: CoreState, live: LiveRequest, seen: RowSnapshot) -> LiveRequest | None:
+    """Take a request from where it is if this sighting of it counts for more."""
+    here = state.output_of(live)
+    if not outranks(seen, live, here):
+        return None
+    state.call_away(live)
+    live.attempt = seen.attempt
+    if live.detached_until_s is not None:  # nobody has been told anything yet
+        live.output_token_ids = seen.output_token_ids
+        live.output_hash = hash_of(OUTPUT_HASH_START, seen.output_token_ids)
+    return live
+
+
+def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
+    """Return the requests that an executor was computing when it was last heard of."""
+    if executor is None:
+        return []
+    found = (executor.rows.live[row] for row in executor.rows_in_step())
+    return [live for live in found if live is not None and not live.is_stranger]
+
+
+def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
+    """Count an executor's death against requests that are off its rows; returns the failure of one it must be due to.
+
+    A suspect runs in steps of its own: where there was another one in the step, it was not a suspect then.
+    """
+    culprit = accused[0] if len(accused) == 1 and accused[0].is_suspect else None
+    for live in accused:
+        _accuse(live)
+    if culprit is None or not state.register.is_open(culprit):
+        return ()
+    state.end(culprit, FinalRelease(len(culprit.output_token_ids), FinishReason.ERROR), now)
+    return (Failure(culprit.request.handle, QuarantinedError(_quarantine_sentence(culprit))),)
+
+
+def _accuse(live: LiveRequest) -> None:
+    """Count a death against a request, unless it has got on since the one before."""
+    num_output = len(live.output_token_ids)
+    has_got_on = live.last_death_offset is None or num_output > live.last_death_offset
+    live.num_executor_deaths = 1 if has_got_on else live.num_executor_deaths + 1
+    live.last_death_offset = num_output
+
+
+def _forgive(executor: ExecutorState) -> None:
+    """It was not dead."""
+    for live in executor.accused:
+        live.num_executor_deaths = max(0, live.num_executor_deaths - 1)
+
+
+def _quarantine_sentence(live: LiveRequest) -> str:
+    return (
+        f"{live.num_executor_deaths} executors died while they ran it, the last one while it ran nothing else; it is "
+        "not tried again"
+    )

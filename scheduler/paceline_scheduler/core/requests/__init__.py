@@ -1,0 +1,1 @@
+"""Which requests there are, who listens to them, and how those come back that lost a listener or their scheduler."""

@@ -1,0 +1,102 @@
+"""What a client that sends a request again finds: the rules of attachments, offsets and hashes. It only decides.
+
+Of the attachments of one request the highest number wins. A client is served from what the request has if that begins
+with what the client holds, told by length and rolling hash; else from what the client holds, if it sent it.
+"""
+
+from enum import Enum
+
+import numpy as np
+
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
+from paceline_scheduler.core.request import FinishReason, Int32Array, Progress, Request, Resumption
+from paceline_scheduler.errors import DuplicateRequestError, ResumeMismatchError, StaleAttachmentError
+
+_NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
+
+
+class Way(Enum):
+    """How a request goes on for a client that has come to it."""
+
+    JOIN = "listen to what runs, or read what ran"
+    RESTART = "take it off its row and go on from what the client holds"
+    BEGIN = "there is none: queue it"
+
+
+def way_back(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> Way:
+    """Return how a request goes on. `live` is the one of the same key, `output` what it has generated.
+
+    Raises StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
+    """
+    request, progress = resumption.request, resumption.progress
+    if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
+        return _from_prior(Way.BEGIN, progress, "is unknown")
+    has_ended = live.final is not None
+    if has_ended and live.request.body_digest != request.body_digest:
+        return _from_prior(Way.BEGIN, progress, "is unknown")  # the id was used for another request, which is over
+    if not has_ended:
+        _check_body(live, request, progress)
+        _check_attachment(live, request)
+    if holds_beginning(output, progress) and _is_told_whole(live, output, progress):
+        return Way.JOIN
+    return _from_prior(Way.BEGIN if has_ended else Way.RESTART, progress, "has other output")
+
+
+def prior_of(progress: Progress) -> Int32Array:
+    """Return the output to go on from."""
+    return _NO_TOKENS if progress.prior_output_token_ids is None else progress.prior_output_token_ids
+
+
+def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> FinishReason:
+    """Return how output that a client holds ended, if its finish was all that was missing.
+
+    `num_allowed` is how many output tokens the request may have.
+    """
+    if len(prior) > request.min_tokens and int(prior[-1]) in request.end_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(prior) >= num_allowed else FinishReason.NONE
+
+
+def holds_beginning(output: Int32Array, progress: Progress) -> bool:
+    """Tell whether what the client holds is how the output begins."""
+    offset = progress.resume_from
+    return offset <= len(output) and hash_of(OUTPUT_HASH_START, output[:offset]) == progress.resume_hash
+
+
+def _check_attachment(live: LiveRequest, request: Request) -> None:
+    key, current = request.key, live.request.attachment
+    if request.attachment < current:
+        raise StaleAttachmentError(
+            f"attachment {request.attachment} of request {key.request_id!r} came after {current}; the newer one has it"
+        )
+    if request.attachment == current and live.detached_until_s is None:
+        raise DuplicateRequestError(
+            f"request_id {key.request_id!r} is in use; choose another one, or a higher attachment to take it over"
+        )
+
+
+def _check_body(live: LiveRequest, request: Request, progress: Progress) -> None:
+    if live.request.body_digest == request.body_digest:
+        return
+    if request.attachment > 1 or progress.resume_from:
+        raise ResumeMismatchError(f"the request {request.key.request_id!r} that is known has another body")
+    raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
+
+
+def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) -> bool:
+    """Tell whether log-probabilities that were asked for are still there for what the client does not have."""
+    asked, offset = live.request, progress.resume_from
+    if asked.num_prompt_logprobs is not None and not offset and len(output) and live.prompt_logprobs is None:
+        return False
+    if asked.num_logprobs is None:
+        return True
+    return live.logprobs is not None and live.logprobs.between(offset, len(output)) is not None
+
+
+def _from_prior(way: Way, progress: Progress, what: str) -> Way:
+    if progress.resume_from and progress.prior_output_token_ids is None:
+        raise ResumeMismatchError(
+            f"the request {what} beyond offset {progress.resume_from}; send the tokens as prior_output_token_ids"
+        )
+    return way

@@ -1,0 +1,99 @@
+"""Requests, executors and the queue of a scheduler, and the moves that concern more than one of them.
+
+The one place that keeps them in step with each other. Decides nothing.
+"""
+
+from paceline_scheduler.core.executor.group import ExecutorGroup
+from paceline_scheduler.core.executor.state import take_off
+from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.plan import FinalRelease
+from paceline_scheduler.core.queue.waiting import WaitingQueue
+from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.requests.register import Register
+
+
+class CoreState:
+    """What the scheduler knows. A request that has not ended waits, or is on a row of an executor."""
+
+    def __init__(self) -> None:
+        self.register = Register()
+        self.executors = ExecutorGroup()
+        self.waiting = WaitingQueue()
+        self.num_arrivals = 0
+
+    def take_in(self, live: LiveRequest) -> None:
+        """Let a new request wait. One of the same key that is on its way out makes way."""
+        before = self.register.by_key(live.request.key)
+        if before is not None:
+            self.make_way(before)
+        self.register.drop_kept(live.request.key)
+        self.num_arrivals += 1
+        self.register.add(live)
+        self.waiting.add(live)
+
+    def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
+        """End an open request: nothing more is delivered for it, and its row goes out with the next plan."""
+        self.register.close(live)
+        if live.row is not None and live.address is not None:
+            self.executors.by_address[live.address].end_row(live.row, final)
+            return
+        self.waiting.remove(live)
+        live.status, live.final = Status.FINISHED, final
+        self.forget(live, now)
+
+    def forget(self, live: LiveRequest, now: float) -> None:
+        """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""
+        self.register.remove(live)
+        self.register.keep(live, now)
+        kept_at = None if live.is_acknowledged else live.record_address
+        # Attempts before the last left records without an end, which no executor drops by itself.
+        if live.attempt > (0 if kept_at is None else 1):
+            self.executors.forget_records(live.request.key, kept_at)
+
+    def wait_again(self, live: LiveRequest, now: float) -> None:
+        """It is on no row any more: let it wait for another placement, unless it has ended."""
+        if live.status is Status.FINISHED:
+            self.forget(live, now)
+        else:
+            self.waiting.add(live)
+
+    def call_away(self, live: LiveRequest) -> None:
+        """Take a request from where it is, row or line, without ending it: it goes on elsewhere."""
+        if live.row is not None and live.address is not None:
+            self.executors.by_address[live.address].disown(live.row)
+        elif live.status is Status.WAITING:
+            self.waiting.remove(live)
+
+    def take_off_rows(self, address: str) -> dict[RequestKey, LiveRequest]:
+        """Take all requests off the rows of an executor, keeping what is known of their output."""
+        executor = self.executors.by_address.get(address)
+        if executor is None:
+            return {}
+        found = {}
+        for row, live in enumerate(executor.rows.live):
+            if live is None:
+                continue
+            take_off(executor.rows, row, live)
+            if not live.is_stranger:
+                found[live.request.key] = live
+        return found
+
+    def num_output(self, live: LiveRequest) -> int:
+        """Return how many output tokens of a request are known."""
+        if live.row is None or live.address is None:
+            return len(live.output_token_ids)
+        return self.executors.by_address[live.address].rows.num_output(live.row)
+
+    def output_of(self, live: LiveRequest) -> Int32Array:
+        """Return the output of a request as far as it counts."""
+        output = live.output_token_ids
+        if live.row is not None and live.address is not None:
+            output = self.executors.by_address[live.address].rows.output_token_ids(live.row)
+        return output if live.final is None else output[: live.final.num_output_tokens]
+
+    def make_way(self, before: LiveRequest) -> None:
+        """Its id is used again: nothing of it is left where the new request may be placed."""
+        self.register.remove(before)
+        if before.address is not None:
+            self.executors.by_address[before.address].leaving_keys.add(before.request.key)
+        self.executors.forget_records(before.request.key, before.address)

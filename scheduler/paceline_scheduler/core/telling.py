@@ -1,0 +1,44 @@
+"""What is told of one request alone: at its cancellation, when an executor comes back, and to a client that comes back.
+
+Builds outputs; changes nothing. What a step tells of many requests at once is in `executor/results`.
+"""
+
+import numpy as np
+
+from paceline_scheduler.core.live import LiveRequest, finish_notice
+from paceline_scheduler.core.logprobs import TokenLogprobs
+from paceline_scheduler.core.outputs import TokenOutputs
+from paceline_scheduler.core.request import FinishReason, Int32Array
+
+
+def told(
+    live: LiveRequest,
+    offset: int,
+    token_ids: Int32Array,
+    output_hash: int,
+    reason: FinishReason = FinishReason.NONE,
+    logprobs: tuple[TokenLogprobs, ...] = (),
+) -> TokenOutputs:
+    """Return outputs with these tokens of a request, the first of which is token `offset`; `output_hash` is that after
+    the last one. With a reason its output ends there."""
+    handle, num_output = live.request.handle, offset + len(token_ids)
+    finishes = {}
+    if reason is not FinishReason.NONE:
+        finishes[handle] = finish_notice(live, reason, _stop_token(live, reason, token_ids), num_output)
+    return TokenOutputs(
+        handles=(handle,),
+        offsets=np.array([offset], dtype=np.int32),
+        num_tokens=np.array([len(token_ids)], dtype=np.int32),
+        token_ids=token_ids,
+        attempts=np.array([live.attempt], dtype=np.int32),
+        rolling_hashes=np.array([output_hash], dtype=np.uint64),
+        finishes=finishes,
+        logprobs={handle: logprobs} if logprobs else {},
+        prompt_logprobs={handle: live.prompt_logprobs} if live.prompt_logprobs and not offset else {},
+    )
+
+
+def _stop_token(live: LiveRequest, reason: FinishReason, token_ids: Int32Array) -> int | None:
+    """Return the end token that ended the output, if one did: it is the last of the tokens then."""
+    is_end = reason is FinishReason.STOP and len(token_ids) and int(token_ids[-1]) in live.request.end_token_ids
+    return int(token_ids[-1]) if is_end else None

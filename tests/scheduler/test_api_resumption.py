@@ -1,0 +1,208 @@
+"""What a client says when it comes back: what is taken, what is refused by name, and what makes a request the same."""
+
+import pytest
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_scheduler.api import wire
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
+from paceline_scheduler.api.resumption import claimed_end
+from paceline_scheduler.api.validation import check_context, validate
+from paceline_scheduler.errors import DeadlineExceededError, InvalidRequestError
+from paceline_scheduler.testing.returning_client import HeldPoint
+from paceline_scheduler.testing.tokenizers import served_model
+
+MODEL = served_model()
+NOTHING = 0xCBF29CE484222325
+
+
+def resumption(n=None, max_tokens=None, **fields):
+    """What is made of the fields with which a client comes back."""
+    request = RawRequest(
+        request_id="r1",
+        prompt=TextPrompt("hello"),
+        sampling=RawSampling(n=n),
+        stopping=RawStopping(max_tokens=max_tokens),
+        resumption=RawResumption(**fields),
+    )
+    return validate(request, (MODEL,), 0.0, None, EdgeLimits()).resumption
+
+
+def deadline_s(timeout_s, waited_s, max_seconds=None):
+    """When a request must have ended that comes at 10 s."""
+    request = RawRequest(
+        request_id="r1",
+        prompt=TextPrompt("hello"),
+        timeout_s=timeout_s,
+        resumption=RawResumption(waited_s=waited_s),
+    )
+    return validate(request, (MODEL,), 10.0, max_seconds, EdgeLimits()).deadline_s
+
+
+def hash_by_the_rule(*token_ids):
+    """What the comment of paceline.v1.Delta.rolling_hash says."""
+    value = 0xCBF29CE484222325
+    for token_id in token_ids:
+        value = ((value ^ token_id) * 0x100000001B3) % 2**64
+        value ^= value >> 32
+    return value
+
+
+def held(progress):
+    """What a client holds of a completion, in values that can be compared."""
+    prior = progress.prior_output_token_ids
+    return progress.resume_from, progress.resume_hash, progress.last_attempt, None if prior is None else prior.tolist()
+
+
+def test_a_request_that_comes_first_holds_nothing():
+    """Nor is it an attachment that anybody has to know."""
+    valid = resumption()
+    assert (valid.attachment, valid.is_begun, valid.is_attachment, valid.waited_s) == (1, False, False, 0.0)
+    assert [held(progress) for progress in valid.progress] == [(0, hash_by_the_rule(), 0, None)]
+    assert resumption(resumable=True).is_attachment
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"attachment": 2}, {"resume_from": 1, "resume_hash": 5}, {"prior_output_token_ids": (7,)}],
+)
+def test_a_client_that_says_so_has_begun_the_request(fields):
+    """Whether it is to be resumable or not."""
+    valid = resumption(**fields)
+    assert (valid.is_begun, valid.is_attachment, valid.is_resumable) == (True, True, False)
+
+
+def test_what_is_held_is_told_by_tokens_or_by_their_hash():
+    """What follows from the tokens need not be said."""
+    whole = (3, hash_by_the_rule(7, 8, 9), 2, [7, 8, 9])
+    tokens = {"prior_output_token_ids": (7, 8, 9), "last_attempt": 2}
+    assert held(resumption(**tokens).progress[0]) == whole
+    assert held(resumption(resume_from=3, resume_hash=whole[1], **tokens).progress[0]) == whole
+    assert held(resumption(resume_from=3, resume_hash=77).progress[0]) == (3, 77, 0, None)
+
+
+def test_each_completion_has_a_point_of_its_own():
+    """In any order; of those without one nothing is held."""
+    points = (HeldPoint(2, 1, 55, 4), HeldPoint(1, 2, 0, 0, (7, 8)))
+    progress = resumption(n=4, resume_from=0, resume_points=points).progress
+    assert [held(each) for each in progress] == [
+        (0, hash_by_the_rule(), 0, None),
+        (2, hash_by_the_rule(7, 8), 0, [7, 8]),
+        (1, 55, 4, None),
+        (0, hash_by_the_rule(), 0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"resume_from": 3}, "resume_hash"),
+        ({"resume_hash": 5}, "resume_hash"),
+        ({"resume_from": 0, "resume_hash": 5}, "resume_hash"),
+        ({"prior_output_token_ids": (7, 8), "resume_hash": 5}, "resume_hash"),
+        ({"prior_output_token_ids": (7, 8), "resume_from": 1}, "prior_output_token_ids"),
+        ({"prior_output_token_ids": (7, 8), "resume_from": 3}, "prior_output_token_ids"),
+        ({"prior_output_token_ids": (7, 8), "resume_from": 0}, "prior_output_token_ids"),
+        ({"prior_output_token_ids": (7, -1)}, "prior_output_token_ids[1]"),
+        ({"prior_output_token_ids": (400,)}, "prior_output_token_ids[0]"),
+        ({"prior_output_token_ids": (7,) * 6, "max_tokens": 5}, "prior_output_token_ids"),
+        ({"resume_from": 6, "resume_hash": 5, "max_tokens": 5}, "resume_from"),
+        ({"resume_points": (HeldPoint(1),) * 3}, "resume_points"),
+        ({"resume_points": (HeldPoint(0),)}, "resume_points[0].index"),
+        ({"resume_points": (HeldPoint(3),)}, "resume_points[0].index"),
+        ({"resume_points": (HeldPoint(2), HeldPoint(2))}, "resume_points[1].index"),
+        ({"resume_points": (HeldPoint(1), HeldPoint(2, 257, 5))}, "resume_points[1].resume_from"),
+        ({"resume_points": (HeldPoint(1, 3),)}, "resume_points[0].resume_hash"),
+        ({"resume_points": (HeldPoint(1, 1, 5, 0, (7,)),)}, "resume_points[0].resume_hash"),
+        ({"resume_points": (HeldPoint(1, last_attempt=2**31),)}, "resume_points[0].last_attempt"),
+        ({"resume_points": (HeldPoint(1, 0, 0, 0, (7,)),)}, "resume_points[0].prior_output_token_ids"),
+        ({"resume_points": (HeldPoint(1, 1, 0, 0, (400,)),)}, "resume_points[0].prior_output_token_ids[0]"),
+    ],
+)
+def test_a_claim_that_cannot_be_is_refused_by_the_name_of_its_field(fields, field):
+    """Of a request for three completions."""
+    with pytest.raises(InvalidRequestError) as caught:
+        resumption(**({"n": 3} | fields))
+    assert caught.value.field == field
+
+
+def test_output_that_is_held_must_fit_behind_the_prompt():
+    """A context that is just full is fine: its client lacks only the end."""
+    valid = resumption(resume_from=250, resume_hash=5)
+    check_context(6, valid, MODEL)
+    with pytest.raises(InvalidRequestError, match="is 250; behind 7 prompt tokens the context of 256 ends") as caught:
+        check_context(7, valid, MODEL)
+    assert caught.value.field == "resume_from"
+
+
+def test_what_a_request_has_waited_counts_against_its_timeout_but_not_against_its_call():
+    """The timeout began when it was first sent, the call only now."""
+    assert deadline_s(5.0, 4.0) == 11.0
+    assert deadline_s(5.0, 4.0, max_seconds=0.5) == 10.5
+    assert deadline_s(None, 4.0, max_seconds=3.0) == 13.0
+    assert deadline_s(None, 4.0) is None
+
+
+@pytest.mark.parametrize("waited_s", [5.0, 5.001, 366 * 86_400.0])
+def test_a_request_whose_timeout_has_passed_when_it_comes_is_too_late(waited_s):
+    """Nobody waits for it any more."""
+    with pytest.raises(DeadlineExceededError, match="its timeout of 5 s had passed"):
+        deadline_s(5.0, waited_s)
+
+
+def test_a_claim_ends_where_the_client_says_checked_or_not():
+    """Whoever cancels a request that is just being resumed is told its end behind what it holds."""
+    raw = RawResumption(prior_output_token_ids=(7, 8), resume_points=(HeldPoint(2, 3, 55),))
+    ends = [(2, hash_by_the_rule(7, 8)), (0, NOTHING), (3, 55), (0, NOTHING)]
+    assert [claimed_end(raw, index) for index in range(4)] == ends
+
+
+def sent(**fields):
+    """A request as it is read from its message, with all that a client says when it comes first."""
+    return wire.read_generate(pb.GenerateRequest(request_id="r", tenant="t", text="hi", resumable=True, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attachment": 2},
+        {"resume_from": 3},
+        {"resume_hash": 5},
+        {"last_attempt": 2},
+        {"waited": {"seconds": 1}},
+        {"prior_output_token_ids": [1, 2]},
+        {"resume_points": [{"index": 1}]},
+    ],
+)
+def test_what_differs_between_attachments_makes_no_other_request_of_it(fields):
+    """Nor is it kept: the largest output would not fit."""
+    assert (sent(**fields).body_digest, sent(**fields).origin) == (sent().body_digest, sent().origin)
+    assert sent(**fields).resumption != sent().resumption
+
+
+@pytest.mark.parametrize(
+    "fields", [{"timeout": {"seconds": 1}}, {"priority": 0}, {"stopping": {"stop": ["x"]}}, {"cache_salt": "s"}]
+)
+def test_whatever_else_is_sent_makes_another_request(fields):
+    """It would be served otherwise."""
+    assert sent(**fields).body_digest != sent().body_digest
+
+
+def test_every_field_of_the_message_is_read():
+    """As it was sent, what is unset as None."""
+    point = pb.ResumePoint(index=1, resume_from=2, resume_hash=6, last_attempt=3, prior_output_token_ids=[4, 5])
+    read = sent(
+        attachment=4,
+        resume_from=3,
+        resume_hash=5,
+        last_attempt=2,
+        waited={"seconds": 1, "nanos": 500_000_000},
+        prior_output_token_ids=[7, 8, 9],
+        resume_points=[point],
+    ).resumption
+    assert (read.resumable, read.number, read.resume_from, read.resume_hash) == (True, 4, 3, 5)
+    assert (read.last_attempt, read.waited_s, list(read.prior_output_token_ids)) == (2, 1.5, [7, 8, 9])
+    assert list(read.resume_points) == [point]
+    unset = sent().resumption
+    assert (unset.number, unset.resume_from, unset.resume_hash) == (1, None, None)
+    assert (unset.last_attempt, unset.waited_s) == (None, None)

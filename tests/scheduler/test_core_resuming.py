@@ -1,0 +1,300 @@
+"""A client comes back to its request: with what it holds, to what the request has, as whom it came before."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import RESUME_WINDOW_S
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
+from paceline_scheduler.core.request import FinishReason, Progress, RequestKey, Resumption
+from paceline_scheduler.core.requests.register import KEEP_S
+from paceline_scheduler.errors import (
+    DuplicateRequestError,
+    QueueFullError,
+    ResumeMismatchError,
+    StaleAttachmentError,
+)
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+
+
+def resumable(max_tokens=12, **options):
+    """A request whose client comes back."""
+    return make_request(5, max_tokens, is_resumable=True, **options)
+
+
+def running(*requests, steps=3):
+    """These requests have run for some steps."""
+    harness = CoreHarness(make_executor())
+    harness.submit(*requests)
+    for _ in range(steps):
+        harness.step()
+    return harness
+
+
+def holding(token_ids, last_attempt=1, prior=None):
+    """What a client says that has these tokens; `prior` are those it sends."""
+    held = np.array(token_ids, dtype=np.int32)
+    return Progress(len(held), hash_of(OUTPUT_HASH_START, held), last_attempt, prior)
+
+
+def come_back(harness, request, progress, attachment=2):
+    """The client attaches anew; returns what it is told."""
+    again = replace(request, attachment=attachment)
+    return harness.core.resume((Resumption(again, progress),), harness.clock())[0]
+
+
+def test_a_detached_request_runs_on_and_is_told_later():
+    """Everything from what the client holds."""
+    request = resumable()
+    harness = running(request)
+    harness.core.detach(request.handle, harness.clock())
+    executor = harness.executors["executor-0"]
+    for _ in range(3):
+        plan = harness.core.plan("executor-0", harness.clock())
+        harness.core.complete("executor-0", executor.execute(plan), harness.clock())
+    resumed = come_back(harness, request, holding(expected_output(request)[:2]))
+    assert resumed.prefix_token_ids.tolist() == list(expected_output(request)[:2])
+    assert resumed.outputs.offsets.tolist() == [2]
+    assert tuple(resumed.outputs.token_ids) == expected_output(request)[2:6]
+
+
+def test_nothing_new_is_nothing_to_tell():
+    """The next step tells it."""
+    request = resumable()
+    harness = running(request)
+    assert come_back(harness, request, holding(expected_output(request)[:3])).outputs is None
+
+
+@pytest.mark.parametrize("steps", [3, 20])
+def test_after_the_window_nobody_is_waited_for(steps):
+    """The row leaves, unless the end had come before."""
+    request = resumable()
+    harness = running(request)
+    harness.core.detach(request.handle, harness.clock())
+    assert harness.core.next_deadline() == RESUME_WINDOW_S
+    for _ in range(steps):
+        harness.step()
+    harness.clock.advance(RESUME_WINDOW_S)
+    harness.core.expire(harness.clock())
+    harness.finish()
+    assert not harness.executors["executor-0"].rows
+    resumed = come_back(harness, request, holding([]))
+    assert (resumed.outputs is not None) == (steps == 20)
+
+
+def test_who_came_back_in_time_is_waited_for_no_more():
+    """The window is over when somebody listens."""
+    request = resumable(100)
+    harness = running(request)
+    harness.core.detach(request.handle, harness.clock())
+    come_back(harness, request, holding(expected_output(request)[:3]))
+    harness.clock.advance(2 * RESUME_WINDOW_S)
+    harness.core.expire(harness.clock())
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_what_is_not_resumable_ends_with_its_listener():
+    """Nobody could ask for it."""
+    request = make_request(5, 12)
+    harness = running(request)
+    harness.core.detach(request.handle, harness.clock())
+    harness.finish()
+    assert not harness.executors["executor-0"].rows
+
+
+@pytest.mark.parametrize(("before", "after", "error"), [(3, 2, StaleAttachmentError), (3, 3, DuplicateRequestError)])
+def test_only_a_higher_attachment_takes_a_request_over(before, after, error):
+    """A message of an older one may arrive late."""
+    request = resumable()
+    harness = running(request)
+    come_back(harness, request, holding([]), before)
+    with pytest.raises(error):
+        come_back(harness, request, holding([]), after)
+
+
+def test_the_end_of_an_older_attachment_has_no_effect():
+    """Its handle is not the request's any more."""
+    request = resumable(100)
+    harness = running(request)
+    newer = replace(request, handle=request.handle + 1000, attachment=2)
+    harness.core.resume((Resumption(newer, holding([])),), harness.clock())
+    harness.core.detach(request.handle, harness.clock())
+    assert harness.core.next_deadline() is None
+    assert harness.core.end(request.handle, 0, FinishReason.CANCELLED, harness.clock()) == 0
+    assert harness.plan() is not None
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        Progress(4, OUTPUT_HASH_START),
+        Progress(2, OUTPUT_HASH_START),
+        Progress(2, 7),
+        holding([1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+    ids=["beyond the output", "hash of nothing", "any hash", "other tokens"],
+)
+def test_who_holds_other_tokens_and_does_not_send_them_is_refused(progress):
+    """And the request goes on as if nobody had come."""
+    request = resumable()
+    harness = running(request)
+    with pytest.raises(ResumeMismatchError):
+        come_back(harness, request, progress)
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
+    """What the client has never changes: the row is let go, and the request computed behind the client's tokens."""
+    request = resumable(6)
+    harness = running(request)
+    other = column(7, 8)
+    resumed = come_back(harness, request, holding([7, 8], prior=other))
+    assert (resumed.prefix_token_ids.tolist(), resumed.outputs) == ([7, 8], None)
+    harness.client.token_ids[request.handle] = [7, 8]
+    harness.client.forget_after(request.handle, 2)
+    harness.finish()
+    prompt = np.concatenate((request.prompt_token_ids, other))
+    assert len(harness.client.token_ids[request.handle]) == 6
+    assert harness.client.attempts[request.handle] == 2
+    assert harness.executors["executor-0"].records[request.key].prompt_token_ids.tolist() == prompt[:5].tolist()
+
+
+def test_another_body_is_refused():
+    """The id names one request."""
+    request = resumable()
+    harness = running(request)
+    other = replace(request, body_digest=b"another")
+    with pytest.raises(ResumeMismatchError):
+        come_back(harness, other, holding([]))
+    with pytest.raises(DuplicateRequestError):
+        come_back(harness, other, holding([]), attachment=1)
+
+
+def test_another_tenant_starts_a_request_of_its_own():
+    """An id of somebody else is unknown, whatever it has."""
+    request = resumable(tenant="blue")
+    harness = running(request)
+    stranger = replace(request, handle=999, key=RequestKey("red", request.key.request_id))
+    assert come_back(harness, stranger, holding([])).outputs is None
+    assert harness.core.num_unfinished() == 2
+
+
+def test_an_unknown_request_goes_on_from_what_its_client_sends():
+    """Scheduler and executor died: nobody else knows anything."""
+    request = resumable()
+    harness = CoreHarness(make_executor())
+    held = column(*expected_output(request)[:4])
+    come_back(harness, request, holding(held, last_attempt=3, prior=held))
+    harness.client.token_ids[request.handle] = held.tolist()
+    harness.client.forget_after(request.handle, 4)
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    assert harness.client.attempts[request.handle] == 4
+
+
+def test_an_unknown_request_without_its_tokens_is_refused():
+    """What it had cannot be made up."""
+    harness = CoreHarness(make_executor())
+    with pytest.raises(ResumeMismatchError, match="prior_output_token_ids"):
+        come_back(harness, resumable(), holding([1, 2]))
+
+
+@pytest.mark.parametrize(("end", "reason"), [((), FinishReason.LENGTH), ((4,), FinishReason.STOP)])
+def test_a_client_that_lacks_only_the_finish_gets_it(end, reason):
+    """All tokens arrived, then everything died."""
+    request = resumable(4 if not end else 9, end_token_ids=end)
+    harness = CoreHarness(make_executor())
+    held = column(1, 2, 3, 4)
+    resumed = come_back(harness, request, holding(held, prior=held))
+    notice = resumed.outputs.finishes[request.handle]
+    assert (notice.reason, notice.num_output_tokens) == (reason, 4)
+    assert harness.core.num_unfinished() == 0
+
+
+def test_output_that_fills_the_context_is_an_end():
+    """Without max_tokens the executors say how much there can be."""
+    harness = CoreHarness(make_executor(max_model_len=8))
+    held = column(1, 2, 3)
+    resumed = come_back(harness, resumable(None), holding(held, prior=held))
+    assert [notice.reason for notice in resumed.outputs.finishes.values()] == [FinishReason.LENGTH]
+
+
+def test_the_prompt_stays_what_it_was():
+    """A chat rendered anew may show another date, and its rows and blocks hold the one before."""
+    request = resumable()
+    harness = running(request)
+    again = replace(request, prompt_token_ids=column(1, 2))
+    come_back(harness, again, holding(expected_output(request)[:3]))
+    harness.core.lose("executor-0", harness.clock())
+    harness.attach("executor-0")
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_an_end_is_kept_for_a_minute():
+    """Then the request begins anew, as one nobody knows."""
+    request = resumable(3)
+    harness = running(request, steps=6)
+    assert come_back(harness, request, holding([])).outputs.finishes
+    harness.clock.advance(KEEP_S + 1)
+    harness.core.expire(harness.clock())
+    assert come_back(harness, request, holding([]), 3).outputs is None
+
+
+def test_a_cancelled_request_does_not_begin_again():
+    """Somebody cancelled it while its client was away."""
+    request = resumable()
+    harness = running(request)
+    harness.core.detach(request.handle, harness.clock())
+    harness.core.cancel(request.key, harness.clock())
+    harness.finish()
+    resumed = come_back(harness, request, holding(expected_output(request)[:2]))
+    assert resumed.outputs.finishes[request.handle].reason is FinishReason.CANCELLED
+    assert tuple(resumed.outputs.token_ids) == expected_output(request)[2:3]
+
+
+def test_one_that_waits_keeps_its_place():
+    """Its client counts for it how long it has waited, also with a scheduler that never heard of it."""
+    harness = CoreHarness(make_executor())
+    harness.clock.advance(100)
+    newer, older = resumable(), replace(resumable(), waited_s=7.0)
+    harness.submit(newer)
+    come_back(harness, older, holding([]))
+    assert [live.request.handle for live in harness.core.waiting_requests()] == [older.handle, newer.handle]
+
+
+def test_what_was_taken_once_is_not_refused_for_the_time_it_will_take():
+    """It is owed; only a queue that is full turns it away for now."""
+    limits = CoreLimits(ttft_budget_s=0.001, max_num_queued_reqs=3)
+    harness = CoreHarness(make_executor(), limits=limits)
+    harness.submit(resumable())
+    with pytest.raises(QueueFullError):
+        harness.submit(resumable())
+    come_back(harness, resumable(), holding([]))
+    come_back(harness, resumable(), holding([]))
+    with pytest.raises(QueueFullError):
+        come_back(harness, resumable(), holding([]))
+
+
+def test_completions_come_back_together_or_not_at_all():
+    """One that does not fit keeps the others from being begun."""
+    harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_queued_reqs=1))
+    first = replace(resumable(), num_completions=2, attachment=2)
+    second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
+    with pytest.raises(QueueFullError):
+        harness.core.resume([Resumption(each, holding([])) for each in (first, second)], harness.clock())
+    assert (harness.core.num_unfinished(), harness.core.num_waiting()) == (0, (0, 0))
+
+
+def test_the_deadline_is_that_of_the_newest_attachment():
+    """The client knows best how much of its time has passed."""
+    request = resumable(100, deadline_s=5.0)
+    harness = running(request)
+    later = replace(request, deadline_s=50.0)
+    come_back(harness, later, holding([]))
+    assert harness.core.next_deadline() == 50.0

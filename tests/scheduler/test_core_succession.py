@@ -1,0 +1,285 @@
+"""A scheduler dies and another one takes over: requests go on from the executors, and from their clients."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline_scheduler.core.executors import Snapshot
+from paceline_scheduler.core.live import RESUME_WINDOW_S
+from paceline_scheduler.core.plan import RowFinish
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.views import RequestState
+from paceline_scheduler.errors import UnknownRequestError
+from paceline_scheduler.simulator.tokens import TokenRule
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+
+FIRST, SECOND = "executor-0", "executor-1"
+
+
+def resumable(max_tokens=12, **options):
+    """A request whose client will come back."""
+    return make_request(5, max_tokens, is_resumable=True, **options)
+
+
+def again(request, attachment=2):
+    """The same request, sent once more."""
+    return replace(request, attachment=attachment)
+
+
+def running(*requests, steps=3, executors=None):
+    """These requests have run for some steps."""
+    harness = CoreHarness(*(executors or (make_executor(),)))
+    harness.submit(*requests)
+    for _ in range(steps):
+        for address in harness.executors:
+            harness.step(address)
+    return harness
+
+
+def assert_whole(harness, request):
+    """Its client has what an undisturbed run gives, once."""
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    assert harness.client.finishes[request.handle].num_output_tokens == len(expected_output(request))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 11])
+def test_a_request_goes_on_where_it_is(steps):
+    """Nothing is computed again: it keeps its row, its blocks and its attempt."""
+    request = resumable()
+    harness = running(request, steps=steps)
+    harness.succeed()
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+    assert harness.client.attempts[request.handle] == 1
+
+
+def test_it_runs_on_before_its_client_is_back():
+    """And the client is told all at once what it missed."""
+    request = resumable()
+    harness = running(request)
+    harness.succeed()
+    for _ in range(4):
+        harness.step()
+    assert len(harness.client.token_ids[request.handle]) == 3
+    harness.resume(again(request))
+    assert len(harness.client.token_ids[request.handle]) == 7
+
+
+def test_a_request_that_ends_before_its_client_is_back_is_kept():
+    """Its output and its end, with the counts of the whole."""
+    request = resumable()
+    harness = running(request)
+    harness.succeed()
+    harness.finish()
+    harness.resume(again(request))
+    assert_whole(harness, request)
+    assert harness.client.finishes[request.handle].num_prompt_tokens == 5
+
+
+def test_a_request_that_had_ended_is_found_as_a_record():
+    """The finish was on its way to the client when the scheduler died."""
+    request = resumable(4)
+    harness = running(request, steps=6)
+    harness.client.forget_after(request.handle, 2)
+    harness.succeed()
+    harness.resume(again(request))
+    assert_whole(harness, request)
+
+
+def test_what_was_acknowledged_is_not_kept():
+    """Neither here nor on the executor."""
+    request = resumable(4)
+    harness = running(request, steps=6)
+    harness.core.acknowledge((request.key,))
+    harness.finish()
+    assert not harness.executors[FIRST].records
+    harness.succeed()
+    with pytest.raises(UnknownRequestError):
+        harness.core.explain(request.key)
+
+
+def test_a_request_that_cannot_be_resumed_is_let_go():
+    """Its client went with the connection."""
+    request = make_request(5, 12)
+    harness = running(request)
+    harness.succeed()
+    harness.step()
+    assert not harness.executors[FIRST].rows
+
+
+def test_a_client_that_does_not_come_back_is_waited_for_in_vain():
+    """For the window, then the row is free; who comes later goes on from what it has."""
+    request = resumable(40)
+    harness = running(request)
+    harness.succeed()
+    assert harness.core.next_deadline() == RESUME_WINDOW_S
+    harness.clock.advance(RESUME_WINDOW_S + 0.1)
+    harness.client.deliver(harness.core.expire(harness.clock()))
+    harness.finish()
+    assert not harness.executors[FIRST].rows
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+    assert harness.client.attempts[request.handle] == 2
+
+
+def test_the_prefix_cache_survives():
+    """Its keys are in the snapshot: the same prompt is not computed again."""
+    request = make_request(list(range(20)), 4, is_resumable=True)
+    harness = running(request, steps=8)
+    harness.succeed()
+    twin = make_request(list(range(20)), 4)
+    harness.submit(twin)
+    harness.finish()
+    assert harness.client.finishes[twin.handle].num_cached_tokens == 16
+
+
+def test_counters_and_deadlines_go_on():
+    """What executors died of, how often a request gave way, and the time it has left."""
+    request = resumable(40, deadline_s=20.0)
+    harness = running(request)
+    harness.succeed()
+    harness.clock.advance(20.5)
+    harness.core.expire(harness.clock())
+    harness.finish()
+    assert not harness.executors[FIRST].rows
+
+
+def test_nothing_is_admitted_before_every_executor_has_spoken():
+    """What is new might be on the one that has not."""
+    request = resumable()
+    harness = CoreHarness(make_executor(), make_executor(incarnation=2))
+    harness.core.await_executor(SECOND)
+    harness.core.lose(SECOND, harness.clock())
+    harness.core.await_executor(SECOND)
+    harness.submit(request)
+    assert harness.plan(FIRST) is None
+    harness.attach(SECOND)
+    assert harness.plan(FIRST) is not None
+
+
+def test_rows_of_synced_executors_run_on_meanwhile():
+    """Only admission waits."""
+    request = resumable()
+    harness = running(request)
+    harness.succeed()
+    harness.core.await_executor("executor-9")
+    assert harness.step() is not None
+    harness.core.lose("executor-9", harness.clock())
+    assert harness.core.is_synced
+
+
+def moved(request):
+    """A request that was on the first executor, which froze, and is on the second one now with a higher attempt."""
+    harness = running(request, executors=(make_executor(), make_executor(incarnation=2)), steps=2)
+    address = FIRST if harness.executors[FIRST].rows else SECOND
+    other = SECOND if address == FIRST else FIRST
+    harness.core.lose(address, harness.clock())
+    for _ in range(3):
+        harness.step(other)
+    return harness, address, other
+
+
+@pytest.mark.parametrize("is_zombie_first", [True, False])
+def test_of_two_rows_the_higher_attempt_lives(is_zombie_first):
+    """Whichever executor speaks first; the other row is released."""
+    request = resumable()
+    harness, zombie, alive = moved(request)
+    addresses = [zombie, alive] if is_zombie_first else [alive, zombie]
+    harness.executors = {address: harness.executors[address] for address in addresses}
+    harness.succeed()
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+    assert harness.client.attempts[request.handle] == 2
+    assert not any(executor.rows for executor in harness.executors.values())
+
+
+def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on():
+    """Nobody else had room for it: it need not be computed again."""
+    request = resumable()
+    harness = running(request)
+    harness.core.lose(FIRST, harness.clock())
+    harness.attach(FIRST)
+    harness.finish()
+    assert_whole(harness, request)
+    assert harness.client.attempts[request.handle] == 1
+
+
+def test_a_preempted_request_waits_on():
+    """Its record has no end; it is placed again, with what it had."""
+    request = resumable()
+    harness = running(request)
+    live = harness.core.executor(FIRST).rows.live[0]
+    harness.core.executor(FIRST).draining = False
+    snapshot = harness.executors[FIRST].snapshot()
+    (seen,) = snapshot.rows
+    record = replace(seen, row=None, block_ids=column(), num_computed_tokens=0)
+    other = make_executor(incarnation=2)
+    harness = CoreHarness(other)
+    description, _ = other.attach(FIRST)
+    harness.core.lose(FIRST, 0.0)
+    harness.core.forget_executor(FIRST, 0.0)
+    harness.core.attach(description, Snapshot(rows=(record,)), 0.0)
+    assert harness.core.explain(request.key).state is RequestState.WAITING
+    harness.client.token_ids[request.handle] = live.output_token_ids.tolist()
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+
+
+def test_logprobs_come_from_the_snapshot():
+    """Of every token that the client does not have, once."""
+    request = resumable(num_logprobs=2)
+    harness = running(request)
+    harness.succeed()
+    harness.step()
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+    told = [TokenRule().logprobs(token, offset, 2) for offset, token in enumerate(expected_output(request))]
+    assert harness.client.logprobs[request.handle] == told
+
+
+def test_a_row_that_failed_is_tried_once_more():
+    """Its failure was not told; if it is its own it fails again."""
+    request = resumable()
+    harness = running(request)
+    harness.executors[FIRST].rows[0].finish = RowFinish.ERROR
+    harness.succeed()
+    harness.resume(again(request))
+    harness.finish()
+    assert_whole(harness, request)
+
+
+def test_completions_are_adopted_one_by_one():
+    """They still belong together: a cancel of the request ends each."""
+    first = resumable(30)
+    requests = [
+        replace(first, handle=first.handle + i, key=replace(first.key, index=i), num_completions=2) for i in (0, 1)
+    ]
+    harness = running(*requests, steps=4)
+    harness.succeed()
+    for index in (0, 1):
+        key = RequestKey(first.key.tenant, first.key.request_id, index)
+        outputs = harness.core.cancel(key, harness.clock())
+        assert [notice.reason for notice in outputs.tokens[0].finishes.values()] == [FinishReason.CANCELLED]
+    harness.finish()
+    assert not harness.executors[FIRST].rows
+
+
+def test_three_schedulers_in_a_row():
+    """Each dies right after it has taken over."""
+    request = resumable()
+    harness = running(request)
+    for attachment in (2, 3, 4):
+        harness.succeed()
+        harness.plan()
+        harness.run()
+        if attachment == 3:
+            harness.resume(again(request, attachment))
+    harness.resume(again(request, 5))
+    harness.finish()
+    assert_whole(harness, request)

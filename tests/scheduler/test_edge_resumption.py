@@ -1,0 +1,382 @@
+"""Clients that come back to their requests: who has a request, what is told to whom, and what is refused."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import RawOutput, RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
+from paceline_scheduler.core.logprobs import TokenLogprobs
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
+from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    QueueFullError,
+    ResumeMismatchError,
+    SlowConsumerError,
+    StaleAttachmentError,
+    SupersededError,
+    UnknownRequestError,
+)
+from paceline_scheduler.testing.edge_client import EdgeClient, scripted_edge
+from paceline_scheduler.testing.returning_client import ReturningClient
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+TOKENIZER = byte_level_tokenizer()
+END = TOKENIZER.token_to_id("<|im_end|>")
+MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
+KEY = RequestKey("", "r1")
+
+
+def encode(text):
+    """The tokens of a text."""
+    return TOKENIZER.encode(text).ids
+
+
+def asking(n=None, **fields):
+    """A request for "hi"."""
+    return RawRequest(request_id="r1", prompt=TextPrompt("hi"), sampling=RawSampling(n=n), **fields)
+
+
+@pytest.fixture
+async def edge():
+    """An edge over a scripted backend with one model."""
+    async with scripted_edge(MODEL, EdgeLimits(max_stream_bytes=4096, max_session_requests=8)) as edge:
+        yield edge
+
+
+@pytest.fixture
+def backend(edge):
+    """Its backend."""
+    return edge.backend
+
+
+@pytest.fixture
+async def client(edge):
+    """A client that is attached."""
+    client = ReturningClient(edge)
+    await client.come()
+    return client
+
+
+async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend):
+    """What was generated meanwhile comes first."""
+    handle = client.handle
+    backend.step({handle: encode("a")})
+    client.read()
+    client.call.leave()
+    assert (backend.detached, backend.ended) == ([handle], [])
+    backend.step({handle: encode("b")})
+    await client.come(client.claim(prior=False))
+    backend.step({handle: [*encode("c"), END]}, {handle: FinishReason.STOP})
+    client.read()
+    assert (client.copy.text, client.copy.finish.stop_token_id) == ("abc", END)
+    assert client.copy.token_ids == [*encode("a"), *encode("b"), *encode("c"), END]
+
+
+async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend):
+    """The end of its stream cancels it, whatever number that had."""
+    call = EdgeClient(edge)
+    resumption = RawResumption(attachment=2)
+    (handle,) = await call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), resumption=resumption))
+    call.leave()
+    assert (backend.ended, backend.detached) == ([(handle, 0, FinishReason.CANCELLED)], [])
+
+
+async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client, backend):
+    """What was dropped for its slowness is told again when it reads."""
+    handle, text = client.handle, ""
+    while not backend.detached:
+        backend.step({handle: encode("x" * 40)})
+        text += "x" * 40
+    client.read()
+    assert ([type(error) for error in client.errors], client.copy.text) == ([SlowConsumerError], "")
+    await client.come()
+    client.read()
+    backend.step({handle: encode("y")}, {handle: FinishReason.LENGTH})
+    client.read()
+    assert (client.copy.text, backend.ended) == (text + "y", [])
+
+
+async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, client, backend):
+    """What the older had not read comes with the newer, and its call's end changes nothing."""
+    older = client.call
+    backend.step({client.handle: encode("a")})
+    await client.come()
+    backend.step({client.handle: encode("b")})
+    client.read()
+    assert client.copy.text == "ab"
+    parcel = older.collect()
+    assert (parcel.deltas, [type(failure.error) for failure in parcel.failures]) == ((), [SupersededError])
+    num_detached = len(backend.detached)
+    older.leave()
+    assert (len(backend.detached), backend.ended) == (num_detached, [])
+    backend.step({client.handle: encode("c")}, {client.handle: FinishReason.LENGTH})
+    client.read()
+    assert client.copy.text == "abc"
+
+
+async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, backend):
+    """It submits nothing any more."""
+    client = ReturningClient(edge)
+    backend.synced.clear()
+    first = asyncio.create_task(client.come())
+    await asyncio.sleep(0)
+    older, second = client.call, asyncio.create_task(client.come())
+    await asyncio.sleep(0)
+    backend.synced.set()
+    await asyncio.gather(first, second)
+    assert [resumption.request.attachment for resumption in backend.resumptions] == [2]
+    assert isinstance(older.collect().failures[0].error, SupersededError)
+
+
+async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, client):
+    """Its end would be taken for that of the newer one, as both have the same name."""
+    await client.call.send(replace(client.raw, resumption=client.claim()))
+    parcel = client.call.collect()
+    assert (parcel.deltas, parcel.failures, client.call.outbox.num_open) == ((), (), 1)
+
+
+@pytest.mark.parametrize(("number", "error"), [(1, StaleAttachmentError), (2, DuplicateRequestError)])
+async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(edge, client, backend, number, error):
+    """Older, or the same once more."""
+    await client.come(replace(client.claim(), attachment=2))
+    with pytest.raises(error):
+        await ReturningClient(edge).come(RawResumption(resumable=True, attachment=number))
+    backend.step({client.handle: encode("a")})
+    client.read()
+    assert client.copy.text == "a"
+
+
+async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_left_too(edge, client):
+    """That the backend knows."""
+    await client.come(replace(client.claim(), attachment=3))
+    client.call.leave()
+    with pytest.raises(StaleAttachmentError):
+        await client.come(replace(client.claim(), attachment=2))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"resume_from": 3, "resume_hash": 77},
+        {"resume_from": 1, "resume_hash": 77},
+        {"resume_from": 2, "resume_hash": hash_of(OUTPUT_HASH_START, np.array(encode("ac")))},
+    ],
+    ids=["beyond", "other-hash", "other-tokens"],
+)
+async def test_a_client_that_holds_something_else_is_refused(client, backend, claim):
+    """And may come again with what it really holds."""
+    backend.step({client.handle: encode("a") + encode("b")})
+    client.read()
+    client.call.leave()
+    with pytest.raises(ResumeMismatchError):
+        await client.come(replace(client.claim(prior=False), **claim))
+    await client.come()
+    backend.step({client.handle: encode("c")})
+    client.read()
+    assert client.copy.text == "abc"
+
+
+async def test_another_body_of_the_same_name_is_refused(client):
+    """It would be another output."""
+    client.call.leave()
+    client.raw = replace(client.raw, body_digest=b"another")
+    with pytest.raises(ResumeMismatchError):
+        await client.come()
+
+
+async def test_another_tenants_request_is_never_found(edge, client, backend):
+    """Neither with its hash nor to cancel or explain it."""
+    backend.step({client.handle: encode("a")})
+    client.read()
+    thief = ReturningClient(edge)
+    thief.raw, thief.copies = replace(thief.raw, tenant="thief"), client.copies
+    with pytest.raises(ResumeMismatchError):
+        await thief.come(replace(thief.claim(prior=False), attachment=9))
+    for ask in (edge.cancel, edge.explain):
+        with pytest.raises(UnknownRequestError):
+            await ask(RequestKey("thief", "r1"))
+    backend.step({client.handle: encode("b")})
+    client.read()
+    assert client.copy.text == "ab"
+
+
+async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, backend):
+    """New or not; a request's time counts from its arrival."""
+    backend.synced.clear()
+    call = EdgeClient(edge)
+    sending = asyncio.create_task(call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), timeout_s=5.0)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert backend.requests == {}
+    backend.clock.advance(2.0)
+    backend.synced.set()
+    (handle,) = await sending
+    assert backend.requests[handle].deadline_s == 5.0
+
+
+async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backend):
+    """Its timeout began with its first attachment."""
+    client.call.leave()
+    client.raw = replace(client.raw, timeout_s=5.0)
+    with pytest.raises(DeadlineExceededError):
+        await client.come(replace(client.claim(), waited_s=5.0))
+
+
+async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
+    """It is counted already, or owed; what is new is refused."""
+
+    def full(*_):
+        raise QueueFullError("full", 1.0)
+
+    client.call.leave()
+    monkeypatch.setattr(backend, "require_room", full)
+    monkeypatch.setattr(backend, "require_time", full)
+    await client.come()
+    other = ReturningClient(edge)
+    other.raw = replace(other.raw, request_id="new")
+    with pytest.raises(QueueFullError):
+        await other.come()
+
+
+async def test_a_draining_scheduler_sends_clients_elsewhere_and_its_streams_go_on(edge, client, backend):
+    """The executors will tell its successor."""
+    edge.drain("restart", grace_s=1.0)
+    with pytest.raises(DrainingError):
+        await ReturningClient(edge).come(RawResumption(attachment=2))
+    backend.step({client.handle: encode("a")})
+    client.read()
+    assert client.copy.text == "a"
+
+
+async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
+    """It may be right the next time."""
+    client.call.leave()
+    with pytest.raises(InvalidRequestError):
+        await client.come(RawResumption(attachment=2, prior_output_token_ids=(400,)))
+    assert backend.ended == []
+    await client.come()
+    backend.step({client.handle: encode("a")})
+    client.read()
+    assert client.copy.text == "a"
+
+
+async def test_every_completion_goes_on_where_its_client_is(edge, backend):
+    """One has ended and is known to have, one ended unheard, one goes on."""
+    client = ReturningClient(edge, asking(3, stopping=RawStopping(stop=["STOP"])))
+    await client.come()
+    first, second, third = client.handles
+    backend.step({first: [*encode("a"), END], second: encode("b"), third: encode("c")}, {first: FinishReason.STOP})
+    client.read()
+    finish, client.copies[0].finish = client.copies[0].finish, None
+    client.call.leave()
+    assert backend.detached == [second, third]
+    backend.step({second: encode(" STOP"), third: encode("d")})
+    await client.come()
+    client.read()
+    assert [copy.text for copy in client.copies] == ["a", "b ", "cd"]
+    assert client.copies[0].finish == finish
+    assert client.copies[1].finish.stop_text == "STOP"
+    assert (client.copies[2].finish, client.call.outbox.num_open) == (None, 1)
+    assert backend.ended == [(client.handles[1], len(encode("b") + encode(" STOP")), FinishReason.STOP)]
+
+
+@pytest.mark.parametrize(("end", "told"), [(" STOP", ("STOP", None)), ("<|im_end|>", (None, END))])
+async def test_output_that_is_whole_already_ends_at_once(edge, backend, end, told):
+    """By the stop text or the token in what its client holds; nobody knew any more that it had ended."""
+    client = ReturningClient(edge, asking(stopping=RawStopping(stop=["STOP"])))
+    client.copy.token_ids = encode("a") + encode(end)
+    await client.come(replace(client.claim(), attachment=2))
+    client.read()
+    token_ids, finish = client.copy.token_ids, client.copy.finish
+    assert (finish.reason, finish.stop_text, finish.stop_token_id) == (FinishReason.STOP, *told)
+    assert backend.ended == [(client.handle, len(token_ids), FinishReason.STOP)]
+    assert (len(edge.requests), client.call.outbox.num_open) == (0, 0)
+
+
+async def test_each_token_has_its_logprobs_once(edge, backend):
+    """Also those that were generated while nobody listened."""
+    client = ReturningClient(edge, asking(output=RawOutput(logprobs=0)))
+    await client.come()
+    for position, letter in enumerate("abcd"):
+        (token_id,), handle = encode(letter), client.handle
+        backend.step({handle: [token_id]}, logprobs={handle: (TokenLogprobs(token_id, -1.0 * position, ()),)})
+        if letter == "a":
+            client.read()
+            client.call.leave()
+        if letter == "c":
+            await client.come()
+    client.read()
+    assert [item.token_id for item in client.copy.logprobs] == encode("a") + encode("b") + encode("c") + encode("d")
+
+
+async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend):
+    """All its completions; it is waited for until it can be known."""
+    client = ReturningClient(edge, asking(2))
+    await client.come()
+    client.call.leave()
+    backend.synced.clear()
+    cancelling = asyncio.create_task(edge.cancel(KEY))
+    await asyncio.sleep(0)
+    assert backend.cancelled == []
+    backend.synced.set()
+    await cancelling
+    assert backend.cancelled == [KEY, RequestKey("", "r1", 1)]
+    with pytest.raises(UnknownRequestError):
+        await edge.cancel(KEY)
+
+
+async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(edge, client, backend):
+    """And the request, which nobody listened to, ends too."""
+    backend.step({client.handle: encode("a")})
+    client.read()
+    client.call.leave()
+    backend.synced.clear()
+    coming, cancelling = asyncio.create_task(client.come()), None
+    await asyncio.sleep(0)
+    cancelling = asyncio.create_task(edge.cancel(KEY))
+    await asyncio.sleep(0)
+    backend.synced.set()
+    await asyncio.gather(coming, cancelling)
+    client.read()
+    assert client.copy.finish.reason is FinishReason.CANCELLED
+    assert (backend.cancelled, backend.resumptions[1:]) == ([KEY], [])
+
+
+async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client, backend):
+    """The request goes on unheard."""
+    client.call.leave()
+    backend.synced.clear()
+    coming = asyncio.create_task(client.come())
+    await asyncio.sleep(0)
+    client.call.leave()
+    backend.synced.set()
+    await coming
+    assert (len(backend.resumptions), len(backend.detached), backend.ended) == (1, 1, [])
+
+
+async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
+    """Of several completions, the first that has not ended."""
+    client = ReturningClient(edge, asking(2))
+    await client.come()
+    first, _ = client.handles
+    backend.step({first: [END]}, {first: FinishReason.STOP})
+    client.call.leave()
+    assert edge.explain(KEY).waiting_for == "a row for 1"
+
+
+async def test_output_that_makes_no_text_fails_the_comeback_alone(client, backend):
+    """Here by a token far outside the vocabulary, which no executor should send."""
+    client.call.leave()
+    backend.lose(client.handle, 1_000_000)
+    client.copy.token_ids = [1_000_000]
+    await client.come(client.claim(prior=False))
+    client.read()
+    assert [str(error) for error in client.errors] == ["the output could not be turned into text"]
+    assert backend.ended == [(client.handle, 1, FinishReason.ERROR)]

@@ -1,0 +1,275 @@
+"""When a plan stream is given up: silence, a stuck step, messages out of turn; and when nobody is to blame. Virtual."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from paceline_scheduler.core.executors import Snapshot
+from paceline_scheduler.core.plan import BatchPlan
+from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
+from paceline_scheduler.link.messages import (
+    Heartbeat,
+    Hello,
+    ModelCard,
+    ProtocolRange,
+    SnapshotPart,
+    WaitingInLine,
+    Welcome,
+)
+from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.testing.requests import column, make_executor
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+CARD = ModelCard("simulated", "simulated", 256, 300, 0, "")
+HELLO = Hello("scheduler", 1)
+
+
+class ScriptedExecutor:
+    """The executor's end of a plan stream, which says what a test lets it say."""
+
+    def __init__(self):
+        self.written = []
+        self._unread = asyncio.Queue()
+        self.takes_messages = asyncio.Event()
+        self.takes_messages.set()
+
+    def say(self, message):
+        """Let the scheduler read a message."""
+        self._unread.put_nowait(message)
+
+    def welcome(self, protocol=1):
+        """Accept the scheduler, with nothing in the snapshot."""
+        description, _ = make_executor().attach("executor:1")
+        self.say(Welcome(description, CARD, "digest", protocol))
+        self.say(SnapshotPart((), (), is_last=True))
+
+    async def beat(self, seconds):
+        """Say every 0.2 s that it is alive."""
+        for _ in range(round(seconds / 0.2)):
+            self.say(Heartbeat())
+            await asyncio.sleep(0.2)
+
+    async def write(self, message):
+        """Take a message of the scheduler."""
+        await self.takes_messages.wait()
+        self.written.append(message)
+
+    async def read(self):
+        """Give the scheduler the next message."""
+        return await self._unread.get()
+
+    def cancel(self):
+        """Nothing is held."""
+
+
+class Listener:
+    """Hears what the stream tells its link."""
+
+    def __init__(self):
+        self.snapshot = None
+        self.num_results = 0
+
+    def waits_in_line(self, notice):
+        """Nothing follows from it here."""
+
+    async def accepted(self, welcome, snapshot):
+        """Keep the snapshot."""
+        self.snapshot = snapshot
+
+    def finished_step(self, result):
+        """Count it."""
+        self.num_results += 1
+
+    def going_away(self, notice):
+        """Nothing follows from it here."""
+
+
+class Link:
+    """A stream driver with a clock that may jump, as after a standstill of the process."""
+
+    def __init__(self):
+        self.executor = ScriptedExecutor()
+        self.listener = Listener()
+        self.standstill_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self.driver = PlanStreamDriver(self.executor, self.listener, self.now_s)
+
+    def now_s(self):
+        """The scheduler's clock."""
+        return self._loop.time() + self.standstill_s
+
+    def run(self, hello=HELLO):
+        """Start the stream."""
+        return self._loop.create_task(self.driver.run(hello))
+
+    async def ready(self):
+        """Start the stream and be accepted."""
+        task = self.run()
+        self.executor.welcome()
+        while self.listener.snapshot is None:
+            await asyncio.sleep(0.01)
+        return task
+
+    def plan(self, step_id, predicted_s):
+        """Send a plan that runs nothing."""
+        self.driver.send_plan(BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9)))
+
+    def finish(self, step_id):
+        """Let the executor send the result of a step."""
+        executor = make_executor()
+        executor.attach("executor:1")
+        self.executor.say(replace(executor.execute(BatchPlan(1, 1, 1, column(), column(), 0)), step_id=step_id))
+
+
+def virtual(main):
+    """Run a test in virtual time."""
+
+    def test():
+        run_in_virtual_time(asyncio.wait_for(main(), 600))
+
+    test.__name__, test.__doc__ = main.__name__, main.__doc__
+    return test
+
+
+async def end_of(task):
+    """How a stream ended, and when."""
+    with pytest.raises((LinkError, DivergenceError)) as failure:
+        await task
+    return failure.value, asyncio.get_running_loop().time()
+
+
+@virtual
+async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
+    """After the hello, in line and as the driver: 1.2 s, and a heartbeat's time to look."""
+    for phase in ("greeting", "in line", "ready"):
+        link = Link()
+        start_s = link.now_s()
+        task = link.run() if phase != "ready" else await link.ready()
+        if phase == "in line":
+            link.executor.say(WaitingInLine("other", 2))
+        error, end_s = await end_of(task)
+
+        assert isinstance(error, StreamEndedError)
+        assert "nothing heard" in str(error)
+        assert 1.2 <= end_s - start_s <= 1.5, phase
+
+
+@virtual
+async def test_a_step_within_its_bound_raises_no_alarm_however_long_it_is_predicted():
+    """2.4 times the prediction, at least 1.2 s; heartbeats go on meanwhile."""
+    link = Link()
+    task = await link.ready()
+    for step_id, (predicted_s, actual_s) in enumerate([(0.001, 1.0), (0.5, 1.0), (5.0, 11.8)], 1):
+        link.plan(step_id, predicted_s)
+        await link.executor.beat(actual_s)
+        link.finish(step_id)
+    await link.executor.beat(1)
+
+    assert not task.done()
+    assert link.listener.num_results == 3
+    task.cancel()
+
+
+@virtual
+async def test_the_second_plan_in_flight_is_timed_from_the_result_of_the_first():
+    """Two that take a second each are no step of two seconds."""
+    link = Link()
+    task = await link.ready()
+    link.plan(1, 0.5)
+    link.plan(2, 0.5)
+    for step_id in (1, 2):
+        await link.executor.beat(1.0)
+        link.finish(step_id)
+    await link.executor.beat(1)
+
+    assert not task.done()
+    task.cancel()
+
+
+@virtual
+async def test_a_step_beyond_its_bound_is_noticed_although_heartbeats_come():
+    """A wedged device, or an executor that hears nothing: half a connection is down."""
+    link = Link()
+    task = await link.ready()
+    link.plan(1, 1.0)
+    start_s = link.now_s()
+    beating = asyncio.get_running_loop().create_task(link.executor.beat(10))
+    error, end_s = await end_of(task)
+    beating.cancel()
+
+    assert "step 1 has taken" in str(error)
+    assert 2.4 <= end_s - start_s <= 2.7
+
+
+@pytest.mark.parametrize("standstill_s", [0.9, 1.1, 1.3, 60.0])
+def test_a_standstill_of_this_process_blames_nobody(standstill_s):
+    """Neither the executor's silence, whose messages lie unread, nor the step that stood still as well."""
+
+    async def main():
+        link = Link()
+        task = await link.ready()
+        link.plan(1, 0.001)
+        await link.executor.beat(0.4)
+        await asyncio.sleep(0.15)
+        link.standstill_s += standstill_s  # the clock has moved on when the process looks again
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        await link.executor.beat(0.4)
+        link.finish(1)
+        await asyncio.sleep(0.1)
+
+        assert not task.done()
+        task.cancel()
+
+    run_in_virtual_time(main())
+
+
+@virtual
+async def test_an_executor_that_died_during_our_standstill_is_noticed_soon_after_it():
+    """What was excused once is not excused again."""
+    link = Link()
+    task = await link.ready()
+    await link.executor.beat(0.4)
+    link.standstill_s += 60
+    start_s = asyncio.get_running_loop().time()
+    _, end_s = await end_of(task)
+
+    assert 0.8 <= end_s - start_s <= 1.5
+
+
+@virtual
+async def test_a_network_that_takes_nothing_ends_the_stream():
+    """The outbox has a bound, also when words still come from the other side."""
+    link = Link()
+    task = await link.ready()
+    link.executor.takes_messages.clear()
+    beating = asyncio.get_running_loop().create_task(link.executor.beat(30))
+    error, _ = await end_of(task)
+    beating.cancel()
+
+    assert "takes no more messages" in str(error)
+
+
+@virtual
+async def test_a_welcome_in_a_protocol_that_was_not_offered_is_a_divergence():
+    """The executor may pick from what it was given only."""
+    link = Link()
+    task = link.run(replace(HELLO, protocols=ProtocolRange(1, 2)))
+    link.executor.welcome(protocol=3)
+    error, _ = await end_of(task)
+
+    assert isinstance(error, DivergenceError)
+    assert "protocol 3, not one of 1 to 2" in str(error)
+
+
+@virtual
+async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over():
+    """Whichever it picked."""
+    link = Link()
+    task = link.run(replace(HELLO, protocols=ProtocolRange(1, 3)))
+    link.executor.welcome(protocol=2)
+    await asyncio.sleep(0.01)
+
+    assert link.listener.snapshot == Snapshot()
+    task.cancel()
