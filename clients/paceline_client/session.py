@@ -106,10 +106,14 @@ class Session:
         """Send a request, whose output goes on in this inbox.
 
         `OverloadedError` at the limit of running requests or of unsent messages, `InvalidRequestError` for an id that
-        runs here already and for what no message can hold.
+        runs here already or has just been left, and for what no message can hold.
         """
         if request.request_id in self._running:
             raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
+        if request.request_id in self._num_owed_finishes:
+            # Its end would be taken for that of the new one.
+            sentence = f"request {request.request_id!r} was left, and its end has not arrived yet; choose another id"
+            raise invalid("request_id", sentence)
         if max(len(self._running), self._outbox.qsize()) >= self._limits.max_concurrent_requests:
             raise OverloadedError(
                 f"this client runs {len(self._running)} requests and has {self._outbox.qsize()} messages to send; "
@@ -120,7 +124,6 @@ class Session:
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()
-        self._num_owed_finishes.pop(request.request_id, None)
         self._running[request.request_id] = _Running(request, inbox, request.num_completions)
         self._outbox.put_nowait(message)
 

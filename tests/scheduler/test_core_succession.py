@@ -9,7 +9,7 @@ from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.plan import RowFinish
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.core.views import RequestState
-from paceline_scheduler.errors import UnknownRequestError
+from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
@@ -283,3 +283,93 @@ def test_three_schedulers_in_a_row():
     harness.resume(again(request, 5))
     harness.finish()
     assert_whole(harness, request)
+
+
+def used_again(request, **changes):
+    """Another request under the same id: another body."""
+    return replace(request, handle=request.handle + 500, body_digest=b"another", **changes)
+
+
+def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_id():
+    """An executor that was given up comes back with the row of what was cancelled since."""
+    request = resumable()
+    harness = running(request)
+    harness.core.lose(FIRST, harness.clock())
+    harness.core.cancel(request.key, harness.clock())
+    newer = used_again(request, prompt_token_ids=column(9, 9, 9))
+    harness.submit(newer)
+    harness.core.detach(newer.handle, harness.clock())
+    harness.attach(FIRST)
+    harness.resume(replace(newer, attachment=2))
+    harness.finish()
+    assert_whole(harness, newer)
+
+
+def test_an_id_that_was_used_again_before_its_row_left_is_the_newer_requests():
+    """The scheduler that knew of the cancel is dead; what it had not released is given up for the newer request."""
+    request = resumable()
+    harness = running(request)
+    harness.core.cancel(request.key, harness.clock())
+    newer = used_again(request, prompt_token_ids=column(9, 9, 9))
+    harness.submit(newer)
+    harness.succeed()
+    harness.resume(replace(newer, attachment=2))
+    harness.finish()
+    assert_whole(harness, newer)
+    assert not harness.executors[FIRST].rows
+
+
+def test_a_client_that_has_everything_gets_its_end_from_whatever_is_left():
+    """All but an older attempt died with the scheduler: nothing is left to generate."""
+    request = resumable()
+    harness = running(request)
+    harness.succeed()
+    harness.client.token_ids[request.handle] = list(expected_output(request))
+    harness.client.forget_after(request.handle, 12)
+    harness.resume(again(request))
+    assert harness.client.finishes[request.handle].reason is FinishReason.LENGTH
+    harness.finish()
+    assert not harness.executors[FIRST].rows
+
+
+def test_a_restart_shares_no_block_of_the_output_it_gave_up():
+    """The keys of its blocks are made anew, from the tokens that its client holds."""
+    request = make_request(list(range(6)), 24, is_resumable=True)
+    harness = running(request, steps=12)
+    harness.core.drain(FIRST)
+    harness.core.lose(FIRST, harness.clock())
+    harness.attach(FIRST)
+    held = [int(token) + 1 for token in harness.client.token_ids[request.handle]]
+    harness.client.token_ids[request.handle] = held
+    harness.client.forget_after(request.handle, len(held))
+    harness.resume(again(request))
+    harness.finish()
+    assert len(harness.client.token_ids[request.handle]) == 24
+
+
+def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
+    """After a stream broke, and for the next scheduler."""
+    harness = CoreHarness(make_executor())
+    harness.submit(*(make_request(100, 8, is_resumable=True) for _ in range(2)))
+    for _ in range(2):
+        harness.plan()
+        harness.core.lose(FIRST, harness.clock())
+        harness.executors[FIRST].restart()
+        harness.attach(FIRST)
+    harness.step()  # a part of its prompt
+    harness.attach(FIRST)
+    assert harness.core.executor(FIRST).suspect_rows == {0}
+    harness.succeed()
+    assert harness.core.executor(FIRST).suspect_rows == {0}
+    assert len(harness.plan().rows) == 1
+
+
+def test_what_is_kept_goes_after_a_minute_without_anybody_asking():
+    """The next one to be kept makes room."""
+    first, second = resumable(2), resumable(2)
+    harness = running(first, steps=4)
+    harness.clock.advance(61.0)
+    harness.submit(second)
+    harness.finish()
+    with pytest.raises(ResumeMismatchError):
+        harness.resume(again(first), holds_tokens=False)

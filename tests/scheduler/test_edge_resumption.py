@@ -122,7 +122,7 @@ async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, cli
 
 
 async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, backend):
-    """It submits nothing any more."""
+    """If it is ready first it has the request until the newer one is."""
     client = ReturningClient(edge)
     backend.synced.clear()
     first = asyncio.create_task(client.come())
@@ -131,8 +131,22 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
     await asyncio.sleep(0)
     backend.synced.set()
     await asyncio.gather(first, second)
-    assert [resumption.request.attachment for resumption in backend.resumptions] == [2]
+    assert [resumption.request.attachment for resumption in backend.resumptions] == [1, 2]
     assert isinstance(older.collect().failures[0].error, SupersededError)
+
+
+@pytest.mark.parametrize("is_resumable", [True, False])
+async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resumable):
+    """Whoever has the request keeps it, and hears the rest."""
+    first, raw = EdgeClient(edge), RawRequest(request_id="r1", prompt=TextPrompt("hi"))
+    (handle,) = await first.send(replace(raw, resumption=RawResumption(resumable=is_resumable)))
+    bad = replace(raw, sampling=RawSampling(temperature=-1.0), resumption=RawResumption(resumable=True, attachment=2))
+    with pytest.raises(InvalidRequestError):
+        await EdgeClient(edge).send(bad)
+    assert (backend.ended, backend.detached) == ([], [])
+    backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
+    (delta,) = first.collect().deltas
+    assert delta.text == "a"
 
 
 async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, client):

@@ -125,3 +125,33 @@ async def test_a_request_follows_its_client_when_scheduler_and_executor_die():
         async with deployment.rig(scheduler_id="scheduler-b") as second:
             await move(requests, first, second)
             assert await ended(second, requests) == {2}
+
+
+@scenario
+async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing():
+    """It stood in line at both; the scheduler died, and one of them is frozen."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
+        await first.until_ready(2)
+        async with deployment.rig(scheduler_id="scheduler-b") as second:
+            await asyncio.sleep(1.0)
+            deployment.network.freeze(SECOND)
+            await first.stop()
+            await second.until_ready(1)
+            await second.driver.until_synced()
+            request = resumable()
+            second.submit(request)
+            await ended(second, [request])
+
+
+@scenario
+async def test_an_executor_that_another_scheduler_has_taken_gives_its_requests_back():
+    """It stands in line there, and the requests run where it drives."""
+    requests = [resumable(60) for _ in range(4)]
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as first:
+        await first.until_ready(2)
+        first.submit(*requests)
+        await first.until(lambda: len(first.client.token_ids) == 4)
+        deployment.network.stop(SECOND)
+        deployment.network.start(SECOND)
+        deployment[SECOND].hello("scheduler-0", 1)
+        await ended(first, requests)

@@ -19,7 +19,7 @@ from paceline_scheduler.api.completion import StopMatch
 from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
 from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.resumption import claimed_end
-from paceline_scheduler.api.stream import Completion, RequestStream
+from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs, hash_of
 from paceline_scheduler.core.request import FinishReason, Resumption
@@ -206,8 +206,17 @@ class Delivery:
         """End a stream whose client went away."""
         self._let_go(stream, FinishReason.CANCELLED)
 
+    def take_over(self, stream: RequestStream) -> None:
+        """The request is this stream's now: end those that had it before."""
+        before, stream.before = stream.before, None
+        while before is not None:
+            self.supersede(before, stream.outbox)
+            before = before.before
+
     def supersede(self, stream: RequestStream, outbox: Outbox) -> None:
         """End a stream whose client has come back by the call of `outbox`; what it had not read is delivered there."""
+        if stream.state is StreamState.ENDED:
+            return
         self._drop(stream)
         self._let_go(stream, FinishReason.CANCELLED)
         if stream.outbox is not outbox:  # there the error would be taken for one of the new stream

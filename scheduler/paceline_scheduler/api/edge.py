@@ -128,7 +128,7 @@ class Edge:
     def open(
         self, key: RequestKey, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
     ) -> RequestStream:
-        """Begin a request, or come back to it by a higher attachment: the stream that it has here then ends.
+        """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
 
         `key` is that of its first completion, `n` how many it asks for. Raises InvalidRequestError for the key,
         DrainingError, QueueFullError for a full session or queue, DuplicateRequestError, StaleAttachmentError.
@@ -142,9 +142,11 @@ class Edge:
         if not resumption.is_begun:  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
             self.backend.require_room(num)
-        if before is not None:
-            self._delivery.supersede(before, outbox)
-        stream = RequestStream(tuple(itertools.islice(self._handles, num)), key, outbox, resumption)
+        if before is not None and before.outbox is outbox:
+            self._delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
+            before = self.requests.by_key(key)
+        handles = tuple(itertools.islice(self._handles, num))
+        stream = RequestStream(handles, key, outbox, resumption, before=before)
         self.requests.add(stream)
         return stream
 
@@ -204,6 +206,7 @@ class Edge:
             return
         resumptions = [Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True)]
         found = self.backend.resume(*resumptions)
+        self._delivery.take_over(stream)
         self._delivery.go_on(stream, resumptions, found)
 
     async def cancel(self, key: RequestKey) -> None:
@@ -212,18 +215,35 @@ class Edge:
         Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it cannot be known.
         """
         check_key(key)
+        if self.requests.by_key(key) is None:
+            await self.cancel_elsewhere(key)
+        elif not self.cancel_here(key):
+            with contextlib.suppress(UnknownRequestError):
+                await self.cancel_elsewhere(key)
+
+    def cancel_here(self, key: RequestKey) -> bool:
+        """End a request as far as it has a stream here; returns whether that is all there is of it."""
+        check_key(key)
         stream = self.requests.by_key(key)
-        if stream is not None and stream.state is StreamState.RUNNING:
+        if stream is None:
+            return False
+        if stream.state is StreamState.RUNNING:
             for completion in tuple(stream.running):
                 self.backend.cancel(completion.key)
-            return
-        if stream is not None:
-            self._delivery.cancel_unsubmitted(stream)
-            if not stream.resumption.is_begun:
-                return
+            return True
+        self._delivery.cancel_unsubmitted(stream)
+        return not stream.resumption.is_begun
+
+    async def cancel_elsewhere(self, key: RequestKey) -> None:
+        """End a request that has no stream here, unless its client sends it again meanwhile.
+
+        Raises UnknownRequestError, and NoExecutorError while it cannot be known.
+        """
         await self.backend.until_synced()
-        is_known = self._cancel_detached(key)
-        if stream is None and not is_known:
+        stream = self.requests.by_key(key)
+        if stream is not None and stream.state is StreamState.PREPARING:
+            return
+        if not self._cancel_detached(key):
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
 
     def _cancel_detached(self, key: RequestKey) -> bool:

@@ -43,8 +43,8 @@ class OpenRequests:
         del self._by_call[outbox]
 
     def add(self, stream: RequestStream) -> None:
-        """Take in a stream of a call; no other one may have its key."""
-        assert stream.key not in self._by_key, "one stream per request"
+        """Take in a stream of a call; no other one may have its key but the one before it."""
+        assert self._by_key.get(stream.key) is stream.before, "one stream per request"
         self._by_key[stream.key] = stream
         self._by_call[stream.outbox][stream] = None
         stream.outbox.num_open += len(stream.handles)
@@ -65,6 +65,15 @@ class OpenRequests:
         del self.running[completion.handle]
         stream.outbox.num_open -= 1
 
+    def _give_back_key(self, stream: RequestStream) -> None:
+        before = stream.before
+        while before is not None and before.state is StreamState.ENDED:
+            before = before.before
+        if before is None:
+            del self._by_key[stream.key]
+        else:
+            self._by_key[stream.key] = before
+
     def forget(self, stream: RequestStream) -> None:
         """Nothing more goes into a stream; what is in its outbox is still sent. Does nothing the second time."""
         if stream.state is StreamState.ENDED:
@@ -74,5 +83,6 @@ class OpenRequests:
         for completion in stream.running:
             del self.running[completion.handle]
         stream.running.clear()
-        del self._by_key[stream.key]
+        if self._by_key[stream.key] is stream:
+            self._give_back_key(stream)
         del self._by_call[stream.outbox][stream]

@@ -122,7 +122,7 @@ class _Session:
                 case "generate":
                     self._generate(message.generate)
                 case "cancel":
-                    await self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
+                    self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
                 case "acknowledge":
                     await self._acknowledge(message.acknowledge)
                 case "heartbeat":
@@ -158,12 +158,18 @@ class _Session:
             self._fail(stream.key, error)
         self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
 
-    async def _cancel(self, key: RequestKey) -> None:
-        # Waited for, as a request of the same name may follow: only one that is not known here takes time.
+    def _cancel(self, key: RequestKey) -> None:
+        # What has a stream here ends at once, as a request of the same name may follow. To know of others may take
+        # seconds, for which the client's other messages must not wait.
         try:
-            await self._edge.cancel(key)
+            if not self._edge.cancel_here(key):
+                self.spawn(self._cancel_elsewhere(key))
         except InvalidRequestError as error:
             self._fail(key, error)
+
+    async def _cancel_elsewhere(self, key: RequestKey) -> None:
+        try:
+            await self._edge.cancel_elsewhere(key)
         except (UnknownRequestError, NoExecutorError):
             # It has just ended by itself, and the client will read so; or it is nowhere, and ends with its window.
             _log.debug("cancelled_unknown_request", request_id=key.request_id, tenant=key.tenant)

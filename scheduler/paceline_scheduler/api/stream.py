@@ -33,6 +33,8 @@ class RequestStream:
     num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0
     running: "list[Completion]" = field(default_factory=list)
+    before: "RequestStream | None" = None
+    """The stream that has the request until this one does: a comeback that is refused changes nothing."""
 
     def completion_keys(self) -> tuple[RequestKey, ...]:
         """Return the key of every completion, by index."""

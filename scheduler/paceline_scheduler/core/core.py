@@ -35,6 +35,8 @@ from paceline_scheduler.core.views import Estimate, ExecutorCounts, Explanation
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
+    InvalidRequestError,
+    NoExecutorError,
     RequestFailedError,
     RequestRefusedError,
     SchedulerError,
@@ -43,6 +45,11 @@ from paceline_scheduler.errors import (
 
 _PROBE_EVERY = 16
 """Of so many requests called hopeless one is run, unless steps are run anyway: a forecast that nothing tests stays."""
+
+_OWED_S = 60.0
+"""For so long a scheduler that is new takes requests that say that they were taken by another one as owed."""
+
+_OWED_RETRY_S = 0.5
 
 _NOTHING_HELD = Progress(0, OUTPUT_HASH_START)
 
@@ -55,6 +62,7 @@ class Core:
         self._state = CoreState()
         self._retry_s: float | None = None
         self._num_untested = 0  # requests called hopeless since a step last showed how long steps take
+        self._first_attached_s: float | None = None
 
     # Requests
 
@@ -94,7 +102,7 @@ class Core:
             for key in begun:
                 self._undo(key, now)
             raise
-        return tuple(begun.get(each.request.key) or self._go_on(each, live, way) for each, live, way in found)
+        return tuple(begun.get(each.request.key) or self._go_on(each, live, way, now) for each, live, way in found)
 
     def detach(self, handle: int, now: float) -> None:
         """Nobody listens to a request any more: a resumable one waits for its client, any other one ends."""
@@ -176,6 +184,8 @@ class Core:
 
     def attach(self, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
         """Take over an executor as its snapshot shows it; requests it lost wait again."""
+        if self._first_attached_s is None:
+            self._first_attached_s = now
         outputs = recovery.attach(self._state, description, snapshot, now)
         return Outputs(outputs.tokens, (*outputs.failures, *self._fail_unservable(now)))
 
@@ -313,10 +323,11 @@ class Core:
         output = prior_of(resumption.progress) if live is None else self._state.output_of(live)
         return live, way_back(live, output, resumption)
 
-    def _go_on(self, resumption: Resumption, live: LiveRequest | None, way: Way) -> Resumed:
+    def _go_on(self, resumption: Resumption, live: LiveRequest | None, way: Way, now: float) -> Resumed:
         assert live is not None, "what is not known is begun"
-        go_on = recovery.join if way is Way.JOIN else recovery.restart
-        return go_on(self._state, live, resumption)
+        if way is Way.JOIN:
+            return recovery.join(self._state, live, resumption)
+        return recovery.restart(self._state, live, resumption, now)
 
     def _begin(self, resumption: Resumption, now: float) -> Resumed:
         """Queue a request, behind what its client holds of it."""
@@ -335,7 +346,7 @@ class Core:
             output_hash=progress.resume_hash if len(prior) else OUTPUT_HASH_START,
             logprobs=KeptLogprobs(len(prior)) if request.num_logprobs is not None else None,
         )
-        self._check(live)
+        self._check(live, is_owed=self._owes(request, now))
         if before is not None and register.is_open(before):  # nobody listens to it, and its id is used again
             self._end(before, FinalRelease(self._state.num_output(before), FinishReason.ERROR), now)
         self._state.take_in(live)
@@ -346,11 +357,24 @@ class Core:
         if live is not None and self._state.register.is_open(live):
             self._end(live, FinalRelease(len(live.output_token_ids), FinishReason.ERROR), now)
 
-    def _check(self, live: LiveRequest) -> None:
-        """Raise a RequestRefusedError unless the request can be taken."""
+    def _owes(self, request: Request, now: float) -> bool:
+        """Tell whether a request that says it was taken elsewhere may be right: this scheduler is new."""
+        since_s = now if self._first_attached_s is None else self._first_attached_s
+        return request.attachment > 1 and now - since_s < _OWED_S
+
+    def _check(self, live: LiveRequest, *, is_owed: bool = False) -> None:
+        """Raise a RequestRefusedError unless the request can be taken.
+
+        One that another scheduler has taken waits for executors that can hold it, and behind nobody's forecast.
+        """
         executors = self._state.executors
-        check_fits(live.request, executors.by_address.values())
-        check_queue(live, self._state.waiting, self.limits, executors.serving(live.request.model))
+        try:
+            check_fits(live.request, executors.by_address.values())
+        except InvalidRequestError as error:
+            if is_owed:
+                raise NoExecutorError(f"the executors attached now cannot hold it ({error})", _OWED_RETRY_S) from error
+            raise
+        check_queue(live, self._state.waiting, self.limits, executors.serving(live.request.model), is_owed=is_owed)
 
     def _fail_unservable(self, now: float) -> tuple[Failure, ...]:
         """End what waits and can never run: without this it would wait, and hold up others, for ever."""

@@ -93,6 +93,10 @@ class RowSnapshot:
             self.logprobs is not None and self.logprobs.offset <= offset and self.logprobs.end == num_output
         )
 
+    def is_of(self, request: Request) -> bool:
+        """Tell whether it is this request, and not another one of the same id."""
+        return self.carried is None or self.carried.request.body_digest == request.body_digest
+
     @property
     def is_open_record(self) -> bool:
         """Whether it left its row without an end: it waited to be placed again, here or elsewhere."""

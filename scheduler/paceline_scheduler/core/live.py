@@ -97,9 +97,9 @@ class LiveRequest:
         )
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it was taken once already, here or by another scheduler: it is owed its place."""
-        return self.attempt > 0 or self.request.attachment > 1
+    def was_heard(self) -> bool:
+        """Whether anybody has ever listened to it here: else it was only found on an executor."""
+        return self.request.handle >= 0
 
     @property
     def num_known_tokens(self) -> int:

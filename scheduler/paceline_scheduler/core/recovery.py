@@ -47,10 +47,10 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     state.executors.by_address[address] = executor
     state.executors.has_word(address)
     for live in wanted.values():
+        if live.final is not None:
+            state.register.close(live)
         if live.row is None:
             state.wait_again(live, now)
-        elif live.final is not None:
-            state.register.close(live)
     return Outputs(tuple(outputs for _, outputs in recovered), _accuse_all(state, accused, now))
 
 
@@ -94,10 +94,17 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
     return Resumed(output[:offset], told(live, offset, rest, output_hash, reason, logprobs))
 
 
-def restart(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
     """Let a request go on from what its client holds: what it has generated here is something else."""
+    ended = ended_by_prior(state, resumption)
+    if ended is not None:
+        state.end(live, FinalRelease(state.num_output(live), FinishReason.ERROR), now)
+        return ended
+    if live.row is None:
+        state.executors.forget_records(live.request.key)  # they hold the other output
     state.call_away(live)
     prior = prior_of(resumption.progress)
+    live.chains.clear()  # keys of blocks with other tokens
     live.output_token_ids, live.output_hash = prior, hash_of(OUTPUT_HASH_START, prior)
     live.logprobs = live.prompt_logprobs = None
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
@@ -132,6 +139,9 @@ def _claim(state: CoreState, seen: RowSnapshot, model: str, is_new: bool, now: f
         state.end(live, FinalRelease(state.num_output(live), FinishReason.ERROR), now)
         state.make_way(live)
         live = None
+    if live is not None and not live.was_heard and seen.attempt > live.attempt and is_adoptable(seen):
+        state.make_way(live)  # what ended is an older attempt
+        live = None
     kept = state.register.kept(seen.key)
     if live is not None or not is_new or not is_adoptable(seen) or (kept and kept.attempt >= seen.attempt):
         return None
@@ -154,6 +164,7 @@ def _switch(state: CoreState, live: LiveRequest, seen: RowSnapshot) -> LiveReque
     state.call_away(live)
     live.attempt = seen.attempt
     if live.detached_until_s is not None:  # nobody has been told anything yet
+        live.chains.clear()
         live.output_token_ids = seen.output_token_ids
         live.output_hash = hash_of(OUTPUT_HASH_START, seen.output_token_ids)
     return live

@@ -291,6 +291,7 @@ class Driver:
         """Plan nothing for an executor until it attaches again."""
         executor = self._executors[address]
         executor.port, executor.last_error = None, reason
+        self._gate.is_not_held(address)
         self._core.detach_executor(address)
         if executor.state is not ExecutorState.LOST:
             self._set_state(address, ExecutorState.CONNECTING)
@@ -379,11 +380,11 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         if at_s is not None:
-            self._timer = self._loop.call_later(max(0.0, at_s - self._clock()), self._expire)
+            self._timer = self._loop.call_later(max(0.0, at_s - self._clock()), self._expire, at_s)
 
-    def _expire(self) -> None:
+    def _expire(self, at_s: float) -> None:
         self._timer = None
-        self._deliver(self._core.expire(self._clock()))
+        self._deliver(self._core.expire(max(at_s, self._clock())))  # timers may fire a moment early
         self._set_timer()
         self._pump_soon()
 

@@ -137,6 +137,7 @@ class ExecutorLink:
         self.address = address
         self.is_lost = True  # until the first welcome nothing is known of it
         self.is_in_line = False  # behind another scheduler, which is alive
+        self._is_told_lost = False  # since it was last expected to answer
         self._is_ours = False
         self._accepted_s = 0.0
         self._was_short_lived = False
@@ -172,7 +173,7 @@ class ExecutorLink:
 
     def stand_by(self, reason: str) -> None:
         """Give up the executor and wait in line for it, since another scheduler has taken over."""
-        self.is_lost = True
+        self.is_lost, self._is_told_lost = True, False
         self._stop_lost_timer()
         if self._stream is not None:
             self._stream.fail(StandingByError(reason))
@@ -238,8 +239,11 @@ class ExecutorLink:
     # What the stream says
 
     def waits_in_line(self, notice: WaitingInLine) -> None:
-        """Another scheduler is alive and holds the executor: nothing is lost, and nothing is ours."""
+        """Another scheduler is alive and holds the executor: nothing of it is ours, whatever was."""
+        if not self.is_lost:
+            self._declare_lost()
         self._stop_lost_timer()
+        self._is_told_lost = False
         self._listener.held(self.address)
         log.info("waiting_in_line", address=self.address, holder=notice.holder_scheduler_id, term=notice.holder_term)
         self.is_in_line = True
@@ -249,12 +253,13 @@ class ExecutorLink:
         """The executor is ours once its tokenizer is here as well."""
         assert self._connection is not None, "a stream has a connection"
         assert self._stream is not None, "this is called by the stream"
-        self._stop_lost_timer()
         self.is_in_line = False
         self._listener.syncing(self.address)
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
+        self._stop_lost_timer()  # not before: without its tokenizer it would keep all others waiting
         self._identity.is_welcome(welcome.description.incarnation)
-        self.is_lost, self._is_ours, self._accepted_s = False, True, self._clock()
+        self.is_lost, self._is_told_lost = False, False
+        self._is_ours, self._accepted_s = True, self._clock()
         if not self._was_short_lived:
             self._backoff.reset()
         self._complaints.settle()
@@ -294,7 +299,7 @@ class ExecutorLink:
         else:
             self._complaints.note(reason)
         self._listener.detached(self.address, reason)
-        if not self.is_lost:
+        if not self._is_told_lost:
             self._start_lost_timer()
 
     def _start_lost_timer(self) -> None:
@@ -303,6 +308,7 @@ class ExecutorLink:
 
     def _declare_lost(self) -> None:
         self._stop_lost_timer()
+        self._is_told_lost = True
         if not self.is_lost:
             self.is_lost = True
             log.warning("executor_lost", address=self.address)

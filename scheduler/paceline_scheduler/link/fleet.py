@@ -82,7 +82,7 @@ class Fleet:
         for address in addresses:
             if address not in self._links:
                 self._start(address)
-        for address in self._links.keys() - set(addresses):
+        for address in [address for address in self._links if address not in addresses]:
             if not self._links[address].has_stream:
                 self._remove(address)
 

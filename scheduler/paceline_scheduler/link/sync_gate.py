@@ -45,6 +45,10 @@ class SyncGate:
         self._held[address] = None
         self._tell()
 
+    def is_not_held(self, address: str) -> None:
+        """Nobody is known to drive the executor any more."""
+        self._held.pop(address, None)
+
     async def passed(self) -> None:
         """Return when the gate is open; raises NoExecutorError when that will not be soon."""
         with contextlib.suppress(TimeoutError):

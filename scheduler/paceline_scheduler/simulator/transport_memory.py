@@ -4,47 +4,14 @@ Knows services by address. A frozen executor takes what is written and says noth
 """
 
 import asyncio
-from dataclasses import replace
 from enum import Enum
 
-from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.errors import (
-    LinkError,
-    ProtocolMismatchError,
-    StreamEndedError,
-    TermSupersededError,
-    UnreachableError,
-)
-from paceline_scheduler.link.messages import (
-    DrainNotice,
-    ExecutorInfo,
-    FromExecutor,
-    Heartbeat,
-    Hello,
-    ModelCard,
-    RowPart,
-    SnapshotPart,
-    ToExecutor,
-    WaitingInLine,
-    Welcome,
-)
-from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
-from paceline_scheduler.simulator.fence import Approach
-from paceline_scheduler.simulator.service import (
-    Accepted,
-    Beat,
-    Draining,
-    Ended,
-    InLine,
-    Outgoing,
-    SimulatedService,
-    Stream,
-    StreamEnd,
-)
-
-_TOKENIZER = make_bytes_tokenizer()
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.plan import BatchPlan
+from paceline_scheduler.errors import StreamEndedError, UnreachableError
+from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, Hello, ToExecutor
+from paceline_scheduler.simulator.dialogue import TOKENIZER_SOURCE, greet, info_of, messages_of
+from paceline_scheduler.simulator.service import SimulatedService, Stream
 
 
 class Reach(Enum):
@@ -105,22 +72,13 @@ class MemoryConnection:
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
         """Ask who the executor is."""
         service = await self._service(timeout_s)
-        return ExecutorInfo(service.executor.incarnation, service.highest_term, service.holder_scheduler_id)
+        return info_of(service)
 
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
         """Fetch the tokenizer."""
         await self._service(timeout_s)
         self._network.num_tokenizer_calls += 1
-        return TokenizerSource(
-            digest=_TOKENIZER.digest,
-            json=_TOKENIZER.json,
-            chat_template=_TOKENIZER.chat_template,
-            bos_token_id=None,
-            eos_token_id=_TOKENIZER.end_token_ids[0],
-            end_token_ids=_TOKENIZER.end_token_ids,
-            add_bos=False,
-            defaults=GenerationDefaults(),
-        )
+        return TOKENIZER_SOURCE
 
     def attach(self) -> "MemoryPlanStream":
         """Open a plan stream."""
@@ -159,8 +117,7 @@ class MemoryPlanStream:
             return
         service = self._network.services[self._address]
         if isinstance(message, Hello):
-            approach = Approach.TAKE_OVER if message.takeover else Approach.WAIT
-            self._stream = service.hello(message.scheduler_id, message.term, approach, message.protocols)
+            self._stream = greet(service, message)
             self._greeted.set()
         elif self._stream is not None:
             service.hear(self._stream, message if isinstance(message, BatchPlan) else None)
@@ -182,34 +139,4 @@ class MemoryPlanStream:
     async def _next_messages(self) -> list[FromExecutor]:
         assert self._stream is not None, "reading begins after hello"
         service = self._network.services[self._address]
-        return _messages(service, self._address, await self._stream.outbox.get())
-
-
-def _messages(service: SimulatedService, address: str, outgoing: Outgoing) -> list[FromExecutor]:
-    match outgoing:
-        case StepResult():
-            return [outgoing]
-        case Beat(running_step_id, running_ns):
-            return [Heartbeat(running_step_id, running_ns)]
-        case Accepted(description, snapshot, protocol):
-            rows = tuple(RowPart(row, is_continued=False) for row in snapshot.rows)
-            return [_welcome(service, address, description, protocol), SnapshotPart(rows, snapshot.tags, is_last=True)]
-        case InLine(holder, term):
-            return [WaitingInLine(holder, term)]
-        case Draining(reason):
-            return [DrainNotice(reason, 0.0)]
-        case Ended():
-            raise _error(outgoing)
-
-
-def _welcome(service: SimulatedService, address: str, description: ExecutorDescription, protocol: int) -> Welcome:
-    config = service.executor.config
-    card = ModelCard(config.model, "simulated", config.max_model_len, config.tokens.vocab_size, 0, "")
-    return Welcome(replace(description, address=address), card, _TOKENIZER.digest, protocol)
-
-
-def _error(ended: Ended) -> LinkError:
-    if ended.end is StreamEnd.SUPERSEDED:
-        return TermSupersededError(ended.holder_scheduler_id, ended.holder_term)
-    sentence = f"{ended.end.value}: {ended.detail}"
-    return ProtocolMismatchError(sentence) if ended.end is StreamEnd.PROTOCOL else StreamEndedError(sentence)
+        return messages_of(service, self._address, await self._stream.outbox.get())

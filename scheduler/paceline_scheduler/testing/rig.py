@@ -51,6 +51,10 @@ class SchedulerRig:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop the links."""
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Drive nothing from now on, as a process that has died."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -161,17 +161,21 @@ class ScriptedBackend:
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def detach(self, handle: int) -> None:
-        """Remember it; a resumable request goes on unheard, another one is cancelled."""
-        self.detached.append(handle)
+        """Remember it; a resumable request goes on unheard, another one is cancelled. Not of a listener before."""
         output = self._outputs[handle]
+        if output.request.handle != handle:
+            return
+        self.detached.append(handle)
         output.is_heard = False
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
-        """Remember an end."""
-        self.ended.append((handle, num_output_tokens, reason))
+        """Remember an end; one by a listener before has no effect."""
         output = self._outputs[handle]
+        if output.request.handle != handle:
+            return 0
+        self.ended.append((handle, num_output_tokens, reason))
         del output.token_ids[num_output_tokens:]
         output.end(reason, None, self.num_cached_tokens)
         return self.num_cached_tokens

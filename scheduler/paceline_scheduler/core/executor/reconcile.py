@@ -55,6 +55,7 @@ def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
     known = live.output_token_ids
     return (
         live.attempt == seen.attempt
+        and seen.is_of(live.request)
         and live.status is not Status.FINISHED
         and seen.finish is not RowFinish.ERROR
         and len(seen.output_token_ids) >= len(known)
@@ -67,17 +68,27 @@ def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
 
 
 def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | None:
-    """Deliver what a request got before it was taken off its row, if the results of those steps never arrived."""
+    """Deliver what a request got before it was taken off its row, if the results of those steps never arrived.
+
+    That may have been its end, which beats whatever it was taken off for.
+    """
     if live is None or not seen.is_open_record or not _continues(live, seen):
         return None
     offset, fresh = _append_seen(live, seen)
-    return _told(live, offset, fresh, FinishReason.NONE, seen) if len(fresh) else None
+    reason = FINISH_REASONS[seen.finish]
+    if reason is not FinishReason.NONE:
+        live.status, live.final = Status.FINISHED, FinalRelease(len(seen.output_token_ids), reason)
+    elif not len(fresh):
+        return None
+    return _told(live, offset, fresh, reason, seen)
 
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
     live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
+    if live.is_suspect:
+        executor.suspect_rows.add(row)
     _occupy(executor, live, seen, row, RUNNING)
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:

@@ -45,10 +45,17 @@ def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
         )
 
 
-def check_queue(live: LiveRequest, waiting: WaitingQueue, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
+def check_queue(
+    live: LiveRequest,
+    waiting: WaitingQueue,
+    limits: CoreLimits,
+    serving: Sequence[ExecutorState],
+    *,
+    is_owed: bool = False,
+) -> None:
     """Refuse a request that would overfill the queue, or wait in it for longer than a first token may take.
 
-    What was taken once and lost its scheduler or executors is owed its place, and only refused where there is none.
+    What is owed its place, because it lost its scheduler, is only refused where there is none.
 
     `serving` are the executors that take requests for its model now; without any nothing is known of the time.
     """
@@ -65,7 +72,7 @@ def check_queue(live: LiveRequest, waiting: WaitingQueue, limits: CoreLimits, se
         )
     ahead = waiting.ahead_of(live)
     fitting = [executor for executor in serving if live.fits(executor.description)]
-    if ahead.num_requests and fitting and not live.has_begun:
+    if ahead.num_requests and fitting and not is_owed:
         _check_first_token(outlook_of(live, fitting, ahead, limits).first_token_s, ahead, limits)
 
 

@@ -56,7 +56,7 @@ def adopted(seen: RowSnapshot, model: str, handle: int, arrival_number: int, now
 
 def outranks(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
     """Tell whether a request should go on from this sighting, and not from where it is or waits with `output`."""
-    if seen.released is not None or seen.finish is RowFinish.ERROR:
+    if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
     is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.row is None)
     is_heard = live.detached_until_s is None
@@ -65,7 +65,8 @@ def outranks(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
 
 def has_ended_elsewhere(seen: RowSnapshot, live: LiveRequest) -> bool:
     """Tell whether the sighting is the end of a request that only seems to go on: in a row that somebody lost."""
-    return seen.released is not None and live.detached_until_s is not None and seen.attempt >= live.attempt
+    is_unheard = live.detached_until_s is not None
+    return is_unheard and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
 
 
 def _kept_logprobs(seen: RowSnapshot) -> KeptLogprobs | None:

@@ -17,7 +17,8 @@ from paceline_scheduler.core.request import FinishReason, Request, RequestKey
 
 KEEP_S = 60.0
 MAX_KEPT = 4096
-MAX_KEPT_TOKENS = 4_194_304
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+_LOGPROB_BYTES = 128  # of one in memory, about
 _KEPT_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
 
@@ -44,7 +45,7 @@ class Register:
         self._deadlines = Deadlines(lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s)
         self._windows = Deadlines(lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s)
         self._kept: OrderedDict[RequestKey, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
-        self._num_kept_tokens = 0
+        self._num_kept_bytes = 0
         self._num_unheard = 0
 
     def __len__(self) -> int:
@@ -133,10 +134,14 @@ class Register:
         wanted = live.request.is_resumable and not live.is_acknowledged
         if not wanted or live.final is None or live.final.reason not in _KEPT_REASONS:
             return
+        self.drop_old(now)
+        before = self.kept(live.request.key)
+        if self.by_key(live.request.key) is not None or (before is not None and before.attempt > live.attempt):
+            return  # the id has been used again since
         self.drop_kept(live.request.key)
         self._kept[live.request.key] = (now + KEEP_S, live)
-        self._num_kept_tokens += live.num_known_tokens
-        while len(self._kept) > MAX_KEPT or self._num_kept_tokens > MAX_KEPT_TOKENS:
+        self._num_kept_bytes += _num_bytes(live)
+        while len(self._kept) > MAX_KEPT or self._num_kept_bytes > MAX_KEPT_BYTES:
             self.drop_kept(next(iter(self._kept)))
 
     def kept(self, key: RequestKey) -> LiveRequest | None:
@@ -148,9 +153,17 @@ class Register:
         """Keep a request's output no longer, if it was kept."""
         found = self._kept.pop(key, None)
         if found is not None:
-            self._num_kept_tokens -= found[1].num_known_tokens
+            self._num_kept_bytes -= _num_bytes(found[1])
 
     def drop_old(self, now: float) -> None:
         """Keep nothing past its time."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self.drop_kept(next(iter(self._kept)))
+
+
+def _num_bytes(live: LiveRequest) -> int:
+    """Return what keeping a request costs, about."""
+    num_alternatives = 1 + (live.request.num_logprobs or 0)
+    num_logprobs = 0 if live.logprobs is None else len(live.logprobs.tokens) * num_alternatives
+    num_logprobs += len(live.prompt_logprobs or ()) * (1 + (live.request.num_prompt_logprobs or 0))
+    return 4 * live.num_known_tokens + len(live.request.origin) + _LOGPROB_BYTES * num_logprobs

@@ -33,8 +33,11 @@ def way_back(live: LiveRequest | None, output: Int32Array, resumption: Resumptio
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
         return _from_prior(Way.BEGIN, progress, "is unknown")
     has_ended = live.final is not None
-    if has_ended and live.request.body_digest != request.body_digest:
-        return _from_prior(Way.BEGIN, progress, "is unknown")  # the id was used for another request, which is over
+    if (has_ended or not live.was_heard) and live.request.body_digest != request.body_digest:
+        # The id was used for another request, which is over, or whose client left it before this scheduler came.
+        return _from_prior(Way.BEGIN, progress, "is unknown")
+    if live.final is not None and live.final.reason is FinishReason.CANCELLED and request.attachment == 1:
+        return _from_prior(Way.BEGIN, progress, "is unknown")  # sent anew, it is meant anew
     if not has_ended:
         _check_body(live, request, progress)
         _check_attachment(live, request)
