@@ -30,6 +30,7 @@ from paceline_scheduler.link.transport import Connection, Transport
 GET_INFO_TIMEOUT_S = 1.0
 LOST_AFTER_S = 1.5
 STANDBY_DELAY_S = 2.0
+RAISED_DELAY_S = 0.02
 MISMATCH_DELAY_S = 2.0  # in a rolling upgrade the executor may soon be another
 MIN_STREAM_LIFE_S = 1.0
 _LOG_REMINDER_S = 10.0
@@ -149,6 +150,7 @@ class ExecutorLink:
         self._on_raised = on_raised
         self._on_left_out = on_left_out
         self._clock = clock
+        self._jitter = jitter
         self._backoff = Backoff(jitter)
         self._connection: Connection | None = None
         self._drain_notice: DrainNotice | None = None  # that came before the executor was ours
@@ -192,14 +194,14 @@ class ExecutorLink:
             self._stop_lost_timer()
             self._on_displaced(str(error), self._identity.step_down(error))
             self._listener.held(self.address)
-            return STANDBY_DELAY_S
+            return self._varied(STANDBY_DELAY_S)
         except TermRaisedError as error:
             self._end(str(error))
-            return 0.0
+            return self._varied(RAISED_DELAY_S)
         except StandingByError as error:
             self._end(str(error))
             self._stop_lost_timer()
-            return STANDBY_DELAY_S
+            return self._varied(STANDBY_DELAY_S)
         except ProtocolMismatchError as error:
             self._end(str(error))
             self._declare_lost()
@@ -214,6 +216,10 @@ class ExecutorLink:
             log.exception("link_failed", address=self.address)
             self._end(f"internal error: {error!r}")
         return self._backoff.next_s()
+
+    def _varied(self, delay_s: float) -> float:
+        """Return about so long: two schedulers in step could take executors from each other for ever."""
+        return delay_s * (0.75 + 0.5 * self._jitter())
 
     async def _attach_and_drive(self) -> NoReturn:
         connection = self._transport.connect(self.address)

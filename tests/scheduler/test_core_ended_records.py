@@ -1,0 +1,31 @@
+"""A request that ended on the device while it was being taken off its row: its end is in the record, and counts."""
+
+from dataclasses import replace
+
+from paceline_scheduler.core.plan import RowFinish
+from paceline_scheduler.core.request import FinishReason
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+
+
+def test_an_end_that_nobody_heard_of_beats_being_taken_off_the_row():
+    """The row was released for now in the plan after its last step, and the stream broke before either result came."""
+    request = make_request(5, 3)
+    harness = CoreHarness(make_executor())
+    harness.submit(request)
+    harness.step()
+    for _ in range(2):
+        harness.plan()
+        harness.run()
+    harness.core.detach_executor("executor-0")
+    harness.results["executor-0"].clear()
+    description, snapshot = harness.executors["executor-0"].attach("executor-0")
+    (seen,) = snapshot.rows
+    assert seen.finish is RowFinish.LENGTH
+    record = replace(seen, row=None, block_ids=column(), num_computed_tokens=0)
+    harness.client.deliver(harness.core.attach(description, replace(snapshot, rows=(record,)), harness.clock()))
+
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+    assert harness.client.finishes[request.handle].reason is FinishReason.LENGTH
+    assert harness.core.num_unfinished() == 0
+    assert harness.core.num_waiting() == (0, 0)

@@ -1,0 +1,73 @@
+"""A peer that is alive but does not get on with its welcome: heartbeats alone do not keep a stream. In virtual time."""
+
+import asyncio
+
+import pytest
+
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.errors import StreamEndedError
+from paceline_scheduler.link.identity import Identity
+from paceline_scheduler.link.messages import Heartbeat, ModelCard, WaitingInLine, Welcome
+from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+WELCOME = Welcome(
+    ExecutorDescription("executor:1", 1, 1, "simulated", 64, 4, 8, 64, 256, 4, bytes(32)),
+    ModelCard("simulated", "simulated", 256, 32_000, 0, ""),
+    "digest",
+)
+
+
+class BeatingStream:
+    """Says what it is given, then beats for ever."""
+
+    def __init__(self, *messages):
+        self._messages = list(messages)
+
+    async def read(self):
+        """Return the next message."""
+        if self._messages:
+            return self._messages.pop(0)
+        await asyncio.sleep(0.2)
+        return Heartbeat()
+
+    async def write(self, message):
+        """Take anything."""
+
+    def cancel(self):
+        """Nothing to end."""
+
+
+class Events:
+    """Hears of a place in line, and of nothing else."""
+
+    def waits_in_line(self, notice):
+        """Another scheduler drives."""
+
+
+def drive(*messages):
+    """Drive a stream for a minute at most; returns why it ended, None if it did not."""
+
+    async def main():
+        clock = asyncio.get_running_loop().time
+        driver = PlanStreamDriver(BeatingStream(*messages), Events(), clock)
+        try:
+            async with asyncio.timeout(60):
+                await driver.run(Identity("scheduler-a").hello("executor:1"))
+        except TimeoutError:
+            return None
+        except StreamEndedError as error:
+            return str(error)
+
+    return run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("messages", [(), (WELCOME,)], ids=["nothing", "a welcome without a snapshot"])
+def test_a_welcome_that_does_not_come_or_stays_without_its_snapshot_ends_the_stream(messages):
+    """It is attached again, instead of being waited for until somebody looks."""
+    assert "no welcome, or not all of the snapshot" in drive(*messages)
+
+
+def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
+    """Who drives may do so for weeks."""
+    assert drive(WaitingInLine("scheduler-b", 1)) is None

@@ -1,0 +1,1 @@
+"""The protocol, small enough to look at every state it can reach."""
