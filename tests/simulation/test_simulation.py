@@ -1,0 +1,76 @@
+"""Whole systems in virtual time: nothing is lost, doubled or changed, whatever goes wrong, and then everything ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.ablations import ABLATIONS
+from simulation.run import first_failure, run_seed, run_seeds
+
+ROOT = Path(__file__).parents[2]
+NUM_SEEDS = 2_000
+NUM_SOAK_SEEDS = 200_000
+NUM_PROCESSES = 2
+
+
+def run_all(seeds):
+    """Run seeds, print how fast, and fail with the story of the first that failed."""
+    summary = run_seeds(seeds, NUM_PROCESSES)
+    print(summary)
+    if summary.failed:
+        outcome, story = run_seed(summary.failed[0].seed)
+        others = [failed.seed for failed in summary.failed[1:]]
+        replay = f"PYTHONPATH=tools python -m simulation --seed {outcome.seed} --story"
+        pytest.fail(f"{story}\nseed {outcome.seed}: {outcome.failures}\n{replay}\nalso {others}", pytrace=False)
+
+
+def test_whatever_goes_wrong_every_client_gets_exactly_its_output():
+    """Schedulers and executors die, freeze and are replaced, networks break: two thousand ways."""
+    run_all(range(NUM_SEEDS))
+
+
+@pytest.mark.soak
+def test_the_same_in_a_hundred_times_as_many_ways():
+    """Seeds that no other run has looked at."""
+    run_all(range(NUM_SEEDS, NUM_SEEDS + NUM_SOAK_SEEDS))
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_without_a_safeguard_a_run_goes_wrong(name):
+    """Each safeguard is missed within 300 seeds, so the checks notice what they are there for."""
+    ablation = ABLATIONS[name]
+    with ablation.active():
+        outcome = first_failure(range(300), ablation.guards_against)
+    assert outcome is not None, f"nothing goes wrong though not {ablation.safeguard}"
+
+
+def test_safeguards_are_back_when_an_ablation_is_over():
+    """What went wrong without a safeguard goes right with it."""
+    with ABLATIONS["late-tags"].active():
+        assert run_seed(0)[0].failures
+    assert not run_seed(0)[0].failures
+
+
+def test_a_seed_is_the_same_run_under_every_hash_seed():
+    """Nothing depends on the order of a set, or on anything else outside of the seed (I11)."""
+    command = (sys.executable, "-m", "simulation", "--first", "7", "--seeds", "12", "--processes", "1")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    traces = [
+        subprocess.run(
+            command, env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
+        ).stdout.split(";")[0]
+        for hash_seed in ("0", "1")
+    ]
+    assert traces[0] == traces[1]
+    assert traces[0].startswith("trace ")
+
+
+def test_a_failed_seed_ends_with_its_story_and_what_replays_it():
+    """What is printed is enough to look at the failure again."""
+    with ABLATIONS["late-tags"].active():
+        outcome, story = run_seed(0)
+    assert 20 <= len(story.splitlines()) <= 50
+    assert outcome.failures[0] in story

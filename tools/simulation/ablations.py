@@ -1,0 +1,230 @@
+"""Safeguards that can be switched off, to see that runs go wrong without them: what notices nothing checks nothing.
+
+Each ablation replaces the function that embodies a safeguard, in the whole process and for as long as it lasts.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.raw import RawResumption
+from paceline_scheduler.api.stream import RequestStream
+from paceline_scheduler.core import core, recovery
+from paceline_scheduler.core.executor import results
+from paceline_scheduler.core.executor.group import ExecutorGroup
+from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
+from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Resumed
+from paceline_scheduler.core.plan import BatchPlan, BlockTag, Release, StepResult
+from paceline_scheduler.core.planning.planner import Decision
+from paceline_scheduler.core.prefix import PrefixChain
+from paceline_scheduler.core.request import Int32Array, Progress, Request, RequestKey, Resumption
+from paceline_scheduler.core.requests import resuming
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.tables.rows import RUNNING
+from paceline_scheduler.link.fleet import Fleet
+from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.link.sync_gate import SyncGate
+from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.simulator.fence import Fence
+from paceline_scheduler.simulator.receiving import PlanInbox
+from paceline_scheduler.simulator.service import SimulatedService
+from simulation.scenario import FaultKind
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """One safeguard. `replaced` are the functions that embody it: where they are, their names, what stands there.
+
+    `guards_against` is the fault without which it cannot be missed, if it is one.
+    """
+
+    safeguard: str
+    replaced: tuple[tuple[object, str, Any], ...]
+    guards_against: FaultKind | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Go without the safeguard for a while."""
+        with ExitStack() as stack:
+            for where, name, instead in self.replaced:
+                stack.enter_context(mock.patch.object(where, name, instead))
+            yield
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+def _yes(*_: object) -> bool:
+    return True
+
+
+def _no(*_: object) -> bool:
+    return False
+
+
+async def _at_once(_: object) -> None:
+    """Wait for nothing."""
+
+
+# Executors. The originals are kept, because what stands in their place goes on to them.
+
+_check_identity = PlanInbox._check_identity
+_attach = SimulatedExecutor.attach
+
+
+def _check_any_epoch(inbox: PlanInbox, plan: BatchPlan) -> None:
+    _check_identity(inbox, replace(plan, incarnation=inbox._incarnation, epoch=inbox._epoch))
+
+
+def _check_any_step(inbox: PlanInbox, plan: BatchPlan) -> None:
+    _check_identity(inbox, replace(plan, step_id=inbox._next_step_id))
+
+
+def _attach_with_old_plans(executor: SimulatedExecutor, address: str) -> tuple[ExecutorDescription, Snapshot]:
+    waiting = executor._inbox.waiting
+    accepted = _attach(executor, address)
+    executor._inbox.waiting.extend(waiting)
+    return accepted
+
+
+# Scheduler
+
+_matching_step = results._matching_step
+_tag_filled = ExecutorState._tag_filled
+_commit = ExecutorState.commit
+_join = recovery.join
+_way_back = resuming.way_back
+_make_chain = PrefixChain.__init__
+
+
+def _match_any_grants(executor: ExecutorState, result: StepResult) -> StepInFlight:
+    if executor.in_flight:
+        result = replace(result, grant_hash=executor.in_flight[0].grant_hash)
+    return _matching_step(executor, result)
+
+
+def _tag_planned(executor: ExecutorState, row: int) -> list[BlockTag]:
+    """Tag what will be full when the plans in flight have run."""
+    rows = executor.rows
+    computed = int(rows.num_computed[row])
+    rows.num_computed[row] = min(int(rows.num_scheduled[row]), int(rows.num_known[row]))
+    tags = _tag_filled(executor, row)
+    rows.num_computed[row] = computed
+    return tags
+
+
+def _settle_early(executor: ExecutorState) -> tuple[list[BlockTag], list[Release]]:
+    executor.rows_to_tag = [row for row in range(len(executor.rows.state)) if executor.rows.state[row] == RUNNING]
+    return _settle(executor)
+
+
+_settle = ExecutorState.settle
+
+
+def _commit_confirmed(
+    executor: ExecutorState, decision: Decision, tags: list[BlockTag], releases: list[Release], now: float
+) -> BatchPlan:
+    """Free rows with the plan that releases them."""
+    plan = _commit(executor, decision, tags, releases, now)
+    for release in plan.releases:
+        executor.rows.vacate(release.row)
+    executor.in_flight[-1] = replace(executor.in_flight[-1], released_rows=())
+    return plan
+
+
+def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+    progress = Progress(0, OUTPUT_HASH_START, resumption.progress.last_attempt)
+    return _join(state, live, Resumption(resumption.request, progress))
+
+
+def _holds_as_many(output: Int32Array, progress: Progress) -> bool:
+    return progress.resume_from <= len(output)
+
+
+def _way_back_with_any_body(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> resuming.Way:
+    if live is not None:
+        request = replace(resumption.request, body_digest=live.request.body_digest)
+        resumption = Resumption(request, resumption.progress)
+    return _way_back(live, output, resumption)
+
+
+def _any_stream_before(edge: Edge, key: RequestKey, resumption: RawResumption) -> RequestStream | None:
+    del resumption
+    return edge.requests.by_key(key)
+
+
+def _chain_of_all_tenants(chain: PrefixChain, tag_key: bytes, block_size: int, request: Request) -> None:
+    _make_chain(chain, tag_key, block_size, replace(request, key=replace(request.key, tenant="")))
+
+
+def _outranks_always(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
+    del live, output
+    return seen.released is None
+
+
+ABLATIONS: dict[str, Ablation] = {
+    "epoch": Ablation(
+        "plans of another epoch have no effect",
+        ((PlanInbox, "_check_identity", _check_any_epoch),),
+        FaultKind.REPLAY,
+    ),
+    "step": Ablation(
+        "plans run in order and once", ((PlanInbox, "_check_identity", _check_any_step),), FaultKind.MANGLE
+    ),
+    "term": Ablation("no claim is accepted after a higher one", ((Fence, "is_superseded", _no),)),
+    "lease": Ablation("who is heard of keeps the executor", ((Fence, "is_free", _yes),)),
+    "line": Ablation("who comes second waits", ((Fence, "goes_first", _yes),)),
+    "queued-plans": Ablation(
+        "plans that were not launched are dropped at an acceptance",
+        ((SimulatedService, "_drop_plans", _nothing), (SimulatedExecutor, "attach", _attach_with_old_plans)),
+    ),
+    "grant-hash": Ablation(
+        "block tables that differ are noticed",
+        ((results, "_matching_step", _match_any_grants),),
+        FaultKind.CHANGE_GRANT,
+    ),
+    "late-tags": Ablation(
+        "blocks are tagged when they are known to be full",
+        ((ExecutorState, "_tag_filled", _tag_planned), (ExecutorState, "settle", _settle_early)),
+    ),
+    "leaving": Ablation("a row is free when its release is confirmed", ((ExecutorState, "commit", _commit_confirmed),)),
+    "attempt": Ablation(
+        "of two rows the higher attempt lives", ((recovery, "outranks", _outranks_always),), FaultKind.ZOMBIE
+    ),
+    "offset": Ablation("a client is served from the offset it asks for", ((recovery, "join", _join_from_the_start),)),
+    "rolling-hash": Ablation(
+        "only output that the client holds is gone on with",
+        ((resuming, "holds_beginning", _holds_as_many),),
+        FaultKind.BAD_RESUME,
+    ),
+    "body": Ablation(
+        "a request is resumed only as the same request",
+        ((core, "way_back", _way_back_with_any_body),),
+        FaultKind.BAD_RESUME,
+    ),
+    "attachment": Ablation(
+        "the highest attachment has the request",
+        ((Edge, "_before", _any_stream_before), (resuming, "_check_attachment", _nothing)),
+        FaultKind.LATE_REQUEST,
+    ),
+    "sync-gate": Ablation(
+        "nothing is admitted before it is known what executors run",
+        (
+            (SyncGate, "passed", _at_once),
+            (ExecutorGroup, "await_word", _nothing),
+        ),
+        FaultKind.RETURN,
+    ),
+    "tenant": Ablation("no tenant hits another one's blocks", ((PrefixChain, "__init__", _chain_of_all_tenants),)),
+    "silence": Ablation(
+        "a silent executor is given up", ((PlanStreamDriver, "_check_alive", _nothing),), FaultKind.HALF_OPEN
+    ),
+    "yielding": Ablation("who finds a higher claim yields everywhere", ((Fleet, "_displaced", _nothing),)),
+}
+"""By name."""

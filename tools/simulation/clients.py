@@ -1,0 +1,201 @@
+"""Clients as nodes of the network: the real client library, dialling whatever scheduler answers."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Protocol, cast
+
+import grpc
+import grpc.aio
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_client import wire
+from paceline_client.config import Keepalive, Limits, Retry, Timeout
+from paceline_client.connection import Connection
+from paceline_client.errors import PacelineError
+from paceline_client.exchange import Exchange
+from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
+from paceline_client.results import Delta, Result
+from paceline_scheduler.api import status
+from simulation.loop import Node, SimulationLoop
+from simulation.network import Call, CallEndedError, End, Network
+from simulation.scenario import PlannedRequest
+from simulation.schedulers import CONNECT, SESSION, SchedulerHost
+
+_UP_TO_DATE = 0.8  # how often a name leads to where it should
+_PATIENT = 1000  # attempts at a request that is refused: while things go wrong many are
+_CODES = {
+    End.HALF_CLOSED: grpc.StatusCode.OK,
+    End.FINISHED: grpc.StatusCode.OK,
+    End.CANCELLED: grpc.StatusCode.CANCELLED,
+}
+
+
+class ClientEvents(Protocol):
+    """What is told of a client's requests."""
+
+    def received(self, planned: PlannedRequest, delta: Delta) -> None:
+        """More of the output has come out of the library."""
+        ...
+
+    def ended(self, planned: PlannedRequest, end: Result | PacelineError | None) -> None:
+        """It is over; None: its reader left."""
+        ...
+
+
+class SimulatedSessionCall:
+    """A Session call over the simulated network, as the library uses one of grpc.aio."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def read(self) -> object:
+        """Return the next message, or grpc.aio.EOF."""
+        try:
+            return await self._call.answer()
+        except CallEndedError as ended:
+            if _code(ended.end) is grpc.StatusCode.OK:
+                return grpc.aio.EOF
+            raise _rpc_error(ended.end) from None
+
+    async def write(self, message: pb.SessionRequest) -> None:
+        """Send a message."""
+        try:
+            self._call.ask(message)
+        except CallEndedError as ended:
+            raise _rpc_error(ended.end) from None
+
+    async def done_writing(self) -> None:
+        """Send nothing more."""
+        self._call.half_close()
+
+    def cancel(self) -> bool:
+        """End the call."""
+        self._call.cancel()
+        return True
+
+
+class SimulatedChannel:
+    """A connection to one scheduler, whichever the name of the service led to."""
+
+    def __init__(self, network: Network, node: Node, scheduler: str) -> None:
+        self._network = network
+        self._node = node
+        self._scheduler = scheduler
+        self._calls: list[Call] = []
+
+    async def becomes_ready(self, seconds: float) -> bool:
+        """Whether it connects."""
+        call = self._network.call(self._node, self._scheduler, CONNECT)
+        try:
+            async with asyncio.timeout(seconds):
+                await call.answer()
+        except (CallEndedError, TimeoutError):
+            return False
+        finally:
+            call.cancel()
+        return True
+
+    async def why_not_ready(self) -> str:
+        """The reason why it does not connect."""
+        return f"{self._scheduler} does not answer"
+
+    def open_session(self) -> wire.SessionCall:
+        """Start the Session call."""
+        call = self._network.call(self._node, self._scheduler, SESSION)
+        self._calls.append(call)
+        return cast("wire.SessionCall", SimulatedSessionCall(call))
+
+    async def close(self) -> None:
+        """End it and the calls on it."""
+        for call in self._calls:
+            call.cancel()
+
+
+class ClientHost:
+    """A process with one client, which runs what is planned for it. `schedulers` are those it may be led to."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: SimulationLoop,
+        network: Network,
+        random: Random,
+        schedulers: Sequence[SchedulerHost],
+        events: ClientEvents,
+    ) -> None:
+        self.name = name
+        self.node = loop.add_node(name)
+        self._loop = loop
+        self._network = network
+        self._random = random
+        self._schedulers = schedulers
+        self._events = events
+        self._retry = Retry(max_attempts=_PATIENT, draw=random.random)
+        self._connection = loop.run_as(self.node, self._connect)
+
+    def kill(self) -> None:
+        """End the process at once; nobody starts it again."""
+        self._loop.kill(self.node)
+        self._network.gone(self.node)
+
+    def start(self, planned: PlannedRequest) -> None:
+        """Send a request when its time has come, and read what comes of it."""
+        task = self._loop.spawn(self.node, self._run(planned))
+        task.add_done_callback(self._stopped)
+
+    def _connect(self) -> Connection[SimulatedChannel]:
+        return Connection("service", dial=self._dial, retry=self._retry, keepalive=Keepalive(), limits=Limits())
+
+    def _dial(self) -> SimulatedChannel:
+        """Dial the name of the service: mostly it leads to a scheduler that is ready, if there is one."""
+        ready = [host for host in self._schedulers if host.is_ready]
+        hosts = ready if ready and self._random.random() < _UP_TO_DATE else self._schedulers
+        return SimulatedChannel(self._network, self.node, self._random.choice(hosts).name)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.failures.append(error)
+
+    async def _run(self, planned: PlannedRequest) -> None:
+        await asyncio.sleep(planned.at_s)
+        exchange = Exchange(self._connection, as_request(planned), self._retry)
+        num_deltas = 0
+        try:
+            async with aclosing(exchange.deltas()) as deltas:
+                async for delta in deltas:
+                    self._events.received(planned, delta)
+                    num_deltas += 1
+                    if planned.leaves_after is not None and num_deltas > planned.leaves_after:
+                        break
+        except PacelineError as error:
+            self._events.ended(planned, error)
+            return
+        self._events.ended(planned, exchange.end if isinstance(exchange.end, Result) else None)
+
+
+def as_request(planned: PlannedRequest) -> Request:
+    """Return the request as the library takes it."""
+    return Request(
+        prompt=TokenIds(planned.prompt),
+        request_id=planned.request_id,
+        tenant=planned.tenant,
+        model="",
+        sampling=Sampling(seed=planned.seed, n=planned.num_completions),
+        stopping=Stopping(max_tokens=planned.max_tokens, stop=planned.stop or None),
+        output=Output(logprobs=planned.logprobs),
+        scheduling=Scheduling(),
+        timeout=Timeout(total_seconds=planned.timeout_s),
+    )
+
+
+def _code(end: object) -> grpc.StatusCode:
+    return _CODES.get(end, grpc.StatusCode.UNAVAILABLE) if isinstance(end, End) else grpc.StatusCode.UNAVAILABLE
+
+
+def _rpc_error(end: object) -> grpc.aio.AioRpcError:
+    if isinstance(end, status.ErrorStatus):
+        trailing = grpc.aio.Metadata(*status.trailing_metadata(end))
+        return grpc.aio.AioRpcError(end.code, grpc.aio.Metadata(), trailing, end.message)
+    return grpc.aio.AioRpcError(_code(end), grpc.aio.Metadata(), grpc.aio.Metadata(), str(end))

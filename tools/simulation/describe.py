@@ -1,0 +1,90 @@
+"""Messages in a few words, for the story of a run and for its hash."""
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.plan import BatchPlan, StepResult
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.link.messages import Heartbeat, SnapshotPart, Welcome
+from simulation.network import Call, Inbox
+
+_SHORT = 120
+
+
+def is_heartbeat(message: object) -> bool:
+    """Tell whether a message says no more than that somebody is alive."""
+    if isinstance(message, Heartbeat):
+        return True
+    if isinstance(message, pb.SessionRequest):
+        return message.HasField("heartbeat")
+    return isinstance(message, pb.SessionResponse) and message.HasField("heartbeat") and not message.deltas
+
+
+def describe(call: Call, inbox: Inbox, message: object) -> str:
+    """Return what arrives, and from where."""
+    return f"<- {inbox.sender.name}  {call.method} {call.number}: {_words(message)}"
+
+
+def _words(message: object) -> str:
+    match message:
+        case BatchPlan():
+            return _plan(message)
+        case StepResult():
+            tokens = dict(zip(message.rows.tolist(), message.num_accepted.tolist(), strict=True))
+            return f"result {message.epoch}.{message.step_id}, tokens by row {tokens}"
+        case Heartbeat():
+            return "heartbeat"
+        case pb.SessionRequest():
+            return _session_request(message)
+        case pb.SessionResponse():
+            return _session_response(message)
+        case Welcome(description):
+            return f"welcome, incarnation {description.incarnation & 0xFFFF:04x}, epoch {description.epoch}"
+        case SnapshotPart(rows):
+            return "snapshot: " + ", ".join(_row(part.row) for part in rows)
+        case TokenizerSource():
+            return "tokenizer"
+    return str(message)[:_SHORT]
+
+
+def _plan(plan: BatchPlan) -> str:
+    words = [f"plan {plan.epoch}.{plan.step_id}"]
+    words += [f"places {_key(p.request.key)} attempt {p.attempt} on row {p.row}" for p in plan.placements]
+    words += [f"releases row {release.row}{'' if release.final else ' for now'}" for release in plan.releases]
+    if len(plan.rows):
+        words.append("runs rows " + " ".join(map(str, plan.rows.tolist())))
+    if plan.forget:
+        words.append("forgets " + " ".join(map(_key, plan.forget)))
+    return ", ".join(words)
+
+
+def _session_request(message: pb.SessionRequest) -> str:
+    match message.WhichOneof("message"):
+        case "generate":
+            asked = message.generate
+            return f"generate {asked.request_id} attachment {asked.attachment} from {asked.resume_from}"
+        case "cancel":
+            return f"cancel {message.cancel.request_id}"
+        case "acknowledge":
+            return "acknowledge " + " ".join(message.acknowledge.request_ids)
+    return "heartbeat"
+
+
+def _session_response(message: pb.SessionResponse) -> str:
+    words = [
+        f"{each.request_id}.{each.delta.index} +{len(each.delta.token_ids)} at {each.delta.offset}"
+        + (" ends" if each.delta.HasField("finish") else "")
+        for each in message.deltas
+    ]
+    words += [f"{each.request_id} fails: {each.error.message[:_SHORT]}" for each in message.failures]
+    if message.HasField("drain"):
+        words.append("drain")
+    return ", ".join(words) or "heartbeat"
+
+
+def _row(row: RowSnapshot) -> str:
+    return f"{_key(row.key)} row {row.row} attempt {row.attempt} output {len(row.output_token_ids)}"
+
+
+def _key(key: RequestKey) -> str:
+    return f"{key.request_id}.{key.index}" if key.index else key.request_id

@@ -1,0 +1,223 @@
+"""What a seed stands for: how large the system is, what its clients ask, and what goes wrong when.
+
+Knows chance and bounds. Refuses to know how any of it is done.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from random import Random
+
+from paceline_scheduler.core.executors import StepPoint
+from paceline_scheduler.link.messages import ProtocolRange
+from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.tokens import TokenRule, reference_output
+
+FAULTS_END_S = 6.0  # what still is wrong then is put right
+_TENANTS = ("red", "blue")
+NUM_BYTE_TOKENS = 256
+_NUM_ASCII = 128
+
+
+class Reproducibility(Enum):
+    """Whether another process draws the same tokens."""
+
+    SAME_TOKENS = "the same tokens everywhere"
+    OTHER_TOKENS = "other tokens in every process"
+
+
+class FaultKind(Enum):
+    """What goes wrong; the letters are those of testing.md."""
+
+    KILL_SCHEDULER = "F1 kill scheduler"
+    FREEZE_SCHEDULER = "F2 freeze scheduler"
+    KILL_EXECUTOR = "F3 kill executor"
+    FREEZE_EXECUTOR = "F4 freeze executor"
+    ZOMBIE = "F4 an executor is cut off, and back when its requests run elsewhere"
+    SLOW_PATH = "F5 slow path, then reset"
+    MANGLE = "F5 messages lost, doubled, reordered"
+    REPLAY = "F5 a plan of an earlier stream comes in place of the one that is due"
+    CHANGE_GRANT = "F5 another block than the one granted"
+    HALF_OPEN = "F6 half-open"
+    HOLD = "F6 nothing gets through for a while"
+    TAKE_OVER = "F7 takeover"
+    JUMP_CLOCK = "F13 clock jumps"
+    DRAIN_SCHEDULER = "F15 scheduler drains, and its next version starts"
+    DRAIN_EXECUTOR = "F15 executor drains, and its next version starts"
+    CRASH_LOOP = "F16 scheduler crashes while it recovers"
+    LATE_REQUEST = "F5 a request arrives when its client has come back already"
+    BAD_RESUME = "F17 bad resume"
+    RETURN = "F1 a client comes back to a successor without its tokens"
+    BREAK_PATH = "F18 reset"
+    KILL_CLIENT = "client dies"
+
+
+_WEIGHTS = {
+    FaultKind.KILL_SCHEDULER: 5,
+    FaultKind.FREEZE_SCHEDULER: 3,
+    FaultKind.KILL_EXECUTOR: 4,
+    FaultKind.FREEZE_EXECUTOR: 3,
+    FaultKind.ZOMBIE: 3,
+    FaultKind.SLOW_PATH: 3,
+    FaultKind.MANGLE: 3,
+    FaultKind.REPLAY: 2,
+    FaultKind.CHANGE_GRANT: 3,
+    FaultKind.HALF_OPEN: 3,
+    FaultKind.HOLD: 2,
+    FaultKind.TAKE_OVER: 2,
+    FaultKind.JUMP_CLOCK: 1,
+    FaultKind.DRAIN_SCHEDULER: 2,
+    FaultKind.DRAIN_EXECUTOR: 2,
+    FaultKind.CRASH_LOOP: 2,
+    FaultKind.LATE_REQUEST: 3,
+    FaultKind.BAD_RESUME: 3,
+    FaultKind.RETURN: 2,
+    FaultKind.BREAK_PATH: 4,
+    FaultKind.KILL_CLIENT: 1,
+}
+
+
+FORGETS_NOTHING = frozenset(
+    {
+        FaultKind.KILL_SCHEDULER,
+        FaultKind.LATE_REQUEST,
+        FaultKind.TAKE_OVER,
+        FaultKind.CRASH_LOOP,
+        FaultKind.BAD_RESUME,
+        FaultKind.RETURN,
+        FaultKind.KILL_CLIENT,
+    }
+)
+"""After these executors still have what they had, are reached in time, and no scheduler drives in its dreams only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong. `seed` is for what is drawn when it happens, which depends on how things stand."""
+
+    at_s: float
+    kind: FaultKind
+    lasts_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """What a client asks for, and when it gives up: after so many deltas, if at all."""
+
+    at_s: float
+    client: int
+    tenant: str
+    request_id: str
+    prompt: tuple[int, ...]
+    seed: int
+    max_tokens: int
+    num_completions: int
+    timeout_s: float | None
+    leaves_after: int | None
+    logprobs: int | None
+    stop: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run, before it is run."""
+
+    seed: int
+    num_clients: int
+    scheduler_protocols: tuple[ProtocolRange, ...]
+    executor_protocols: tuple[ProtocolRange, ...]
+    config: SimulatorConfig
+    reproducibility: Reproducibility
+    requests: tuple[PlannedRequest, ...]
+    faults: tuple[Fault, ...]
+
+
+def draw_scenario(seed: int) -> Scenario:
+    """Return the run that a seed stands for."""
+    random = Random(f"scenario {seed}")  # noqa: S311 - nothing secret
+    num_clients = random.randint(1, 2)
+    is_same = random.random() < 0.7
+    config = _draw_config(random)
+    return Scenario(
+        seed=seed,
+        num_clients=num_clients,
+        scheduler_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 1, 2, 2, 3)))),
+        executor_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 2, 2, 3)))),
+        config=config,
+        reproducibility=Reproducibility.SAME_TOKENS if is_same else Reproducibility.OTHER_TOKENS,
+        requests=_draw_requests(random, num_clients, config.tokens),
+        faults=_draw_faults(random),
+    )
+
+
+def _draw_protocols(random: Random) -> ProtocolRange:
+    return ProtocolRange(1, random.choice((1, 1, 1, 2, 3)))
+
+
+def _draw_config(random: Random) -> SimulatorConfig:
+    step_ns = random.choice((15, 40, 80)) * 1_000_000
+    return SimulatorConfig(
+        num_blocks=random.choice((14, 16, 20, 64)),
+        block_size=4,
+        max_num_rows=random.choice((2, 3, 8)),
+        max_num_batched_tokens=random.choice((16, 64)),
+        max_model_len=56,
+        max_plans_in_flight=4,
+        tokens=TokenRule(vocab_size=VOCAB_SIZE, end_probability=random.choice((0.0, 0.05))),
+        step_points=(StepPoint(1, step_ns), StepPoint(64, 2 * step_ns)),
+    )
+
+
+def _draw_requests(random: Random, num_clients: int, rule: TokenRule) -> tuple[PlannedRequest, ...]:
+    beginnings = [_draw_tokens(random, random.randint(4, 24)) for _ in range(2)]
+    requests = [_draw_request(random, number, num_clients, beginnings) for number in range(random.randint(2, 6))]
+    return tuple(_draw_stop(random, request, rule) for request in requests)
+
+
+def _draw_stop(random: Random, request: PlannedRequest, rule: TokenRule) -> PlannedRequest:
+    """Give some requests a stop text, one that they meet."""
+    if random.random() < 0.7:
+        return request
+    output = reference_output(request.prompt, request.seed, request.max_tokens, rule)
+    letters = [chr(token_id) for token_id in output if token_id < _NUM_ASCII]
+    return replace(request, stop=random.choice(letters)) if letters else request
+
+
+def _draw_request(random: Random, number: int, num_clients: int, beginnings: list[tuple[int, ...]]) -> PlannedRequest:
+    beginning = random.choice(beginnings) if random.random() < 0.7 else ()
+    end = () if beginning and random.random() < 0.3 else _draw_tokens(random, random.randint(3, 30 - len(beginning)))
+    return PlannedRequest(
+        at_s=random.uniform(0.1, 3.0),
+        client=random.randrange(num_clients),
+        tenant=random.choice(_TENANTS),
+        request_id=f"request-{number}",
+        prompt=beginning + end,
+        seed=random.getrandbits(40),
+        max_tokens=random.randint(3, 18),
+        num_completions=2 if random.random() < 0.2 else 1,
+        timeout_s=random.uniform(2.0, 10.0) if random.random() < 0.12 else None,
+        leaves_after=random.randint(0, 4) if random.random() < 0.12 else None,
+        logprobs=1 if random.random() < 0.15 else None,
+        stop="",
+    )
+
+
+def _draw_tokens(random: Random, count: int) -> tuple[int, ...]:
+    return tuple(random.randrange(NUM_BYTE_TOKENS) for _ in range(count))
+
+
+def _draw_faults(random: Random) -> tuple[Fault, ...]:
+    weights = _WEIGHTS
+    if random.random() < 0.1:
+        weights = {kind: weight for kind, weight in _WEIGHTS.items() if kind in FORGETS_NOTHING}
+    faults = [
+        Fault(
+            at_s=random.uniform(0.0, FAULTS_END_S - 1.5),
+            kind=kind,
+            lasts_s=random.choice((0.05, 0.3, 1.0, 2.0, 3.5)) * random.uniform(0.5, 1.5),
+            seed=random.getrandbits(32),
+        )
+        for kind in random.choices(list(weights), list(weights.values()), k=random.choice((0, 1, 2, 2, 3, 3, 4, 5)))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))

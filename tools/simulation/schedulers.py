@@ -1,0 +1,198 @@
+"""Schedulers as nodes of the network: core, links and edge as in production, put together as the process does it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from random import Random
+from typing import NoReturn
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_scheduler.api import status
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.servicer_session import serve_session
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.plan import StepResult
+from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
+from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.errors import SchedulerError
+from paceline_scheduler.link.discovery import Discovery, parse_executors
+from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.fleet import Fleet
+from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.messages import ProtocolRange
+from paceline_scheduler.link.tokenizers import TokenizerShelf
+from simulation.loop import Node, NodeState, SimulationLoop
+from simulation.network import Call, CallEndedError, Network
+from simulation.transport import SimulatedTransport
+
+CONNECT = "Connect"
+SESSION = "Session"
+_GIVE_UP_S = 0.1  # for clients to hear of it
+_LIMITS = EdgeLimits()
+
+
+class _CheckedCore(Core):
+    """A core that looks after every event whether its tables agree, and whether attempts only rise."""
+
+    def __init__(self, limits: CoreLimits) -> None:
+        super().__init__(limits)
+        self._attempts: dict[RequestKey, tuple[LiveRequest, int]] = {}
+
+    def attach(self, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+        """Take over an executor, and check."""
+        outputs = super().attach(description, snapshot, now)
+        self.check()
+        self._check_attempts()
+        return outputs
+
+    def complete(self, address: str, result: StepResult, now: float) -> Outputs:
+        """Apply a result, and check."""
+        outputs = super().complete(address, result, now)
+        self.check()
+        self._check_attempts()
+        return outputs
+
+    def _check_attempts(self) -> None:
+        before = self._attempts
+        self._attempts = {live.request.key: (live, live.attempt) for live in self._state.register.all()}
+        for key, (live, attempt) in self._attempts.items():
+            known, highest = before.get(key, (live, 0))
+            assert known is not live or attempt >= highest, f"{key} fell from attempt {highest} to {attempt}"
+            assert live.num_preemptions <= MAX_PREEMPTIONS, f"{key} was preempted {live.num_preemptions} times"
+
+
+class SchedulerHost:
+    """A host on which one scheduler process after another runs."""
+
+    def __init__(
+        self, name: str, loop: SimulationLoop, network: Network, random: Random, executors: str, limits: CoreLimits
+    ) -> None:
+        self.name = name
+        self.node: Node | None = None
+        self.core: Core | None = None
+        self.driver: Driver | None = None
+        self.is_draining = False
+        self._edge: Edge | None = None
+        self._links: asyncio.Task[NoReturn] | None = None
+        self._loop = loop
+        self._network = network
+        self._random = random
+        self._executors = executors
+        self._limits = limits
+
+    def start(self, approach: Approach, protocols: ProtocolRange) -> None:
+        """Start a process."""
+        assert self.node is None or self.node.is_dead, "one process at a time"
+        node = self.node = self._loop.add_node(self.name)
+        self.is_draining = False
+        identity = Identity(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
+        self._loop.run_as(node, lambda: self._assemble(node, identity))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its health says that it serves; it says nothing while it is frozen or dead."""
+        is_running = self.node is not None and self.node.state is NodeState.RUNNING
+        return is_running and self.driver is not None and self.driver.is_ready
+
+    def kill(self) -> None:
+        """End the process at once."""
+        assert self.node is not None, "there is one"
+        self._loop.kill(self.node)
+        self._network.gone(self.node)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what runs end, for so long, as the process does when it is told to stop. To be run on its node."""
+        driver, edge, links = self.driver, self._edge, self._links
+        assert driver is not None, "it runs"
+        assert edge is not None, "it runs"
+        assert links is not None, "it runs"
+        self.is_draining = True
+        driver.begin_drain()
+        edge.drain("the scheduler is shutting down", seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await edge.drained()
+        except TimeoutError:
+            links.cancel()
+            driver.give_up("the scheduler is shutting down; send the request again")
+            await asyncio.sleep(_GIVE_UP_S)
+
+    def left(self) -> list[str]:
+        """Return what the core still knows of requests and blocks."""
+        core, driver = self.core, self.driver
+        if core is None or driver is None or self.node is None or self.node.is_dead:
+            return []
+        left = [f"{core.num_unfinished()} requests in {self.name}"] if core.num_unfinished() else []
+        left += [
+            f"{executor.num_used_blocks} blocks of {executor.address} in {self.name}"
+            for executor in driver.executors()
+            if executor.num_used_blocks
+        ]
+        return left
+
+    def _assemble(self, node: Node, identity: Identity) -> None:
+        loop = self._loop
+        self.driver = Driver(self._make_core, loop.time, loop)
+        texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
+        self._edge = Edge(self.driver, texts, _LIMITS, self._random.random)
+        self.driver.connect(self._edge)
+        fleet = Fleet(
+            Discovery(parse_executors(self._executors), _no_names),
+            SimulatedTransport(self._network, node),
+            identity,
+            self.driver,
+            loop.time,
+            self._random.random,
+            TokenizerShelf(texts.prepare),
+        )
+        self._network.listen(node, self._serve)
+        self._links = loop.create_task(fleet.run())
+        self._links.add_done_callback(self._stopped)
+
+    def _make_core(self) -> Core:
+        self.core = _CheckedCore(self._limits)
+        return self.core
+
+    def _stopped(self, task: asyncio.Task[NoReturn]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.failures.append(error)
+
+    async def _serve(self, call: Call) -> None:
+        assert self._edge is not None, "it listens while it runs"
+        if call.method == CONNECT:
+            call.tell(None)
+            call.finish()
+            return
+        try:
+            responses = serve_session(self._edge, _requests(call))
+            assert isinstance(responses, AsyncGenerator), (
+                "which is closed when the call ends, as the server's guard does"
+            )
+            async with aclosing(responses):
+                async for response in responses:
+                    call.tell(response)
+            call.finish()
+        except SchedulerError as error:
+            call.finish(status.describe(error, self._random.random))
+
+
+async def _requests(call: Call) -> AsyncIterator[pb.SessionRequest]:
+    """Yield what the client sends until it ends its side."""
+    while True:
+        try:
+            message = await call.question()
+        except CallEndedError:
+            return
+        assert isinstance(message, pb.SessionRequest), "what clients send"
+        yield message
+
+
+async def _no_names(name: str, port: int) -> tuple[str, ...]:
+    raise OSError(f"no name {name}:{port}")

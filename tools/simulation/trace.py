@@ -1,0 +1,35 @@
+"""What happened in a run, in order: a hash of all of it, and the last of it in words."""
+
+from collections import deque
+from hashlib import blake2b
+
+_STORY_LENGTH = 40
+
+
+class Trace:
+    """Takes events. `is_kept_whole` keeps the whole story instead of its end."""
+
+    def __init__(self, *, is_kept_whole: bool = False) -> None:
+        self.num_events = 0
+        self.is_kept_whole = is_kept_whole
+        self._hash = blake2b(digest_size=16)
+        self._lines: deque[tuple[float, str, str]] = deque(maxlen=None if is_kept_whole else _STORY_LENGTH)
+
+    def add(self, now_s: float, node: str, what: str) -> None:
+        """Something happened at a node."""
+        self.num_events += 1
+        self._lines.append((now_s, node, what))
+        self._hash.update(f"{now_s!r} {node} {what}\n".encode())
+
+    def remark(self, now_s: float, node: str, what: str) -> None:
+        """Tell something in the story only: what the hash must not depend on, such as log lines."""
+        self._lines.append((now_s, node, what))
+
+    @property
+    def digest(self) -> str:
+        """The hash of all events so far."""
+        return self._hash.hexdigest()
+
+    def story(self) -> str:
+        """Return what happened, a line per event."""
+        return "\n".join(f"{now_s:9.4f} s  {node:<14} {what}" for now_s, node, what in self._lines)
