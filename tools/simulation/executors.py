@@ -141,9 +141,10 @@ class ExecutorHost:
         task.add_done_callback(self._stopped)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it runs a request."""
-        return self.service is not None and bool(self.service.executor.rows)
+    def num_tokens_ahead(self) -> int:
+        """How many tokens the longest request may still get."""
+        rows = () if self.service is None else self.service.executor.rows.values()
+        return max((row.placement.max_tokens - row.num_output_tokens for row in rows), default=0)
 
     def runs(self, request_id: str) -> bool:
         """Tell whether a request is on a row."""

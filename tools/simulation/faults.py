@@ -26,6 +26,8 @@ _CLOCK_JUMP_S = 10.0
 _MAX_LAG_S = 5.0
 _POLL_S = 0.05
 _MAX_POLLS = 20
+_MANY_TOKENS = 8
+_AT_WHO_DRIVES = 0.75  # of the faults of paths so many hit a scheduler that serves, if there is one
 _SLOW_ANSWER_S = (0.1, 0.2)
 
 
@@ -246,12 +248,11 @@ class Faults:
 
     async def _zombie(self, hit: _Hit) -> None:
         """Cut off an executor that runs something until it counts as lost, and a little longer."""
-        busy = [host for host in self._stage.executors if host.is_busy]
         for _ in range(_MAX_POLLS):
+            busy = [host for host in self._stage.executors if host.num_tokens_ahead >= _MANY_TOKENS]
             if busy:
                 break
             await asyncio.sleep(_POLL_S)
-            busy = [host for host in self._stage.executors if host.is_busy]
         cut_off = hit.random.choice(busy or self._stage.executors).name
         names = [host.name for host in self._stage.schedulers]
         paths = [(self._network.path(name, cut_off), name, cut_off) for name in names]
@@ -260,7 +261,7 @@ class Faults:
             if found[0].state is PathState.OPEN:
                 found[0].state = PathState.HELD
                 self._paths[id(found[0])] = found
-        await asyncio.sleep(LOST_AFTER_S + MAX_SILENCE_S + hit.random.uniform(-0.1, 0.5))
+        await asyncio.sleep(LOST_AFTER_S + MAX_SILENCE_S + hit.random.uniform(0.1, 0.5))
         for path, name, _ in paths:
             if path.state is PathState.HELD:
                 self._mend(path, name, cut_off)
@@ -273,7 +274,8 @@ class Faults:
 
     def _some_path(self, random: Random) -> tuple[Path, str, str]:
         stage = self._stage
-        scheduler = random.choice(stage.schedulers).name
+        ready = [host for host in stage.schedulers if host.is_ready]
+        scheduler = random.choice(ready if ready and random.random() < _AT_WHO_DRIVES else stage.schedulers).name
         others = stage.executors if random.random() < 0.6 else stage.clients
         other = random.choice([host.name for host in others])
         found = self._network.path(scheduler, other), scheduler, other

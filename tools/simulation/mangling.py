@@ -12,6 +12,7 @@ from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.link.messages import SnapshotPart
 from simulation.executors import ATTACH
 from simulation.network import Call, Inbox, Network
+from simulation.scenario import FEWEST_BLOCKS
 
 _NUM_REMEMBERED = 60
 _MANGLED_SHARE = 0.15
@@ -112,10 +113,13 @@ class GrantChanger:
         del inbox
         if self._is_done or not isinstance(message, BatchPlan) or not len(message.grants.block_ids):
             return None
+        block_ids = message.grants.block_ids.copy()
+        others = [block for block in range(FEWEST_BLOCKS) if block not in block_ids]
+        if not others:
+            return None
         self._is_done = True
         call.tampered()
-        block_ids = message.grants.block_ids.copy()
-        block_ids[-1] = self._random.choice([block for block in range(14) if block not in block_ids])
+        block_ids[-1] = self._random.choice(others)
         self._tell(f"step {message.step_id} of {call.method} {call.number} grants block {block_ids[-1]} instead")
         return [(0.0, replace(message, grants=replace(message.grants, block_ids=block_ids)))]
 

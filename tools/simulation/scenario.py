@@ -16,6 +16,7 @@ from paceline_scheduler.simulator.tokens import TokenRule, reference_output
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 NUM_BYTE_TOKENS = 256
+FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
 
 
@@ -57,12 +58,12 @@ _WEIGHTS = {
     FaultKind.FREEZE_SCHEDULER: 3,
     FaultKind.KILL_EXECUTOR: 4,
     FaultKind.FREEZE_EXECUTOR: 3,
-    FaultKind.ZOMBIE: 3,
+    FaultKind.ZOMBIE: 5,
     FaultKind.SLOW_PATH: 3,
     FaultKind.MANGLE: 3,
     FaultKind.REPLAY: 2,
     FaultKind.CHANGE_GRANT: 3,
-    FaultKind.HALF_OPEN: 3,
+    FaultKind.HALF_OPEN: 4,
     FaultKind.HOLD: 2,
     FaultKind.TAKE_OVER: 2,
     FaultKind.JUMP_CLOCK: 1,
@@ -158,7 +159,7 @@ def _draw_protocols(random: Random) -> ProtocolRange:
 def _draw_config(random: Random) -> SimulatorConfig:
     step_ns = random.choice((15, 40, 80)) * 1_000_000
     return SimulatorConfig(
-        num_blocks=random.choice((14, 16, 20, 64)),
+        num_blocks=random.choice((FEWEST_BLOCKS, 16, 20, 64)),
         block_size=4,
         max_num_rows=random.choice((2, 3, 8)),
         max_num_batched_tokens=random.choice((16, 64)),

@@ -25,13 +25,14 @@ from simulation.loop import SimulationLoop
 from simulation.mangling import PastPlans
 from simulation.network import Call, Inbox, Network
 from simulation.rogue import Rogue
-from simulation.scenario import FAULTS_END_S, PlannedRequest, Reproducibility, Scenario
+from simulation.scenario import FAULTS_END_S, FORGETS_NOTHING, PlannedRequest, Reproducibility, Scenario
 from simulation.schedulers import SchedulerHost
 from simulation.trace import Trace
 
 _LIVENESS_S = 30.0
 _IDLE_S = 45.0  # a request that nobody listens to goes on for 30 s
 _POLL_S = 0.25
+_MANY = 3
 _LIMITS = CoreLimits(ttft_budget_s=600.0)  # nothing is refused because it would have to wait
 
 
@@ -60,7 +61,8 @@ class World:
         self.past_plans: PastPlans = {}
         self._all_ended = asyncio.Event()
         self._executor_checks = ExecutorChecks(lambda: self.loop.now_s, self.report)
-        self.client_checks = ClientChecks(self._rules, self.report)
+        num_losses = sum(fault.kind not in FORGETS_NOTHING for fault in scenario.faults)
+        self.client_checks = ClientChecks(self._rules, self.report, may_many_die=num_losses >= _MANY)
         executor_names = [f"executor-{number}" for number in range(len(scenario.executor_protocols))]
         scheduler_names = tuple(f"scheduler-{number}" for number in range(len(scenario.scheduler_protocols)))
         self.executors = [
