@@ -3,8 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 
-from google.protobuf.duration_pb2 import Duration
-
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
@@ -29,7 +27,7 @@ from paceline_scheduler.backend import (
 )
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.views import Estimate, Explanation
-from paceline_scheduler.durations import duration
+from paceline_scheduler.durations import duration, seconds
 
 # Requests
 
@@ -48,7 +46,7 @@ def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
         resumption=read_resumption(message),
         structured=message.structured.WhichOneof("constraint") or "" if message.HasField("structured") else None,
         priority=message.priority if message.HasField("priority") else None,
-        timeout_s=_seconds(message.timeout) if message.HasField("timeout") else None,
+        timeout_s=seconds(message.timeout) if message.HasField("timeout") else None,
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
         origin=origin,
@@ -123,7 +121,7 @@ def read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
         resume_from=message.resume_from if message.HasField("resume_from") else None,
         resume_hash=message.resume_hash if message.HasField("resume_hash") else None,
         last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
-        waited_s=_seconds(message.waited) if message.HasField("waited") else None,
+        waited_s=seconds(message.waited) if message.HasField("waited") else None,
         prior_output_token_ids=message.prior_output_token_ids,
         resume_points=message.resume_points,
     )
@@ -146,10 +144,6 @@ def _read_body(message: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
     body.ClearField("token_ids")
     body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
     return digest.digest(), body.SerializeToString(deterministic=True)
-
-
-def _seconds(message: Duration) -> float:
-    return message.seconds + message.nanos / 1e9
 
 
 # Output

@@ -112,7 +112,7 @@ class Core:
         if live.request.is_resumable:
             self._state.register.detach(live, now)
         else:
-            self._end(live, FinalRelease(self._state.num_output(live), FinishReason.CANCELLED), now)
+            self._state.end(live, FinalRelease(self._state.num_output(live), FinishReason.CANCELLED), now)
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason, now: float) -> int:
         """End a request from the edge's side; unknown handles are ignored, nothing more is delivered for it.
@@ -122,7 +122,7 @@ class Core:
         live = self._state.register.by_handle(handle)
         if live is None:
             return 0
-        self._end(live, FinalRelease(num_output_tokens, reason), now)
+        self._state.end(live, FinalRelease(num_output_tokens, reason), now)
         return live.num_prompt_cached_tokens or 0
 
     def cancel(self, key: RequestKey, now: float) -> Outputs:
@@ -132,7 +132,7 @@ class Core:
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
         output = self._state.output_of(live)
         output_hash = hash_of(OUTPUT_HASH_START, output)
-        self._end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
+        self._state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
         return Outputs(tokens=(told(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
 
     def expire(self, now: float) -> Outputs:
@@ -140,7 +140,7 @@ class Core:
         register = self._state.register
         register.drop_old(now)
         for live in register.pop_abandoned(now):
-            self._end(live, FinalRelease(self._state.num_output(live), FinishReason.ERROR), now)
+            self._state.give_up(live, now)
         late = [(live, DeadlineExceededError(_deadline_sentence(live))) for live in register.pop_late(now)]
         return self._fail(late, now)
 
@@ -348,14 +348,14 @@ class Core:
         )
         self._check(live, is_owed=self._owes(request, now))
         if before is not None and register.is_open(before):  # nobody listens to it, and its id is used again
-            self._end(before, FinalRelease(self._state.num_output(before), FinishReason.ERROR), now)
+            self._state.give_up(before, now)
         self._state.take_in(live)
         return Resumed(prior, None)
 
     def _undo(self, key: RequestKey, now: float) -> None:
         live = self._state.register.by_key(key)
         if live is not None and self._state.register.is_open(live):
-            self._end(live, FinalRelease(len(live.output_token_ids), FinishReason.ERROR), now)
+            self._state.give_up(live, now)
 
     def _owes(self, request: Request, now: float) -> bool:
         """Tell whether a request that says it was taken elsewhere may be right: this scheduler is new."""
@@ -387,11 +387,8 @@ class Core:
         failures = []
         for live, error in failing:
             failures.append(Failure(live.request.handle, error))
-            self._end(live, FinalRelease(self._state.num_output(live), FinishReason.ERROR), now)
+            self._state.give_up(live, now)
         return Outputs(failures=tuple(failures)) if failures else NO_OUTPUTS
-
-    def _end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
-        self._state.end(live, final, now)
 
 
 def _deadline_sentence(live: LiveRequest) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.logprobs import KeptLogprobs, TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice
+from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice, hash_of
 from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import FinishReason, Int32Array, Request
@@ -119,6 +119,12 @@ class LiveRequest:
     def largest_chunk(self) -> int:
         """How many tokens of its prompt one step may compute: each with log-probabilities costs a row of logits."""
         return MAX_PROMPT_LOGPROBS_CHUNK if self.request.num_prompt_logprobs is not None else self.num_known_tokens
+
+    def go_on_from(self, output_token_ids: Int32Array) -> None:
+        """Take this for its output, while off a row: what it had, and the keys of blocks with that, are void."""
+        self.output_token_ids = output_token_ids
+        self.output_hash = hash_of(OUTPUT_HASH_START, output_token_ids)
+        self.chains.clear()
 
     def least_rest_on(self, description: ExecutorDescription) -> int:
         """Return how many more output tokens it gets there at least before it can end, while off a row."""

@@ -2,7 +2,7 @@
 
 The scheduler is the only one that decides which requests run; executors are the truth about what they have generated,
 clients about what they have received. Whatever was lost, these three are brought together again here: `attach` and
-`lose` for an executor, `resume` for a client.
+`lose` for an executor, `join` and `restart` for a client.
 """
 
 from paceline_scheduler.core.executor.reconcile import rebuild
@@ -10,7 +10,6 @@ from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
-from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.request import FinishReason, Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
 from paceline_scheduler.core.requests.register import heard_by
@@ -98,14 +97,13 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
     """Let a request go on from what its client holds: what it has generated here is something else."""
     ended = ended_by_prior(state, resumption)
     if ended is not None:
-        state.end(live, FinalRelease(state.num_output(live), FinishReason.ERROR), now)
+        state.give_up(live, now)
         return ended
     if live.row is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
     state.call_away(live)
     prior = prior_of(resumption.progress)
-    live.chains.clear()  # keys of blocks with other tokens
-    live.output_token_ids, live.output_hash = prior, hash_of(OUTPUT_HASH_START, prior)
+    live.go_on_from(prior)
     live.logprobs = live.prompt_logprobs = None
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
     state.register.listen(live, resumption.request)
@@ -136,7 +134,7 @@ def _claim(state: CoreState, seen: RowSnapshot, model: str, is_new: bool, now: f
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
             return _switch(state, live, seen)
-        state.end(live, FinalRelease(state.num_output(live), FinishReason.ERROR), now)
+        state.give_up(live, now)
         state.make_way(live)
         live = None
     if live is not None and not live.was_heard and seen.attempt > live.attempt and is_adoptable(seen):
@@ -164,9 +162,7 @@ def _switch(state: CoreState, live: LiveRequest, seen: RowSnapshot) -> LiveReque
     state.call_away(live)
     live.attempt = seen.attempt
     if live.detached_until_s is not None:  # nobody has been told anything yet
-        live.chains.clear()
-        live.output_token_ids = seen.output_token_ids
-        live.output_hash = hash_of(OUTPUT_HASH_START, seen.output_token_ids)
+        live.go_on_from(seen.output_token_ids)
     return live
 
 
@@ -188,7 +184,7 @@ def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tup
         _accuse(live)
     if culprit is None or not state.register.is_open(culprit):
         return ()
-    state.end(culprit, FinalRelease(len(culprit.output_token_ids), FinishReason.ERROR), now)
+    state.give_up(culprit, now)
     return (Failure(culprit.request.handle, QuarantinedError(_quarantine_sentence(culprit))),)
 
 

@@ -8,7 +8,7 @@ from paceline_scheduler.core.executor.state import take_off
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.queue.waiting import WaitingQueue
-from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
 from paceline_scheduler.core.requests.register import Register
 
 
@@ -40,6 +40,10 @@ class CoreState:
         self.waiting.remove(live)
         live.status, live.final = Status.FINISHED, final
         self.forget(live, now)
+
+    def give_up(self, live: LiveRequest, now: float) -> None:
+        """End an open request as an error, after what it has generated: nobody gets it any more."""
+        self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)
 
     def forget(self, live: LiveRequest, now: float) -> None:
         """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""

@@ -114,9 +114,13 @@ class Backoff:
 
     def next_s(self) -> float:
         """Return how long to wait now. `jitter` draws from [0, 1)."""
-        wait_s = self._next_s * (0.75 + 0.5 * self._jitter())
+        wait_s = self.varied(self._next_s)
         self._next_s = min(self._next_s * 1.5, 5.0)
         return wait_s
+
+    def varied(self, seconds: float) -> float:
+        """Return about so long: two schedulers in step could take executors from each other for ever."""
+        return seconds * (0.75 + 0.5 * self._jitter())
 
 
 class ExecutorLink:
@@ -150,7 +154,6 @@ class ExecutorLink:
         self._on_raised = on_raised
         self._on_left_out = on_left_out
         self._clock = clock
-        self._jitter = jitter
         self._backoff = Backoff(jitter)
         self._connection: Connection | None = None
         self._drain_notice: DrainNotice | None = None  # that came before the executor was ours
@@ -194,14 +197,14 @@ class ExecutorLink:
             self._stop_lost_timer()
             self._on_displaced(str(error), self._identity.step_down(error))
             self._listener.held(self.address)
-            return self._varied(STANDBY_DELAY_S)
+            return self._backoff.varied(STANDBY_DELAY_S)
         except TermRaisedError as error:
             self._end(str(error))
-            return self._varied(RAISED_DELAY_S)
+            return self._backoff.varied(RAISED_DELAY_S)
         except StandingByError as error:
             self._end(str(error))
             self._stop_lost_timer()
-            return self._varied(STANDBY_DELAY_S)
+            return self._backoff.varied(STANDBY_DELAY_S)
         except ProtocolMismatchError as error:
             self._end(str(error))
             self._declare_lost()
@@ -216,10 +219,6 @@ class ExecutorLink:
             log.exception("link_failed", address=self.address)
             self._end(f"internal error: {error!r}")
         return self._backoff.next_s()
-
-    def _varied(self, delay_s: float) -> float:
-        """Return about so long: two schedulers in step could take executors from each other for ever."""
-        return delay_s * (0.75 + 0.5 * self._jitter())
 
     async def _attach_and_drive(self) -> NoReturn:
         connection = self._transport.connect(self.address)

@@ -115,8 +115,6 @@ def hopeless(
 
 
 def _is_late(live: LiveRequest, executors: Sequence[Idle], left_s: float) -> bool:
-    if live.attempt:
-        return False  # what has begun goes on while it can: its client has tokens already
     fitting = [executor for executor in executors if live.fits(executor.view.description)]
     return bool(fitting) and all(_is_late_on(live, executor, left_s) for executor in fitting)
 
