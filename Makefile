@@ -19,8 +19,8 @@ demo: $(VENV)/.run  ## Install, fetch the model, ask one question, stream the an
 	@$(BIN)/paceline demo
 
 .PHONY: test
-test: $(VENV)/.dev  ## Install what the tests need and run all of them.
-	@$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## Install what the tests need and run all of them, a process per core.
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, imports, sizes, protos.

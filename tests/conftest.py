@@ -30,6 +30,9 @@ settings.register_profile("soak", derandomize=False, max_examples=5000, **PATIEN
 MAX_START_SECONDS = 240
 MAX_STOP_SECONDS = 60
 
+# Modules whose tests share something that takes long to make: models in memory, an oracle.
+SHARING_MODULES = ("test_real_model", "test_tokenizer_gguf", "test_weights_gguf_file")
+
 
 def pytest_addoption(parser):
     """`--soak` also runs what takes too long for every commit."""
@@ -41,13 +44,25 @@ def pytest_configure(config):
     settings.load_profile("soak" if config.getoption("--soak") else "test")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups next
 def pytest_collection_modifyitems(config, items):
-    """Leave the long variants out unless they were asked for."""
+    """Leave the long variants out unless they were asked for, and keep together what shares something costly."""
+    for item in items:
+        group = group_of(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--soak"):
         return
     left_out = [item for item in items if "soak" in item.keywords]
     items[:] = [item for item in items if "soak" not in item.keywords]
     config.hook.pytest_deselected(items=left_out)
+
+
+def group_of(item):
+    """The tests that one process should run, since they share a running system or what else their module sets up."""
+    if "running_system" in item.fixturenames:
+        return "running_system"
+    return item.path.stem if item.path.stem in SHARING_MODULES or "own_system" in item.fixturenames else None
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from simulation.run import first_failure, run_seed, run_seeds
 ROOT = Path(__file__).parents[2]
 NUM_SEEDS = 2_000
 NUM_SOAK_SEEDS = 200_000
-NUM_PROCESSES = 2
+# Tests that others can run beside: the whole run takes several at once.
+SEEDS_PER_TEST = 125
 
 
-def run_all(seeds):
+def run_all(seeds, num_processes=1):
     """Run seeds, print how fast, and fail with the story of the first that failed."""
-    summary = run_seeds(seeds, NUM_PROCESSES)
+    summary = run_seeds(seeds, num_processes)
     print(summary)
     if summary.failed:
         outcome, story = run_seed(summary.failed[0].seed)
@@ -27,15 +28,16 @@ def run_all(seeds):
         pytest.fail(f"{story}\nseed {outcome.seed}: {outcome.failures}\n{replay}\nalso {others}", pytrace=False)
 
 
-def test_whatever_goes_wrong_every_client_gets_exactly_its_output():
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
     """Schedulers and executors die, freeze and are replaced, networks break: two thousand ways."""
-    run_all(range(NUM_SEEDS))
+    run_all(range(first, first + SEEDS_PER_TEST))
 
 
 @pytest.mark.soak
 def test_the_same_in_a_hundred_times_as_many_ways():
     """Seeds that no other run has looked at."""
-    run_all(range(NUM_SEEDS, NUM_SEEDS + NUM_SOAK_SEEDS))
+    run_all(range(NUM_SEEDS, NUM_SEEDS + NUM_SOAK_SEEDS), num_processes=len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -64,14 +64,11 @@ def run_seed(seed: int, *, whole_story: bool = False) -> tuple[Outcome, str]:
 
 
 def run_seeds(seeds: Sequence[int], num_processes: int) -> Summary:
-    """Run many seeds."""
+    """Run many seeds; in this process if it is to be one."""
     summary = Summary()
     started_s = time.perf_counter()
-    parts = [seeds[first : first + _SEEDS_AT_ONCE] for first in range(0, len(seeds), _SEEDS_AT_ONCE)]
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as processes:
-        for outcomes in processes.map(_run_part, parts):
-            for outcome in outcomes:
-                summary.add(outcome)
+    for outcome in _run_part(seeds) if num_processes == 1 else _run_spread(seeds, num_processes):
+        summary.add(outcome)
     summary.real_s = time.perf_counter() - started_s
     return summary
 
@@ -83,8 +80,14 @@ def first_failure(seeds: Sequence[int], needed: FaultKind | None) -> Outcome | N
     return next((outcome for seed in chosen if (outcome := run_seed(seed)[0]).failures), None)
 
 
+def _run_spread(seeds: Sequence[int], num_processes: int) -> Iterator[Outcome]:
+    parts = [seeds[first : first + _SEEDS_AT_ONCE] for first in range(0, len(seeds), _SEEDS_AT_ONCE)]
+    with ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=gc.freeze) as processes:
+        for outcomes in processes.map(_run_part, parts):
+            yield from outcomes
+
+
 def _run_part(seeds: Sequence[int]) -> list[Outcome]:
-    gc.freeze()
     return [run_seed(seed)[0] for seed in seeds]
 
 

@@ -13,8 +13,12 @@ UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def shown(text: str) -> str:
-    """Text out of a file, quoted, escaped and cut short, so that it can stand in a one-line message."""
-    return repr(text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…")
+    """Text of somebody else, quoted, escaped and cut short, so that it can stand in a one-line message.
+
+    It is cut in the middle: of a path the end says most.
+    """
+    half = MAX_SHOWN_CHARS // 2
+    return repr(text if len(text) <= MAX_SHOWN_CHARS else f"{text[:half]}…{text[-half:]}")
 
 
 def damaged(path: Path, reason: str) -> ModelCorruptError:
