@@ -30,8 +30,8 @@ settings.register_profile("soak", derandomize=False, max_examples=5000, **PATIEN
 MAX_START_SECONDS = 480
 MAX_STOP_SECONDS = 60
 
-# Modules whose tests share something that takes long to make: models in memory, an oracle.
-SHARING_MODULES = ("test_real_model", "test_tokenizer_gguf", "test_weights_gguf_file")
+# Modules whose tests share something that takes long to make: a system, models in memory, an oracle.
+SHARING_MODULES = ("test_real_faults", "test_real_model", "test_tokenizer_gguf", "test_weights_gguf_file")
 
 
 def pytest_addoption(parser):
@@ -118,7 +118,7 @@ def own_system(tmp_path_factory):
 
 def run_system(folder):
     """Start a system, yield it when it is ready, and end it; it must end in good order, with exit code 0."""
-    port = free_ports(3, start=20000 + os.getpid() % 10000)
+    port = free_ports(3, start=first_port())
     system = RunningSystem(port, free_ports(3, start=port + 3), folder / "output.txt")
     command = [BIN / "paceline", "up", "--port", str(system.port), "--executor-port", str(system.executor_port)]
     with system.output.open("wb") as output:
@@ -144,6 +144,12 @@ def is_command(entry, program, port):
         return False
     names = [Path(argument).name for argument in command.split("\0")[:2]]
     return program in names and f"\0--port\0{port}\0" in command
+
+
+def first_port():
+    """Where to look for free ports: elsewhere than other processes of this run, and than other runs."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return 20000 + 2500 * (worker % 4) + os.getpid() % 2000
 
 
 def free_ports(count, start):

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import grpc.aio
 
 from paceline_client import wire
+from paceline_client.addresses import Addresses, Target
 from paceline_client.channel import GrpcChannel
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
@@ -34,6 +35,7 @@ from paceline_client.requests import (
     new_request_id,
 )
 from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
+from paceline_client.session import NOT_HERE
 from paceline_client.wire_requests import sendable_seconds
 
 DEFAULT_TARGET = "localhost:50051"
@@ -113,14 +115,17 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """Talks to one scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
+    """Talks to a scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
+
+    `target` is `host:port`; several of them, in one text with commas or as a list, where schedulers stand by for each
+    other; or `dns:///name:port` for all addresses of a name. `InvalidRequestError` when it is none of these.
 
     Use it on one event loop, and close it: `async with AsyncClient("localhost:50051") as client`.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: Timeout | None = None,
@@ -131,9 +136,10 @@ class AsyncClient:
         self._timeout = timeout or Timeout()
         self._retry = retry or Retry()
         self._limits = limits or Limits()
+        addresses = Addresses(target)
         self._connection = Connection(
-            target,
-            dial=lambda: GrpcChannel(target, tls),
+            addresses,
+            dial=lambda address: GrpcChannel(address, tls, server_name=addresses.name_of(address)),
             retry=self._retry,
             keepalive=keepalive or Keepalive(),
             limits=self._limits,
@@ -142,7 +148,7 @@ class AsyncClient:
     @classmethod
     async def connect(
         cls,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: Timeout | None = None,  # noqa: ASYNC109  limits of several kinds, which asyncio.timeout cannot hold
@@ -161,7 +167,7 @@ class AsyncClient:
 
     async def ensure_connected(self) -> None:
         """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
-        await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
+        await self._connection.way(connect_seconds=self._timeout.connect_seconds)
 
     async def generate(
         self,
@@ -338,14 +344,34 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
-        channel = await self._connection.channel(connect_seconds=self._timeout.connect_seconds)
-        try:
-            return await call(channel.grpc, sendable_seconds(self._timeout.call_seconds))
-        except grpc.aio.AioRpcError as error:
-            raise wire.error_from_call(error) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not this task was cancelled but the call: its channel was closed.
-            raise ConnectionLostError("the connection to the server was lost during the call") from None
+        """A short call. It is made again where another server is to be asked, or the connection was lost."""
+        loop = asyncio.get_running_loop()
+        way = await self._connection.way(connect_seconds=self._timeout.connect_seconds)
+        deadline = loop.time() + self._timeout.call_seconds
+        num_losses = 0
+        while True:
+            try:
+                with self._connection.use(way) as channel:
+                    answer = await call(channel.grpc, sendable_seconds(deadline - loop.time()))
+            except grpc.aio.AioRpcError as refusal:
+                error = wire.error_from_call(refusal)
+                if wire.is_answered(refusal) and error.reason not in NOT_HERE:
+                    raise error from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Not this task was cancelled but the call: its channel was closed.
+                error = ConnectionLostError("the connection to the server was lost during the call")
+            else:
+                self._connection.served(way)
+                return answer
+            self._connection.turned_away(way, error)
+            if error.reason not in NOT_HERE:
+                num_losses += 1
+            is_given_up = isinstance(error, RequestTimeoutError) or num_losses >= self._retry.max_attempts
+            if is_given_up or loop.time() + (error.retry_after or 0.0) >= deadline:
+                raise error
+            way = await self._connection.way(
+                connect_seconds=min(self._timeout.connect_seconds, deadline - loop.time()),
+            )

@@ -20,6 +20,10 @@ _GRPC_PREFIXES = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?")
 class Channel(Protocol):
     """A connection that is made once: one that could not be made, or broke, is closed and another one is dialled."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected now."""
+
     async def becomes_ready(self, seconds: float) -> bool:
         """Whether it connects: False as soon as an attempt of its failed, after this long, or when it is closed."""
 
@@ -34,15 +38,23 @@ class Channel(Protocol):
 
 
 class GrpcChannel:
-    """A `Channel` over gRPC, for sessions and for short calls."""
+    """A `Channel` over gRPC, for sessions and for short calls.
 
-    def __init__(self, target: str, tls: Tls | None) -> None:
-        self._channel = wire.open_channel(target, tls)
+    `server_name` is what the server presents itself as where the target does not say.
+    """
+
+    def __init__(self, target: str, tls: Tls | None, *, server_name: str | None = None) -> None:
+        self._channel = wire.open_channel(target, tls, server_name)
 
     @property
     def grpc(self) -> grpc.aio.Channel:
         """What short calls are made on."""
         return self._channel
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected now."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def becomes_ready(self, seconds: float) -> bool:
         """Whether it connects: False as soon as an attempt of its failed, after this long, or when it is closed."""

@@ -3,9 +3,12 @@
 Knows defaults and ranges. Refuses to know the environment and gRPC; `wire` turns these into channel options.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+_SHARE_OF_OUTAGE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class Retry:
     """How often and how fast to try again: a refused request, a connection that cannot be made, one that was lost."""
 
     max_attempts: int = 3
-    """Attempts at a request that is refused for lack of room before its first token; 1 never tries again."""
+    """Attempts at a request that is refused for lack of room before its first token, and at a short call whose
+    connection is lost; 1 never tries again."""
     initial_delay_seconds: float = 0.1
     multiplier: float = 1.5
     max_delay_seconds: float = 5.0
@@ -56,10 +60,14 @@ class Retry:
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), not {self.jitter}")
 
-    def delay_seconds(self, num_failures: int) -> float:
-        """The pause after this many failures in a row, 1 or more."""
+    def delay_seconds(self, num_failures: int, *, outage_seconds: float = math.inf) -> float:
+        """The pause after this many failures in a row, 1 or more.
+
+        At most a tenth of the outage so far, but for the first pause: what comes back soon is soon found.
+        """
         # 64 multiplications pass any sensible cap; the bound keeps the power from overflowing.
         nominal = self.initial_delay_seconds * self.multiplier ** min(num_failures - 1, 64)
+        nominal = min(nominal, max(self.initial_delay_seconds, _SHARE_OF_OUTAGE * outage_seconds))
         spread = 1 + self.jitter * (2 * self.draw() - 1)
         return min(nominal * spread, self.max_delay_seconds)
 
@@ -70,7 +78,7 @@ class Keepalive:
 
     heartbeat_seconds: float = 0.5
     """The pause between two heartbeats in a session. Acknowledgements of finished requests travel with them."""
-    silence_seconds: float = 3.0
+    silence_seconds: float = 1.5
     """A server that sends nothing for this long, not even a heartbeat, counts as lost."""
 
     def __post_init__(self) -> None:

@@ -131,6 +131,7 @@ class Exchange:
             session = await self._connection.session(connect_seconds=connect_seconds)
             attachment = self._recovery.next_attachment(clock.now_s(), self._inbox.held())
             session.submit(self._request, self._inbox, attachment)
+            self._connection.keep(self._request.tenant, self._request.request_id)
         except PacelineError as error:
             self._pause_seconds = self._pause_after(error, clock)
             return False

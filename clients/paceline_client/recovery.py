@@ -18,9 +18,10 @@ from paceline_client.errors import (
     SlowConsumerError,
     UnavailableError,
 )
-from paceline_client.session import NOT_TAKEN
+from paceline_client.session import NOT_HERE, NOT_TAKEN
 
-_DRAINING = "DRAINING"
+# What a server says that takes nothing from anybody now.
+_TAKES_NOTHING = ("STANDBY", "DRAINING")
 # The server ran the request, and says that it runs it no longer.
 _GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
 
@@ -91,7 +92,7 @@ class Recovery:
         self._may_be_known = self._may_be_known or may_be_known_after(error, at.num_tokens)
         if is_final(error):
             raise error
-        if self._may_be_known or error.reason == _DRAINING:
+        if self._may_be_known or error.reason in _TAKES_NOTHING:
             return self._endure(error, at)
         self._num_refusals += 1
         pause = pause_before_retry(error, self._num_refusals, self._retry, at.remaining_seconds)
@@ -109,14 +110,21 @@ class Recovery:
             outage.began_s = at.now_s
         outage.num_failures += 1
         self._cause = error
-        num_pauses = outage.num_failures
-        if is_lost:
-            # Back at once the first time. Where the server said nothing at all the connection makes a pause of its own.
-            num_pauses = num_pauses - 1 if at.was_answered else 0
-        pause = max(error.retry_after or 0.0, self._retry.delay_seconds(num_pauses) if num_pauses else 0.0)
+        pause = self._pause_in_outage(error, outage.num_failures, was_answered=at.was_answered)
         if pause >= self._seconds_left(outage, at.now_s, at.remaining_seconds):
+            if at.remaining_seconds == 0:
+                raise RequestTimeoutError(f"the request's time is up: {error}", reason="TIMEOUT") from error
             raise error
         return pause
+
+    def _pause_in_outage(self, error: PacelineError, num_failures: int, *, was_answered: bool) -> float:
+        if error.reason in NOT_HERE:
+            # Not about the request: the connection looks for another server, and pauses when it has asked all.
+            return 0.0
+        if _is_lost(error):
+            # Back at once the first time. Where the server said nothing at all the connection makes a pause of its own.
+            num_failures = num_failures - 1 if was_answered else 0
+        return max(error.retry_after or 0.0, self._retry.delay_seconds(num_failures) if num_failures else 0.0)
 
     def _seconds_left(self, outage: _Outage, now_s: float, remaining_seconds: float | None) -> float:
         if remaining_seconds is not None:

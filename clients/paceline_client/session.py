@@ -42,8 +42,10 @@ _CONNECTION_STATUSES = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-# What a server says that drives no executor now: behind the same name there may be one that does, for who dials again.
-_NOT_HERE = frozenset({"NO_EXECUTOR", "GIVEN_UP"})
+NOT_HERE = frozenset({"STANDBY", "GIVEN_UP", "DRAINING"})
+"""The reasons of a server that is not, or no longer, the one to ask; elsewhere there may be one that is."""
+# About one request: behind the same name there may be a server that has one, but what runs here stays here.
+_NOT_THIS_MODEL_HERE = "NO_EXECUTOR"
 _FAREWELL_SECONDS = 0.5
 NOT_TAKEN = "SESSION_NOT_TAKEN"
 """The reason of the error for a session that ended before the server had said anything."""
@@ -58,6 +60,30 @@ class SessionState(Enum):
     DRAINING = "draining"
     """The server takes no new requests here and ends the stream when the running ones are done."""
     ENDED = "ended"
+
+
+class Ending(Enum):
+    """Why a session stopped taking requests."""
+
+    UNANSWERED = "unanswered"
+    """It ended before the server had said anything."""
+    BROKEN = "broken"
+    """It broke, or fell silent."""
+    DRAINING = "draining"
+    """The server is going, or has no executor for all that was asked of it."""
+    TURNED_AWAY = "turned away"
+    """The server said that it is not the one to ask: see `Parting.error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """When and why a session stopped taking requests. `at_s` is the event loop's time."""
+
+    ending: Ending
+    at_s: float
+    error: PacelineError
+    had_output: bool
+    """Whether the server had sent any output on it."""
 
 
 @dataclass(slots=True)
@@ -83,6 +109,8 @@ class Session:
         # Of requests that were left: how many ends the server still owes. It pays, or the session breaks.
         self._num_owed_finishes: dict[str, int] = {}
         self._was_answered = False
+        self._had_output = False
+        self._parting: Parting | None = None
         self._num_silent_beats = 0
         self._state = SessionState.OPEN
         self._task = asyncio.create_task(self._run(), name="paceline-session")
@@ -93,9 +121,19 @@ class Session:
         return self._state
 
     @property
+    def parting(self) -> Parting | None:
+        """Why it takes no more requests; None while it is open."""
+        return self._parting
+
+    @property
     def was_answered(self) -> bool:
         """Whether the server has said anything on this stream."""
         return self._was_answered
+
+    @property
+    def had_output(self) -> bool:
+        """Whether the server has sent output of any request on it."""
+        return self._had_output
 
     @property
     def num_running(self) -> int:
@@ -248,9 +286,13 @@ class Session:
             if delta.finish is not None and delta.finish.reason is None:
                 # Its failure was not beside it: better an error without a cause than a request that never ends.
                 self._fail(delta.request_id, ServerError("the server ended the request with an error it did not name"))
-        is_wrong_place = any(error.reason in _NOT_HERE for _, error in received.failures)
-        if (received.drain_reason is not None or is_wrong_place) and self._state is SessionState.OPEN:
-            self._state = SessionState.DRAINING
+        for _, error in received.failures:
+            if error.reason in NOT_HERE:
+                self._part(Ending.TURNED_AWAY, error)
+            elif error.reason == _NOT_THIS_MODEL_HERE and not self._running:
+                self._part(Ending.DRAINING, error)
+        if received.drain_reason is not None:
+            self._part(Ending.DRAINING, UnavailableError(f"the server drains: {received.drain_reason}"))
 
     def _deliver(self, received: wire.ReceivedDelta) -> None:
         running = self._running.get(received.request_id)
@@ -259,6 +301,7 @@ class Session:
             if received.finish is not None:
                 self._count_finish(received.request_id)
             return
+        self._had_output = True
         running.inbox.accept(received)
         if received.finish is not None:
             running.num_owed_finishes -= 1
@@ -286,7 +329,14 @@ class Session:
         if running is not None:
             running.inbox.interrupt(error)
 
+    def _part(self, ending: Ending, error: PacelineError) -> None:
+        """It takes no more requests; the first reason counts."""
+        if self._parting is None:
+            self._parting = Parting(ending, asyncio.get_running_loop().time(), error, self._had_output)
+            self._state = SessionState.DRAINING
+
     def _end_all(self, make_error: ErrorFactory) -> None:
+        self._part(Ending.BROKEN if self._was_answered else Ending.UNANSWERED, make_error())
         self._state = SessionState.ENDED
         for running in self._running.values():
             running.inbox.interrupt(make_error())

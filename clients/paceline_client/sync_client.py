@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from paceline_client.addresses import Target
 from paceline_client.async_client import DEFAULT_TARGET, AsyncClient, AsyncStream
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.errors import ClientClosedError, PacelineError
@@ -72,14 +73,15 @@ class Stream:
 
 
 class Client:
-    """Talks to one scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
+    """Talks to a scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
 
-    Close it: `with Client("localhost:50051") as client`. A client that was used must not be used after a fork.
+    `target` is what `AsyncClient` takes. Close it: `with Client("localhost:50051") as client`. A client that was used
+    must not be used after a fork.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: Timeout | None = None,
@@ -95,7 +97,7 @@ class Client:
     @classmethod
     def connect(
         cls,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: Timeout | None = None,

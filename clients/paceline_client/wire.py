@@ -19,7 +19,7 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client.attachment import Attachment
 from paceline_client.config import Tls
 from paceline_client.errors import Detail, PacelineError, error_from_status
-from paceline_client.requests import Prompt, Request, Sampling, invalid
+from paceline_client.requests import Prompt, Request, Sampling
 from paceline_client.results import (
     Delta,
     Estimate,
@@ -40,6 +40,9 @@ SessionResponse = pb.SessionResponse
 MAX_ACKNOWLEDGED_IDS = 4096
 _MAX_RECEIVED_BYTES = 16 * 1024 * 1024
 _STATUS_DETAILS = "grpc-status-details-bin"
+_STATUSES_OF_A_LOSS = frozenset(
+    {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+)
 _FINISH_REASONS = {
     sampling_pb.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -99,10 +102,10 @@ class Received:
 # Channels
 
 
-def open_channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
+def open_channel(target: str, tls: Tls | None, server_name: str | None) -> grpc.aio.Channel:
     """A channel that dials for itself only: its failures to connect are its own, not those of an earlier channel.
 
-    `InvalidRequestError` for a target that is no text.
+    `server_name` is whom it asks for, and whose certificate it expects unless `tls` says otherwise; None: the target.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -113,14 +116,12 @@ def open_channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
-    try:
-        target.encode()
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise invalid("target", str(error)) from None
+    if server_name is not None:
+        options.append(("grpc.default_authority", server_name))
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
-    if tls.server_name is not None:
-        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    if expected := tls.server_name or server_name:
+        options.append(("grpc.ssl_target_name_override", expected))
     credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
@@ -133,6 +134,11 @@ def open_session(channel: grpc.aio.Channel) -> SessionCall:
 def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
     """The error for a call that ended with a status."""
     return error_from_status(error.code().value[0], error.details() or "", _details(error.trailing_metadata()))
+
+
+def is_answered(error: grpc.aio.AioRpcError) -> bool:
+    """Whether it was the server's own code that ended the call so, and not gRPC: for silence, or a connection lost."""
+    return error.code() not in _STATUSES_OF_A_LOSS or bool(_details(error.trailing_metadata()))
 
 
 def _details(metadata: Iterable[tuple[str, str | bytes]] | None) -> Sequence[Detail]:

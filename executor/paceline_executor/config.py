@@ -31,7 +31,9 @@ exit codes:
   0  drained and ended in good order        4  a port is in use, or the address is not this machine's
   1  unexpected failure, logged             5  too little memory or too few cores for this configuration
   2  usage, or a limit the model forbids    6  --shutdown-timeout passed before all work was finished
-  3  the model is missing, corrupt, not supported or could not be fetched
+  3  the model is missing, corrupt or not   7  the model could not be fetched
+     supported                            130, 143  a second SIGINT or SIGTERM ended it at once
+After 2, 3 and 5 a start with the same arguments ends the same way; after the others it may succeed.
 
 environment:
   PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline

@@ -11,6 +11,7 @@
     │   ├── PortError               a port in use, or an address that is not this machine's
     │   ├── ShortMemoryError        too little memory for weights and KV cache
     │   └── LimitError              a limit asked for that the model does not allow
+    ├── DeviceError                 steps fail whatever is in them; the process ends
     ├── ServiceError                ends a call or a plan stream; carries a reason for programs
     │   ├── NotReadyError           the model is loading, or failed to load
     │   ├── DrainingError           the executor is going away
@@ -81,6 +82,10 @@ class ShortMemoryError(StartError):
 
 class LimitError(StartError):
     """A limit was asked for that the model does not allow."""
+
+
+class DeviceError(ExecutorError):
+    """Steps fail whatever is in them: this process cannot be of use any more."""
 
 
 class ServiceError(ExecutorError):

@@ -1,4 +1,4 @@
-"""How the CPU kernels are compiled: without the GIL, with IEEE arithmetic as written, cached on disk.
+"""How the CPU kernels are compiled: without the GIL, with IEEE arithmetic as written, kept on disk where that works.
 
 Knows numba's switches and where compiled code is kept. It refuses to know what a kernel computes.
 
@@ -6,6 +6,8 @@ No kernel is compiled with `fastmath`: a float operation then gives the same bit
 loop around it, and sums stay in the order in which they are written. What must be both fast and a sum is in `simd`.
 """
 
+import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numba
+from numba.core.caching import FunctionCache
 
 # Numbers inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
 Float32: TypeAlias = Any
@@ -29,7 +32,7 @@ def _cache_folder() -> str:
     """Compiled code sits beside the package, keyed by all of the package's files but references and `testing`.
 
     numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
-    Where the folder is read-only, numba falls back to the user's cache folder.
+    Where the folder is read-only, numba falls back to the user's cache folder, and where that is too, to compiling.
     """
     package = Path(__file__).parent
     digest = hashlib.sha256()
@@ -58,10 +61,40 @@ def compiled_parallel(function: _Function) -> _Function:
 
 def _compile(function: _Function, *, parallel: bool) -> _Function:
     try:
-        return _njit(function, parallel=parallel, cache=True)
-    except RuntimeError as error:
-        _log.warning("compiled kernels are not kept, every start compiles them: %s", error)
+        kept: Any = _njit(function, parallel=parallel, cache=True)
+        kept._cache = _ForgivingCache(function)  # noqa: SLF001 - numba has no other way
+    except RuntimeError:
+        _tell_not_kept("no folder for them can be written to")
         return _njit(function, parallel=parallel, cache=False)
+    dispatcher: _Function = kept
+    return dispatcher
+
+
+class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no types
+    """Compiled code of one function on disk. A disk that is full or damaged costs time, and nothing else."""
+
+    def save_overload(self, sig: object, data: object) -> None:
+        """Keep compiled code, if there is room."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _tell_not_kept(error.strerror or str(error))
+
+    def load_overload(self, sig: object, target_context: object) -> object:
+        """Return compiled code; None where there is none, or none that can be read."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # pickle raises anything for a file that was cut
+            _log.warning("compiled kernels that were kept are damaged, and are compiled again: %r", error)
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
+
+
+@functools.cache
+def _tell_not_kept(reason: str) -> None:
+    """Say so once, not for every kernel."""
+    _log.warning("compiled kernels are not kept, every start compiles them: %s", reason)
 
 
 def _njit(function: _Function, *, parallel: bool, cache: bool) -> _Function:

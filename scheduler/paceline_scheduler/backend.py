@@ -4,11 +4,13 @@ Edge and link do not import each other; the process's composition root joins the
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from paceline_scheduler.core.outputs import Outputs, Resumed
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
+from paceline_scheduler.holder import Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """One executor for operators; `state` is the number of paceline.v1.ExecutorState."""
+    """One executor for operators; `state` is the number of paceline.v1.ExecutorState.
+
+    `holder` is the other scheduler that drives it while this one stands in line.
+    """
 
     address: str
     state: int
@@ -94,6 +99,7 @@ class ExecutorStatus:
     num_plans_in_flight: int
     last_error: str
     steps: StepTotals
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,13 @@ class LimitValues:
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     max_num_batched_tokens: int
+
+
+class Arrival(Enum):
+    """How a request comes: for the first time, or its client has dealt with it before and comes back."""
+
+    NEW = "new"
+    BACK = "back"
 
 
 class OutputSink(Protocol):
@@ -165,11 +178,20 @@ class Backend(Protocol):
         """Queue all completions of a request, or none: raises a RequestRefusedError when one is not taken."""
         ...
 
-    async def until_synced(self) -> None:
+    async def until_synced(self, arrival: Arrival) -> None:
         """Return when every executor that is looked for has told what it runs, or is lost: what was begun is known.
 
-        Raises NoExecutorError when that does not come soon: another scheduler drives them.
+        Raises NoExecutorError when that does not come soon; StandbyError, at once for what is new, when another
+        scheduler drives them.
         """
+        ...
+
+    def require_lead(self) -> None:
+        """Raise StandbyError while another scheduler is known to drive the executors. Costs little."""
+        ...
+
+    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
+        """Return the prompt of a request to a model that runs, waits or ran, if its body has this digest."""
         ...
 
     def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:

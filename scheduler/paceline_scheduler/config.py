@@ -3,14 +3,18 @@
 import argparse
 import ipaddress
 import os
-from collections.abc import Sequence
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline_scheduler.errors import ConfigError
-from paceline_scheduler.link.discovery import ExecutorAddresses, parse_executors
+from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65535
+_MAX_ADDRESS_BYTES = 256  # that executors take
 _DESCRIPTION = """\
 Decides, step by step, what the executors run, and serves clients over gRPC.
 
@@ -22,9 +26,11 @@ exit codes:
      asked to stop before it had started    6  --shutdown-timeout passed, or a second signal came, before all requests
   1  unexpected failure, logged                were finished
   2  usage
+After 2 a start with the same arguments ends the same way; after the others it may succeed.
 
 environment:
-  GRPC_VERBOSITY  what gRPC itself says on stderr: NONE (default), ERROR, INFO or DEBUG"""
+  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline
+  GRPC_VERBOSITY      what gRPC itself says on stderr: NONE (default), ERROR, INFO or DEBUG"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,10 @@ class Config:
     """Everything an operator decides about a scheduler. A port of 0 takes any free one."""
 
     executors: ExecutorAddresses
+    cache_dir: Path
     takeover: bool = False
+    standby: bool = False
+    advertise: str | None = None
     host: str = "127.0.0.1"
     port: int = 50051
     admin_host: str = "127.0.0.1"
@@ -66,6 +75,16 @@ class Config:
         _require(0 <= self.shutdown_timeout_s <= 3600, "--shutdown-timeout", "has to be 0 to 3600 seconds")
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
+    def reached_at(self, port: int) -> str:
+        """Return where clients reach this scheduler, whose API listens on `port`.
+
+        Where it listens on all addresses that is this machine's name, which may not lead here from everywhere.
+        """
+        if self.advertise is not None:
+            return self.advertise
+        is_all = self.host != "localhost" and ipaddress.ip_address(self.host).is_unspecified
+        return str(Endpoint(socket.gethostname() if is_all else self.host, port))
+
 
 def parse_config(arguments: Sequence[str]) -> Config:
     """Return the configuration of a command line; raises ConfigError, and SystemExit for --help and unknown options."""
@@ -76,7 +95,10 @@ def parse_config(arguments: Sequence[str]) -> Config:
         raise ConfigError(f"--executors: {error}") from error
     return Config(
         executors=executors,
+        cache_dir=options.cache_dir,
         takeover=options.takeover,
+        standby=options.standby,
+        advertise=None if options.advertise is None else _reachable(options.advertise),
         host=options.host,
         port=options.port,
         admin_host=options.admin_host,
@@ -92,6 +114,19 @@ def parse_config(arguments: Sequence[str]) -> Config:
     )
 
 
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """Return where executors have their models: $PACELINE_CACHE_DIR, $XDG_CACHE_HOME/paceline, or ~/.cache/paceline.
+
+    As the XDG base directory specification has it, a relative $XDG_CACHE_HOME is ignored.
+    """
+    own = environ.get("PACELINE_CACHE_DIR", "")
+    if own:
+        return Path(own).absolute()
+    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises where there is none
+    return (xdg if xdg.is_absolute() else home / ".cache") / "paceline"
+
+
 def prepare_grpc() -> None:
     """Settle how gRPC behaves in this process; call it before grpc is imported.
 
@@ -101,6 +136,19 @@ def prepare_grpc() -> None:
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+
+def prepare_structlog() -> None:
+    """Import structlog without rich, for whose tracebacks it has no use here: a tenth of the time a start takes."""
+    rich = sys.modules.get("rich")
+    sys.modules["rich"] = None  # type: ignore[assignment]  # which is how Python is told that there is none
+    try:
+        import structlog  # noqa: F401
+    finally:
+        if rich is None:
+            del sys.modules["rich"]
+        else:
+            sys.modules["rich"] = rich
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,6 +186,11 @@ def _add_executors(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="displace the scheduler that drives them now, once; without it wait in line until it is gone",
     )
+    group.add_argument(
+        "--standby",
+        action="store_true",
+        help="be ready, for health checks, while waiting in line behind a scheduler that drives them, too",
+    )
 
 
 def _add_ports(group: argparse._ArgumentGroup) -> None:
@@ -149,6 +202,12 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--port", type=int, default=50051, metavar="N", help="port of InferenceService (default: %(default)s)"
+    )
+    group.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="where clients reach this scheduler; schedulers in line name it to clients that come to them"
+        " (default: --host, or this machine's name where that is all addresses, and the port)",
     )
     group.add_argument(
         "--admin-host", default="127.0.0.1", metavar="ADDRESS", help="address operators reach (default: %(default)s)"
@@ -205,6 +264,14 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=default_cache_dir(os.environ),
+        metavar="DIR",
+        help="where tokenizers are kept, so that the next start is quicker; what cannot be kept is fetched again"
+        " (default: %(default)s)",
+    )
+    group.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
@@ -214,6 +281,15 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
     )
+
+
+def _reachable(text: str) -> str:
+    try:
+        address = str(parse_endpoint(text))
+    except ValueError:
+        raise ConfigError(f"--advertise: {text!r} is not of the form host:port") from None
+    _require(len(address.encode()) <= _MAX_ADDRESS_BYTES, "--advertise", f"is longer than {_MAX_ADDRESS_BYTES} bytes")
+    return address
 
 
 def _require_host(option: str, host: str) -> None:

@@ -12,12 +12,14 @@ SchedulerError
 │   ├── UnknownExecutorError     no executor of this address
 │   ├── QueueFullError           try again later (says when)
 │   ├── NoExecutorError          nothing to run it on now (says when to try again)
+│   │   └── StandbyError         another scheduler drives the executors (says where)
 │   └── DrainingError            this scheduler is going away
 ├── RequestFailedError           a request that was taken has failed
 │   ├── DeadlineExceededError    its timeout passed
 │   │   └── DeadlineUnreachableError  its timeout would have passed; it was not started
 │   ├── ExecutorFailedError      the executor reported a failure of this request alone
-│   │   └── NoTokenLeftError     what the request itself excludes leaves no token to draw
+│   │   ├── NoTokenLeftError     what the request itself excludes leaves no token to draw
+│   │   └── StepFailedError      a step that ran nothing else failed
 │   ├── NoLongerServedError      the executors that could hold it are gone for good
 │   ├── QuarantinedError         executors die of it
 │   ├── SlowConsumerError        its client left too much output unread
@@ -34,6 +36,8 @@ SchedulerError
     ├── StandingByError          given up because another scheduler has taken over
     └── TermRaisedError          given up to be attached anew under a higher term
 """
+
+from paceline_scheduler.holder import Holder
 
 
 class SchedulerError(Exception):
@@ -101,6 +105,15 @@ class NoExecutorError(RetryableRefusalError):
     """No executor is attached."""
 
 
+class StandbyError(NoExecutorError):
+    """Another scheduler, `active`, drives the executors: what is asked for is there, or here when that one has died."""
+
+    def __init__(self, active: Holder, retry_after_s: float) -> None:
+        where = active.address or f"scheduler {active.scheduler_id}, whose address is not known,"
+        super().__init__(f"this scheduler stands by; {where} serves (term {active.term})", retry_after_s)
+        self.active = active
+
+
 class DrainingError(RetryableRefusalError):
     """The scheduler finishes what it has and takes nothing new."""
 
@@ -134,6 +147,15 @@ class NoTokenLeftError(ExecutorFailedError):
         super().__init__(message, self.EXECUTOR_REASON)
 
 
+class StepFailedError(ExecutorFailedError):
+    """A step of the request failed on the executor while it ran nothing else: memory ran out, or worse."""
+
+    EXECUTOR_REASON = "STEP_FAILED"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, self.EXECUTOR_REASON)
+
+
 class NoLongerServedError(RequestFailedError):
     """The executors that could have held the request are gone, and what is left never can."""
 
@@ -151,14 +173,15 @@ class SlowConsumerError(RequestFailedError):
 
 
 class GivenUpError(RequestFailedError):
-    """This scheduler stops running the request: it is shutting down, or another scheduler has taken over.
+    """This scheduler stops running the request: it is shutting down, or another scheduler, `active`, has taken over.
 
     Sent again after `retry_after_s` it is served, by whoever is in charge then.
     """
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, active: Holder | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.active = active
 
 
 class ConfigError(SchedulerError):
@@ -192,10 +215,9 @@ class ProtocolMismatchError(LinkError):
 class TermSupersededError(LinkError):
     """A scheduler of a higher term drives the executor."""
 
-    def __init__(self, holder_scheduler_id: str, holder_term: int) -> None:
-        super().__init__(f"scheduler {holder_scheduler_id or '(unknown)'} drives it with term {holder_term}")
-        self.holder_scheduler_id = holder_scheduler_id
-        self.holder_term = holder_term
+    def __init__(self, holder: Holder) -> None:
+        super().__init__(f"{holder} drives it")
+        self.holder = holder
 
 
 class TermRaisedError(LinkError):

@@ -8,29 +8,37 @@ import contextlib
 import gc
 import os
 import random
+import resource
 import secrets
 import signal
 import time
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
+from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.broken_callbacks import watch_callbacks
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.disk_cache import DiskCache, PatientCache
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
+from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.logs import LineWriter
 from paceline_scheduler.servicer_ports import SchedulerPorts
+from paceline_scheduler.servicer_services import Services
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
 _SETTLE_S = 0.5  # for executors to hear how the last requests ended
@@ -38,36 +46,38 @@ _SETTLE_S = 0.5  # for executors to hear how the last requests ended
 _log = structlog.get_logger(__name__)
 
 
-async def run(config: Config) -> bool:
-    """Serve until a signal says to stop; returns whether all requests were finished then. Raises PortError."""
+async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
+    """Serve on open ports until a signal says to stop; returns whether all requests were finished then."""
+    _take_all_descriptors()
     stopping, hurrying = _follow_signals()
-    driver, edge, ports, fleet = _assemble(config)
-    numbers = await ports.listen(config)
+    broken = watch_callbacks(asyncio.get_running_loop())
+    driver, edge, services, fleet = _assemble(config, log, ports)
+    numbers = ports.numbers
     where = {
         "host": config.host,
         "port": numbers.port,
         "admin_port": numbers.admin_port,
         "health_port": numbers.health_port,
     }
-    gc.collect()
     gc.freeze()  # the program's own objects stay; looking through them again and again would cost steps time
+    gc.enable()
     _log.info("listening", pid=os.getpid(), scheduler_id=fleet.scheduler_id, **where)
 
-    def readiness_changed(is_ready: bool) -> None:
-        ports.set_ready(is_ready)
-        if is_ready:
-            _log.info("ready", models=[model.name for model in driver.open_models()], **where)
-        elif not stopping.is_set():
-            _log.warning("not_ready", reason="no executor takes new requests; they are refused until one does")
-
-    driver.connect(edge, readiness_changed)
+    ready_when = {Standing.READY, Standing.STANDING_BY} if config.standby else {Standing.READY}
+    announcer = Announcer(
+        frozenset(ready_when),
+        services.set_ready,
+        lambda: [model.name for model in driver.open_models()],
+        stopping.is_set,
+        where,
+    )
+    driver.connect(edge, announcer.changed)
+    fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
     try:
-        await _first(links, stopping)
-        if links.done():
-            links.result()
+        await _first(stopping, links, broken)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s)
-        return await _drain(driver, edge, links, config.shutdown_timeout_s, hurrying)
+        return await _drain(driver, edge, fleet, links, broken, config.shutdown_timeout_s, hurrying)
     finally:
         await _end(links)
         await ports.stop()
@@ -75,8 +85,8 @@ async def run(config: Config) -> bool:
         _log.info("stopped")
 
 
-def _assemble(config: Config) -> tuple[Driver, Edge, SchedulerPorts, Fleet]:
-    """Build the object graph of the process."""
+def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> tuple[Driver, Edge, Services, Fleet]:
+    """Build the object graph of the process behind its ports."""
     clock = time.monotonic
     core_limits = CoreLimits(
         max_num_queued_reqs=config.max_num_queued_reqs,
@@ -88,34 +98,48 @@ def _assemble(config: Config) -> tuple[Driver, Edge, SchedulerPorts, Fleet]:
     edge_limits = EdgeLimits()
     identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
-    texts = Texts(edge_limits, lambda: datetime.now().astimezone())
+    cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
+    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache)
     edge = Edge(driver, texts, edge_limits)
-    ports = SchedulerPorts(InferenceServicer(edge), AdminServicer(driver, identity.scheduler_id))
+    admin = AdminServicer(driver, identity.scheduler_id, lambda: log.num_lost)
+    services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
-    tokenizers = TokenizerShelf(texts.prepare)
+    tokenizers = TokenizerShelf(texts.prepare, cache)
     fleet = Fleet(discovery, GrpcTransport(), identity, driver, clock, random.random, tokenizers)
-    return driver, edge, ports, fleet
+    return driver, edge, services, fleet
 
 
 async def _drain(
-    driver: Driver, edge: Edge, links: asyncio.Task[NoReturn], timeout_s: float, hurrying: asyncio.Event
+    driver: Driver,
+    edge: Edge,
+    fleet: Fleet,
+    links: asyncio.Task[NoReturn],
+    broken: asyncio.Future[NoReturn],
+    timeout_s: float,
+    hurrying: asyncio.Event,
 ) -> bool:
     """Take nothing new, let what runs finish; what does not in time, or is hurried, is given up.
 
-    Returns whether all finished.
+    So is what another scheduler can go on with, if one stands in line: it gets the executors at once.
+    Returns whether all finished, here or there; raises what `links` or `broken` failed with meanwhile.
     """
     driver.begin_drain()
     edge.drain("the scheduler is shutting down", timeout_s)
     finished = asyncio.create_task(edge.drained())
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(_first(finished, hurrying), timeout_s)
+    handing_over = asyncio.create_task(until_handed_over(driver, fleet))
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_first(hurrying, finished, handing_over, links, broken), timeout_s)
+        is_succeeded = handing_over.done()
+    finally:
+        handing_over.cancel()
     if not finished.done():
         await _end(links)
         driver.give_up("the scheduler is shutting down; send the request again")
         await asyncio.wait((finished,), timeout=_GIVE_UP_S)
         finished.cancel()
-        return False
+        return is_succeeded
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(driver.wait_until_settled(), _SETTLE_S)
     return True
@@ -125,6 +149,13 @@ async def _end(links: asyncio.Task[NoReturn]) -> None:
     """Stop driving executors; they keep what they have for whoever attaches next."""
     links.cancel()
     await asyncio.gather(links, return_exceptions=True)
+
+
+def _take_all_descriptors() -> None:
+    """Allow this process as many open files as it may have: each client needs one, and 1,024 are usual."""
+    _, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # where "no limit" is no number that can be set
+        resource.setrlimit(resource.RLIMIT_NOFILE, (at_most, at_most))
 
 
 def _follow_signals() -> tuple[asyncio.Event, asyncio.Event]:
@@ -140,10 +171,13 @@ def _follow_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stopping, hurrying
 
 
-async def _first(task: "asyncio.Task[object]", event: asyncio.Event) -> None:
-    """Wait until the task is done or the event set."""
+async def _first(event: asyncio.Event, *parts: "asyncio.Future[Any]") -> None:
+    """Wait until one of these parts has ended, and raise what it failed with, or until the event is set."""
     waiting = asyncio.create_task(event.wait())
     try:
-        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((*parts, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
+    for part in parts:
+        if part.done():
+            part.result()

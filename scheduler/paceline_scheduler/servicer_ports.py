@@ -1,28 +1,25 @@
 """The scheduler's three gRPC servers: for clients, for operators, and one that only answers health checks.
 
-Knows ports and which service answers on which. What the services do is theirs.
+Knows ports. Refuses to know what answers on them: that is the larger part of the program, which is imported while
+clients connect already. They would find nobody otherwise, and pause before they try again.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from grpc_reflection.v1alpha import reflection
 
-from paceline.v1 import admin_pb2, inference_pb2
-from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from paceline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
 from paceline_scheduler.errors import PortError
-from paceline_scheduler.servicer_health import SERVICE_NAME as HEALTH_SERVICE
-from paceline_scheduler.servicer_health import HealthServicer, HealthStatus
 
-INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-ADMIN_SERVICE: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _GOODBYE_S = 0.5
+
+# Generic in its types only, not when it runs.
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,49 +31,75 @@ class Ports:
     health_port: int
 
 
+class _UntilNamed(grpc.aio.ServerInterceptor):
+    """Holds calls until it is known what answers them."""
+
+    def __init__(self, named: asyncio.Event) -> None:
+        self._named = named
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["_Handler | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "_Handler | None":
+        if not self._named.is_set():
+            await self._named.wait()
+        return await continuation(handler_call_details)
+
+
+class LateServices(grpc.GenericRpcHandler):
+    """What answers on a port, named after the port was opened: to generated code it looks like a server.
+
+    gRPC wants to know all handlers before a server starts; this one handler it knows then.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Let these answer."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, _Handler]) -> None:
+        """Do nothing: this is an optimisation of servers that are not asynchronous."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "_Handler | None":
+        """Return what answers a call."""
+        found = (handler.service(handler_call_details) for handler in self._handlers)
+        return next((handler for handler in found if handler is not None), None)
+
+
 class SchedulerPorts:
-    """Listens, and stops listening. Health is shared by all three."""
+    """Three servers that listen. Calls are held until their services are named."""
 
-    def __init__(self, inference: InferenceServiceServicer, admin: AdminServiceServicer) -> None:
-        self._inference = inference
-        self._admin = admin
-        self._health = HealthServicer(INFERENCE_SERVICE)
-        self._servers: list[grpc.aio.Server] = []
+    def __init__(self) -> None:
+        self.clients, self.operators, self.probes = LateServices(), LateServices(), LateServices()
+        self._named = asyncio.Event()
+        interceptors = (Guard(), _UntilNamed(self._named))
+        self._servers = [
+            grpc.aio.server(handlers=(one,), interceptors=interceptors, options=SERVER_OPTIONS)
+            for one in (self.clients, self.operators, self.probes)
+        ]
+        self.numbers = Ports(0, 0, 0)
 
-    def set_ready(self, is_ready: bool) -> None:
-        """Say whether a new request would be served now."""
-        self._health.set(INFERENCE_SERVICE, HealthStatus.SERVING if is_ready else HealthStatus.NOT_SERVING)
-
-    async def listen(self, config: Config) -> Ports:
-        """Bind all ports, then answer on them. Raises PortError, and then none is left open."""
-        clients, operators, probes = (self._server() for _ in range(3))
-        add_InferenceServiceServicer_to_server(self._inference, clients)
-        add_AdminServiceServicer_to_server(self._admin, operators)
-        _reflect(clients, INFERENCE_SERVICE)
-        _reflect(operators, ADMIN_SERVICE)
-        ports = Ports(
+    async def listen(self, config: Config) -> None:
+        """Bind all ports, then take connections on them. Raises PortError, and then none is left open."""
+        clients, operators, probes = self._servers
+        self.numbers = Ports(
             port=_bind(clients, config.host, config.port, "--port"),
             admin_port=_bind(operators, config.admin_host, config.admin_port, "--admin-port"),
             health_port=_bind(probes, config.host, config.health_port, "--health-port"),
         )
-        for server in self._servers:
+        for server in (probes, operators, clients):  # clients last: then hardly a call is held
             await server.start()
-        return ports
+
+    def services_are_named(self) -> None:
+        """Let calls be answered, those first that are held."""
+        self._named.set()
 
     async def stop(self) -> None:
         """Close the ports. Calls that are still open get a moment to end, then are cut."""
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
-
-    def _server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=(Guard(),), options=SERVER_OPTIONS)
-        self._health.add_to(server)
-        self._servers.append(server)
-        return server
-
-
-def _reflect(server: grpc.aio.Server, service: str) -> None:
-    services: Sequence[str] = (service, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(services, server)
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:

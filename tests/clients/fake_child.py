@@ -2,6 +2,8 @@
 
 fake_child.py serve                 ready; ends on SIGTERM
 fake_child.py stubborn              ready; ignores SIGTERM
+fake_child.py slow-end              ready; takes a moment to end on SIGTERM, and tells of its beginning and its end
+fake_child.py standby               ready as a standby; then it takes over; ends on SIGTERM
 fake_child.py parent                ready; has a child of its own and ends at once on SIGTERM, without it
 fake_child.py exit CODE WORDS...    one line on stderr, then ends
 fake_child.py flaky FILE MODE...    each start takes one MODE off: "crash", "ready-crash", then "serve"
@@ -27,6 +29,23 @@ def serve():
     log("ready", pid=os.getpid())
     while True:
         time.sleep(60)
+
+
+def slow_end():
+    """Take a moment to end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    log("ready", pid=os.getpid())
+    signal.sigwait([signal.SIGTERM])
+    log("ending")
+    time.sleep(0.1)
+    log("ended")
+
+
+def standby():
+    """Be ready before it serves."""
+    log("ready", pid=os.getpid(), standby=True)
+    log("waiting_in_line", address="127.0.0.1:1")
+    serve()
 
 
 def stubborn():
@@ -65,5 +84,13 @@ def leave(code, *words):
 
 
 if __name__ == "__main__":
-    modes = {"serve": serve, "stubborn": stubborn, "parent": parent, "flaky": flaky, "exit": leave}
+    modes = {
+        "serve": serve,
+        "slow-end": slow_end,
+        "standby": standby,
+        "stubborn": stubborn,
+        "parent": parent,
+        "flaky": flaky,
+        "exit": leave,
+    }
     modes[sys.argv[1]](*sys.argv[2:])

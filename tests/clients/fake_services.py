@@ -44,6 +44,7 @@ def scheduler(arguments):
     parser = argparse.ArgumentParser("paceline-scheduler")
     for name in ("executors", "host", "port", "admin-port", "health-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--standby", action="store_true")
     options = parser.parse_args(arguments)
     model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
     with FakeServer(say("The capital of France is Paris."), models=[], port=int(options.port)) as server:

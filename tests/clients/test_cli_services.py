@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def use_fakes(fake_scripts, monkeypatch):
 def start_up(fake_scripts, *options, attach_seconds=3.0, stderr=subprocess.PIPE, **environment):
     """`paceline up` as a process of its own, on free ports, and its lines on stdout."""
     ports = free_ports(1)
+    while not can_listen(ports.scheduler.api + 3):  # where a standby would
+        ports = free_ports(1)
     code = f"""
 import sys
 from paceline_client.cli import services
@@ -61,6 +64,12 @@ main()
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def can_listen(port):
+    """Whether a port is free."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def read_until(stream, text):
@@ -184,6 +193,20 @@ def test_ports_follow_the_documentation(use_fakes):
     assert [option(scheduler, f"--{name}port") for name in ("", "admin-", "health-")] == ["50051", "50052", "50053"]
 
 
+def test_a_standby_is_a_second_scheduler_of_the_same_executors(use_fakes):
+    """Its ports come after the first one's, both know that they may wait, and both are ended before the executors."""
+    pair = deployment(2, with_standby=True)
+    programs = programs_of(pair)
+    schedulers = [program.command for program in programs[:2]]
+    assert [program.name for program in programs] == ["scheduler-0", "scheduler-1", "executor-0", "executor-1"]
+    assert [program.stop_stage for program in programs] == [0, 0, 1, 1]
+    ports = [[option(command, f"--{name}port") for name in ("", "admin-", "health-")] for command in schedulers]
+    assert ports == [["50051", "50052", "50053"], ["50054", "50055", "50056"]]
+    assert all("--standby" in command for command in schedulers)
+    assert option(schedulers[0], "--executors") == option(schedulers[1], "--executors")
+    assert pair.target == "127.0.0.1:50051,127.0.0.1:50054"
+
+
 def option(command, name):
     """The value after an option."""
     return command[command.index(name) + 1]
@@ -246,9 +269,9 @@ def test_only_the_api_listens_elsewhere(use_fakes, host, target):
 def test_free_ports_are_different():
     """All of them were held at once."""
     ports = free_ports(2)
-    numbers = [ports.scheduler.api, ports.scheduler.admin, ports.scheduler.health]
+    numbers = [port for one in (ports.scheduler, ports.standby) for port in (one.api, one.admin, one.health)]
     numbers += [number for executor in ports.executors for number in (executor.api, executor.health)]
-    assert len(set(numbers)) == 7
+    assert len(set(numbers)) == 10
 
 
 def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts, monkeypatch, tmp_path):
@@ -261,3 +284,19 @@ def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts,
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ProgramMissingError, match=r"pip install 'paceline\[executor\]'"):
         find_script("paceline-executor")
+
+
+def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
+    """Their addresses, and commands that know them; the death of one is no end, and both are there again."""
+    with start_up(fake_scripts, "--standby") as process:
+        text = read_until(process.stdout, "Ctrl-C stops everything")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        read_until(process.stderr, "scheduler-1: was killed by signal 9; starting it again now")
+        read_until(process.stderr, "scheduler-1: ready")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    first = int(re.search(r"API +127\.0\.0\.1:(\d+)", text)[1])
+    assert f"paceline chat --target 127.0.0.1:{first},127.0.0.1:{first + 3}\n" in text
+    assert f"Admin      127.0.0.1:{first + 1}, 127.0.0.1:{first + 4}\n" in text
+    assert "One scheduler drives the executors, the other one stands by." in text

@@ -59,8 +59,9 @@ def test_a_waiting_request_keeps_its_place():
     assert 12 <= again.waited.ToMilliseconds() / 1000 < 15
 
 
-def test_connecting_again_takes_no_longer_than_half_of_the_outage():
-    """The pauses grow by half, so what is waited for too long is bounded by what was missing anyway."""
+@pytest.mark.parametrize(("outage_seconds", "most_seconds"), [(0.5, 0.101), (1, 0.11), (10, 1.1)])
+def test_a_server_that_is_back_is_soon_found(outage_seconds, most_seconds):
+    """A pause is the shortest one or a tenth of the outage, so nobody waits for long who missed little."""
 
     async def scenario():
         rig = MemoryRig([Tokens((1,), "a"), Hold(), End()])
@@ -69,13 +70,13 @@ def test_connecting_again_takes_no_longer_than_half_of_the_outage():
         rig.servicer.released.set()
         rig.server.go_down()
         ending = asyncio.create_task(stream.collect())
-        await asyncio.sleep(1)
+        await asyncio.sleep(outage_seconds)
         came_back = now()
         rig.server.come_up()
         await ending
         return now() - came_back
 
-    assert play(scenario) <= 0.5
+    assert play(scenario) <= most_seconds
 
 
 def test_an_outage_has_an_end():
@@ -160,7 +161,7 @@ def test_a_server_that_takes_no_session_is_given_up():
         assert rig.seen.num_sessions == rig.server.num_dialled
         return rig.seen.num_sessions
 
-    assert 4 <= play(scenario) <= 10
+    assert 10 <= play(scenario) <= 25
 
 
 def test_a_server_that_falls_silent_is_left_for_a_new_connection():
@@ -174,7 +175,7 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection():
         reading = asyncio.create_task(stream.collect())
         await rig.until(lambda seen: seen.num_sessions == 2)
         assert rig.server.num_dialled == 2
-        assert now() - began == pytest.approx(3, abs=0.1)
+        assert now() - began == pytest.approx(1.5, abs=0.1)
         rig.servicer.released.set()
         assert (await reading).text == "ab"
 

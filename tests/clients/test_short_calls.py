@@ -79,12 +79,11 @@ async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field)
     assert caught.value.violations[0].field == field
 
 
-@pytest.mark.parametrize("target", ["\udcff:1", b"localhost:1", 5])
-async def test_a_target_that_is_no_text_is_refused_by_name(target):
-    """When it is first needed, as everything about a target."""
-    async with AsyncClient(target) as client:
-        with pytest.raises(InvalidRequestError) as caught:
-            await client.list_models()
+@pytest.mark.parametrize("target", ["\udcff:1", b"localhost:1", 5, "", "a:1,,b:1", [], "dns:///name", "dns:///x:0"])
+def test_a_target_that_leads_nowhere_is_refused_by_name(target):
+    """No text, an empty address, a name without a port."""
+    with pytest.raises(InvalidRequestError) as caught:
+        AsyncClient(target)
     assert caught.value.violations[0].field == "target"
 
 

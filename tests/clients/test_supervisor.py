@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline_client.cli.supervisor.events import BecameReady, Exited, Printed, Program, Progressed, Said, Started
+from paceline_client.cli.supervisor.events import (
+    BecameReady,
+    Exited,
+    Printed,
+    Program,
+    Progressed,
+    Said,
+    Started,
+    TookOver,
+)
 from paceline_client.cli.supervisor.log_files import LogFiles
 from paceline_client.cli.supervisor.supervisor import ChildFailedError, Restarts, Supervisor
 
@@ -33,9 +42,9 @@ class Recorder:
         return [event for event in self.events if isinstance(event, kind) and event.name == name]
 
 
-def program(*arguments, name="child"):
+def program(*arguments, name="child", stop_stage=0):
     """A fake child that does what the arguments say."""
-    return Program(name, (sys.executable, "-I", "-S", FAKE_CHILD, *map(str, arguments)))
+    return Program(name, (sys.executable, "-I", "-S", FAKE_CHILD, *map(str, arguments)), stop_stage)
 
 
 def supervise(recorder, *programs, restarts=Restarts.ALWAYS, grace_seconds=20.0):
@@ -88,6 +97,37 @@ async def test_a_ready_child_that_is_killed_comes_back():
     assert recorder.of(Exited) == [Exited("child", -signal.SIGKILL, None, 0.0)]
     first, second = process_ids(recorder)
     assert first != second
+
+
+async def test_the_process_of_a_program_can_be_asked_for():
+    """It is the one that runs now; between two there is none."""
+    recorder = Recorder()
+    async with supervise(recorder, program("serve"), program("exit", 1, name="failing")) as supervisor:
+        await supervisor.during(until(lambda: recorder.of(BecameReady) and recorder.of(Exited, "failing")))
+        assert supervisor.process_id("child") == process_ids(recorder)[0]
+        assert supervisor.process_id("failing") is None
+    assert supervisor.process_id("child") is None
+
+
+async def test_programs_end_stage_by_stage():
+    """One of a later stage is asked to end only when all of the earlier ones have ended."""
+    recorder = Recorder()
+    programs = [program("slow-end", name=name, stop_stage=stage) for name, stage in (("b", 1), ("a", 0), ("c", 0))]
+    async with supervise(recorder, *programs) as supervisor:
+        await supervisor.ready()
+    ends = [(event.name, event.text) for event in recorder.events if isinstance(event, Said)]
+    assert {text for _, text in ends} == {"ending", "ended"}
+    assert sorted(name for name, _ in ends[:4]) == ["a", "a", "c", "c"]
+    assert [name for name, _ in ends[4:]] == ["b", "b"]
+
+
+async def test_a_standby_that_takes_over_says_so():
+    """It is ready before it serves."""
+    recorder = Recorder()
+    async with supervise(recorder, program("standby")) as supervisor:
+        await supervisor.during(until(lambda: recorder.of(TookOver)))
+    assert recorder.of(BecameReady) == [BecameReady("child", stands_by=True)]
+    assert recorder.of(Progressed) == []
 
 
 async def test_a_child_that_fails_to_start_is_tried_again_with_growing_pauses(tmp_path):

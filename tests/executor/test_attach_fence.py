@@ -17,7 +17,7 @@ WAIT, TAKE_OVER = Approach.WAIT, Approach.TAKE_OVER
 def fence():
     """Scheduler m of term 5 drives on stream 1 since time 0."""
     fence = Fence(TIMES, max_waiting=3)
-    fence.arrive(1, Claim(5, "m"), WAIT, 0)
+    fence.arrive(1, Claim(5, "m", "m:50051"), WAIT, 0)
     return fence
 
 
@@ -37,7 +37,12 @@ def test_a_lower_claim_is_refused_with_the_holders_name(fence, claim, approach):
     (refused,) = fence.arrive(2, claim, approach, 10 * MS)
 
     assert isinstance(refused.error, TermSupersededError)
-    assert refused.error.metadata == {"holder_scheduler_id": "m", "holder_term": "5", "highest_term": "5"}
+    assert refused.error.metadata == {
+        "holder_scheduler_id": "m",
+        "holder_term": "5",
+        "holder_address": "m:50051",
+        "highest_term": "5",
+    }
     assert "'m' of term 5" in str(refused.error)
 
 
@@ -49,8 +54,10 @@ def test_a_lower_claim_is_refused_even_when_nobody_drives(fence):
 
 
 def test_a_higher_claim_waits_while_the_holder_lives(fence):
-    """It is told for whom."""
-    assert fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS) == (_waits(2),)
+    """It is told for whom, and where that one is."""
+    (verdict,) = fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
+
+    assert (verdict, verdict.holder.address) == (_waits(2), "m:50051")
     assert (fence.holder, fence.highest_term, fence.num_waiting) == (Claim(5, "m"), 6, 1)
 
 

@@ -271,7 +271,7 @@ async def test_a_scheduler_that_comes_during_a_drain_is_told_so_after_its_welcom
     late = executor.attach("late", 1)
     await late.welcomed()
     notice = await late.until(Drain)
-    executor.attachments.end_all()
+    executor.attachments.end_all("gone")
 
     assert notice.reason == "going away"
     assert isinstance(await late.end(), DrainingError)

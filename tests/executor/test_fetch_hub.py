@@ -14,7 +14,7 @@ from paceline_executor.config import parse_config
 from paceline_executor.errors import HubUnreachableError, ModelFetchError, ModelNotFoundError, UnsupportedModelError
 from paceline_executor.loading import served_name
 from paceline_executor.testing.hub import MAIN_COMMIT, OTHER_COMMIT, hub_stand_in
-from paceline_executor.weights import FetchOptions, FetchPhase, fetching, hub_client, resolve_model
+from paceline_executor.weights import FetchOptions, FetchPhase, fetching, hub, hub_client, resolve_model
 from paceline_executor.weights.hub_id import HubId, parse_hub_id
 
 LARGE = bytes(range(256)) * (12 << 10)  # 3 MiB: longer than what is written at once
@@ -240,6 +240,19 @@ def test_a_damaged_file_is_not_kept(place, name):
         place.resolve()
     place.hub.damaged.clear()
     assert place.contents(place.resolve()) == NEEDED
+
+
+def test_a_model_in_a_cache_that_cannot_be_written_to_is_used(place, monkeypatch):
+    """As in a container whose image brings the model along; the hub still says which commit is meant."""
+    path = place.resolve()
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(hub.tempfile, "NamedTemporaryFile", read_only)
+    monkeypatch.setattr(hub, "locked", read_only)
+
+    assert place.resolve() == path
 
 
 def test_a_full_disk_is_said_before_the_download(place, monkeypatch):

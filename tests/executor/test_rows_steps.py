@@ -5,6 +5,7 @@ import pytest
 
 from paceline_executor.errors import StepFailedError
 from paceline_executor.link.engine import Engine
+from paceline_executor.rows import outcome
 from paceline_executor.rows.grant_hash import START
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.plan import RowFinish, StepResult
@@ -329,3 +330,23 @@ def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
     assert batch.block_tables[1, :2].tolist() == [8, 9]
     columns = (batch.token_ids, batch.positions, batch.cu_seqlens, batch.context_lens, batch.sampled)
     assert all(column.dtype == np.int32 for column in (*columns, batch.block_tables))
+
+
+@pytest.mark.parametrize("part", ["advance", "report"])
+def test_a_step_that_fails_at_its_very_end_has_not_advanced_either(engine, monkeypatch, part):
+    """Rows and log-probabilities go back to where they were; the same plan then works."""
+    engine.execute(plan([(0, 2)], place=[placement(0, [1, 2], num_logprobs=2)], grants=[(0, 0, 0)]))
+    before = [repr(state) for state in engine.table.states()]
+    real = getattr(outcome, part)
+
+    def do_and_fail(*arguments):
+        real(*arguments)
+        raise MemoryError("of the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, part, do_and_fail)
+        with pytest.raises(StepFailedError):
+            engine.execute(plan([(0, 1)], step_id=2))
+
+    assert [repr(state) for state in engine.table.states()] == before
+    assert _tokens_of(engine.execute(plan([(0, 1)], step_id=2)).result) == [reference([1, 2], 2)[1]]

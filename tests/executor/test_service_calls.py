@@ -9,12 +9,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
-from paceline_executor.errors import ModelCorruptError, PortError
+from paceline_executor.errors import DeviceError, ModelCorruptError, PortError
 from paceline_executor.link import servicer_views
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, loaded
 from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plan_client import attached, column, grants, hello, info_of, request
+from paceline_executor.testing.plan_client import attach_until, attached, column, grants, hello, info_of, request
 
 READY, NOT_READY = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE = "paceline.v1.ExecutorService"
@@ -62,12 +62,17 @@ async def test_info_says_who_drives(executor):
     """Term and holder, for a scheduler that wants to attach with a higher one."""
     async with _stub(executor.address) as stub:
         idle = await stub.GetInfo(executor_pb2.GetInfoRequest())
-        async with attached(executor.address, hello("driver", 7)) as client:
+        async with attached(executor.address, hello("driver", 7, address="host:1")) as client:
             await client.run([(0, 3)], _placing(0, [1, 2, 3]))
+            waiting, _ = await attach_until(executor.address, "waiting", hello("next", 8))
             driven = await stub.GetInfo(executor_pb2.GetInfoRequest())
+            waiting.cancel()
 
     assert (idle.epoch, idle.term, idle.holder_scheduler_id, idle.last_step_id) == (0, 0, "", 0)
-    assert (driven.epoch, driven.term, driven.holder_scheduler_id, driven.last_step_id) == (1, 7, "driver", 1)
+    assert (driven.epoch, driven.term, driven.holder_scheduler_id, driven.last_step_id) == (1, 8, "driver", 1)
+    assert (idle.num_waiting_schedulers, driven.num_waiting_schedulers) == (0, 1)
+    assert (idle.holder_address, driven.holder_address) == ("", "host:1")
+    assert driven.tokenizer_digest == client.welcome.tokenizer_digest
     assert driven.incarnation == client.welcome.incarnation
     assert (driven.model.name, driven.device, driven.draining) == ("hash", "none", False)
     assert driven.uptime.ToNanoseconds() > idle.uptime.ToNanoseconds()
@@ -306,6 +311,18 @@ async def test_streams_that_are_open_when_the_executor_stops_end_with_a_reason()
 
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
     assert info_of(failure.value).reason == "DRAINING"
+    assert failure.value.details() == "the executor ends; use another one"
+
+
+async def test_streams_are_told_that_the_executor_has_failed():
+    """It has not drained, and whoever drives it need not look for who stopped it."""
+    async with hash_executor() as executor, attached(executor.address) as client:
+        executor.service._steps.ended.set_exception(DeviceError("steps fail"))
+        await executor.service.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.result()
+
+    assert failure.value.details() == "the executor has failed and ends: steps fail; use another one"
 
 
 async def _info(address):

@@ -1,6 +1,5 @@
 """The executor process: its command line, its exit codes, its events, and how it follows signals."""
 
-import io
 import json
 import signal
 import subprocess
@@ -9,23 +8,15 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-import structlog
 
 from paceline.v1 import plan_pb2
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import parse_config
-from paceline_executor.logs import set_up_logs
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
 COMMAND = [sys.executable, "-m", "paceline_executor"]
 ANY_PORTS = ["--port", "0", "--health-port", "0"]
-
-
-@pytest.fixture(autouse=True)
-def _restored_logs():
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -202,28 +193,3 @@ def test_help_loads_nothing_heavy_and_names_every_exit_code():
 
     assert done.stdout.endswith("[]\n")
     assert all(f"  {code.value}  " in done.stdout for code in ExitCode)
-
-
-@pytest.mark.parametrize("failure", [OSError(28, "no space left on device"), ValueError("I/O on closed file")])
-def test_a_log_that_cannot_be_written_stops_no_work(failure):
-    """A full disk or a closed pipe loses events, nothing else."""
-
-    class Broken(io.StringIO):
-        def write(self, text):
-            raise failure
-
-        def flush(self):
-            raise failure
-
-    set_up_logs("info", Broken())
-    structlog.get_logger().info("lost")
-
-
-def test_events_are_json_lines_with_what_happened_first():
-    """Time, level, event, then the rest."""
-    stream = io.StringIO()
-    set_up_logs("info", stream)
-    structlog.get_logger().info("ready", port=5)
-    structlog.get_logger().debug("too much")
-
-    assert list(json.loads(stream.getvalue())) == ["timestamp", "level", "event", "port"]

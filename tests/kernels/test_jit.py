@@ -27,7 +27,7 @@ def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monk
     monkeypatch.setattr(jit, "_numba_njit", njit_without_a_place)
     with caplog.at_level(logging.WARNING):
         assert jit.compiled(double)(21) == 42
-    assert "every start compiles them: no locator available" in caplog.text
+    assert "every start compiles them: no folder" in caplog.text
 
 
 def test_the_cache_is_keyed_by_all_files_of_the_package(monkeypatch, tmp_path):

@@ -1,9 +1,12 @@
 """Chat templates: rendered as Hugging Face transformers does, and harmless whatever they contain."""
 
 import asyncio
+import contextlib
 import os
+import resource
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -240,8 +243,36 @@ async def test_a_process_that_died_meanwhile_is_replaced(renderers):
     assert await render(renderers, template) == "hello"
     process = renderers._renderers[TemplateSource(template, "<s>", "</s>")]._worker._process
     process.kill()
-    await process.wait()
+    process.wait()
     assert await render(renderers, template) == "hello"
+
+
+def num_files():
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_machine_out_of_descriptors_refuses_chats_for_a_while_and_loses_none(renderers):
+    """Each with a hint to come back; what was opened for a process that did not start is closed again."""
+    limit, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_before = num_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_before + 100, at_most))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(4):
+            with pytest.raises(QueueFullError, match="Too many open files"):
+                await render(renderers, "{{ messages[0].content }}")
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, at_most))
+        for number in taken:
+            os.close(number)
+    await asyncio.sleep(0)  # closing takes a turn of the loop
+    assert num_files() == num_before
+    assert await render(renderers, "{{ messages[0].content }}") == "hello"
 
 
 async def test_a_refusal_names_the_messages(renderers):

@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 
 from paceline_scheduler import errors
 from paceline_scheduler.api import status
+from paceline_scheduler.holder import Holder
 
 REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
@@ -24,9 +25,11 @@ REFUSALS_AND_FAILURES = [
     (errors.UnknownExecutorError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
     (errors.QueueFullError("x", 0.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
+    (errors.StandbyError(Holder("a", 7, "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),
     (errors.DrainingError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
+    (errors.StepFailedError("x"), grpc.StatusCode.INTERNAL, "STEP_FAILED"),
     (errors.NoTokenLeftError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
     (errors.NoLongerServedError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     (errors.DeadlineUnreachableError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
@@ -54,6 +57,16 @@ def test_every_error_has_a_code_and_a_reason(error, code, reason):
     info = details(error)[ErrorInfo]
     assert (described.code, described.message) == (code, str(error))
     assert (info.reason, info.domain) == (reason, "paceline")
+
+
+@pytest.mark.parametrize(
+    ("address", "named"), [("host:1", {"active_address": "host:1", "active_term": "7"}), ("", {"active_term": "7"})]
+)
+def test_who_is_sent_to_another_scheduler_is_told_where_it_is_if_that_is_known(address, named):
+    """Also the client of a request that is given up to it; without an address it tries all it knows."""
+    active = Holder("a", 7, address)
+    for error in (errors.StandbyError(active, 0.5), errors.GivenUpError("x", 0.5, active)):
+        assert dict(details(error)[ErrorInfo].metadata) == named
 
 
 def test_no_error_that_a_client_may_meet_is_left_out():

@@ -14,6 +14,7 @@ from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
@@ -50,6 +51,22 @@ async def refusal(awaitable):
     kinds = (ErrorInfo, BadRequest, RetryInfo)
     details = {kind: kind.FromString(d.value) for d in packed.details for kind in kinds if d.Is(kind.DESCRIPTOR)}
     return caught.value.code(), caught.value.details(), details
+
+
+async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):
+    """It names the active scheduler, whatever else is wrong with the request."""
+    server.backend.active = Holder("a", 7, "host:1")
+    code, sentence, details = await refusal(stub.Generate(pb.GenerateRequest()).read())
+    assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "STANDBY")
+    assert sentence == "this scheduler stands by; host:1 serves (term 7)"
+    assert 0.1 <= details[RetryInfo].retry_delay.ToMilliseconds() / 1000 <= 0.2
+
+
+async def test_a_standby_does_not_refuse_what_was_begun_before_it_has_waited(server, stub):
+    """Its holder may just have died; the backend decides."""
+    server.backend.active = Holder("a", 7, "host:1")
+    stub.Generate(pb.GenerateRequest(text="hi", request_id="r", resumable=True, attachment=2))
+    assert (await server.backend.next_request()).key.request_id == "r"
 
 
 async def test_fields_that_nobody_knows_go_no_further_than_the_edge(server, channel):

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.readiness import Readiness, Standing
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import expected_output, make_request
@@ -30,7 +32,7 @@ async def test_requests_run_to_their_end_with_the_right_tokens():
         rig.submit(*requests)
         await rig.driver.wait_until_idle()
         assert_right_tokens(rig, requests)
-        assert rig.readiness == [True]
+        assert rig.standings == [Standing.READY]
 
 
 @scenario
@@ -58,7 +60,7 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
         await rig.driver.wait_until_idle()
         assert_right_tokens(rig, requests)
         assert deployment[FIRST].executor.epoch == 5
-        assert rig.readiness == [True], "a stream that comes back at once is no reason to tell clients"
+        assert rig.standings == [Standing.READY], "a stream that comes back at once is no reason to tell clients"
 
 
 @scenario
@@ -76,7 +78,7 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
         assert_right_tokens(rig, requests)
         assert rig.driver.executors()[0].incarnation == 1001
         assert set(rig.client.attempts.values()) == {2}
-        assert rig.readiness == [True, False, True]
+        assert rig.standings == [Standing.READY, Standing.UNREADY, Standing.READY]
 
 
 @scenario
@@ -141,7 +143,7 @@ async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         start_s = asyncio.get_running_loop().time()
-        for epoch in range(2, 12):
+        for epoch in range(2, 13):
             deployment[FIRST].break_stream()
             await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
             await rig.until_ready()
@@ -149,7 +151,7 @@ async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less
         await asyncio.sleep(2)
         deployment[FIRST].break_stream()
         start_s = asyncio.get_running_loop().time()
-        await rig.until(lambda: deployment[FIRST].executor.epoch == 12)
+        await rig.until(lambda: deployment[FIRST].executor.epoch == 13)
         assert asyncio.get_running_loop().time() - start_s < 10
 
 
@@ -196,7 +198,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         assert rig.identity.term > 9
         assert rig.driver.num_waiting() == (0, 0)
         await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
-        assert not rig.driver.is_ready
+        assert rig.driver.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-z", 9))
 
 
 @scenario
@@ -262,7 +264,7 @@ async def test_an_operators_drain_survives_a_broken_stream():
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         assert rig.driver.drain_executor(FIRST) == 0
-        assert rig.readiness == [True, False]
+        assert rig.standings == [Standing.READY, Standing.UNREADY]
         deployment[FIRST].break_stream()
         await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)

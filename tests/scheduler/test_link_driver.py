@@ -19,6 +19,7 @@ from paceline_scheduler.errors import (
 )
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -35,8 +36,8 @@ class DriverBench:
         core_limits = limits or CoreLimits()
         self.driver = Driver(lambda: Core(core_limits), self.clock, asyncio.get_running_loop())
         self.client = OutputCollector()
-        self.readiness = []
-        self.driver.connect(self.client, self.readiness.append)
+        self.standings = []
+        self.driver.connect(self.client, lambda readiness: self.standings.append(readiness.standing))
         self.executor = make_executor(**options)
         self.plans = []
         self.driver.expected(ADDRESS)
@@ -105,7 +106,7 @@ async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again
         bench.driver.submit(make_request())
     assert refusal.value.retry_after_s > 0
     await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
-    assert not bench.driver.is_ready
+    assert bench.driver.readiness.standing is Standing.UNREADY
 
 
 async def test_a_draining_scheduler_refuses_and_finishes():
@@ -114,7 +115,7 @@ async def test_a_draining_scheduler_refuses_and_finishes():
     request = make_request(3, 3)
     bench.driver.submit(request)
     bench.driver.begin_drain()
-    assert bench.readiness == [True, False]
+    assert bench.standings == [Standing.READY, Standing.UNREADY]
     with pytest.raises(DrainingError):
         bench.driver.submit(make_request())
     await bench.finish()
@@ -126,9 +127,9 @@ async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new(
     """Whoever drained it, and also if its stream was broken at that moment."""
     bench = await attached_bench()
     bench.driver.detached(ADDRESS, "cut")
-    assert bench.driver.is_ready, "it is expected back"
+    assert bench.driver.readiness.standing is Standing.READY, "it is expected back"
     assert bench.driver.drain_executor(ADDRESS) == 0
-    assert bench.readiness == [True, False]
+    assert bench.standings == [Standing.READY, Standing.UNREADY]
     assert [model.name for model in bench.driver.models()] == ["simulated"]
     assert bench.driver.open_models() == ()
     with pytest.raises(NoExecutorError) as refusal:
@@ -251,7 +252,7 @@ async def test_after_a_displacement_the_driver_begins_anew():
     bench.driver.displaced("scheduler z")
     assert bench.driver.models() == ()
     assert bench.driver.executors()[0].state == ExecutorState.LOST
-    assert bench.readiness == [True, False]
+    assert bench.standings == [Standing.READY, Standing.UNREADY]
     bench.plans.clear()
     await bench.attach()
     assert bench.driver.limits() == LimitValues(5, 600, 32)

@@ -8,6 +8,7 @@ import pytest
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.messages import (
     Heartbeat,
     Hello,
@@ -147,7 +148,7 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         start_s = link.now_s()
         task = link.run() if phase != "ready" else await link.ready()
         if phase == "in line":
-            link.executor.say(WaitingInLine("other", 2))
+            link.executor.say(WaitingInLine(Holder("other", 2)))
         error, end_s = await end_of(task)
 
         assert isinstance(error, StreamEndedError)

@@ -102,8 +102,7 @@ async def test_the_tokenizer_arrives_whole_over_many_parts():
 
 async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers():
     """A mistake of ours is repaired from the snapshot like everything else."""
-    server = await SimulatedServer.start(CONFIG)
-    async with rig_for(server) as rig:
+    async with await SimulatedServer.start(CONFIG) as server, rig_for(server) as rig:
         await rig.until_ready()
         requests = [make_request(9, 40)]
         rig.submit(*requests)
@@ -111,7 +110,6 @@ async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers()
         rig.driver._core.executor(server.address)._next_step_id += 1  # a gap
         await rig.driver.wait_until_idle()
         assert_right_tokens(rig, requests)
-    await server.stop()
     assert server.service.violations[0].startswith("no gap between plans")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import StreamEndedError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.identity import Identity
 from paceline_scheduler.link.messages import Heartbeat, ModelCard, WaitingInLine, Welcome
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
@@ -70,4 +71,4 @@ def test_a_welcome_that_does_not_come_or_stays_without_its_snapshot_ends_the_str
 
 def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
     """Who drives may do so for weeks."""
-    assert drive(WaitingInLine("scheduler-b", 1)) is None
+    assert drive(WaitingInLine(Holder("scheduler-b", 1))) is None

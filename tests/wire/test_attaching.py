@@ -7,6 +7,7 @@ from paceline_executor.link.messages import ProtocolRange as ExecutorRange
 from paceline_executor.link.service import ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.link.messages import ExecutorState, ProtocolRange
 from paceline_scheduler.link.transport_grpc import GrpcTransport
@@ -75,7 +76,9 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
             await new.until_ready()
             fence = executor.service.attachments.fence
             await old.until(lambda: fence.num_waiting == 1)
+            (status,) = old.driver.executors()
 
+            assert status.holder == Holder("scheduler-a", new.identity.term, "scheduler-a:50051")
             assert await served(new)
             assert (fence.holder.scheduler_id, fence.epoch) == ("scheduler-a", 2)
         await old.until_ready()

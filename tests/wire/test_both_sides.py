@@ -12,7 +12,7 @@ import pytest
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.errors import NumericError
 from paceline_executor.link import messages as executor_messages
-from paceline_executor.link.fence import Approach
+from paceline_executor.link.fence import Approach, Claim
 from paceline_executor.link.servicer_views import tokenizer_parts
 from paceline_executor.link.wire import ResponseEncoder, decode_request
 from paceline_executor.rows import plan as rows
@@ -23,6 +23,7 @@ from paceline_executor.weights.tokenizer import GenerationDefaults, SpecialToken
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.core import plan as core
 from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link import messages as scheduler_messages
 from paceline_scheduler.link.wire import decode_message, decode_tokenizer_part, encode_message
 from paceline_scheduler.testing.requests import column, make_request
@@ -164,10 +165,16 @@ def test_what_shapes_nothing_does_not_travel():
 
 def test_hello_arrives():
     """The claim that the executor compares."""
-    hello = to_executor(scheduler_messages.Hello("scheduler", 7))
-    assert (hello.claim.term, hello.claim.scheduler_id) == (7, "scheduler")
+    hello = to_executor(scheduler_messages.Hello("scheduler", 7, address="host:1"))
+    assert (hello.claim.term, hello.claim.scheduler_id, hello.claim.address) == (7, "scheduler", "host:1")
     assert executor_messages.PROTOCOLS.pick(hello.protocols) in scheduler_messages.PROTOCOLS
     assert hello.approach is Approach.WAIT
+
+
+def test_who_holds_the_executor_arrives():
+    """With the address that its own hello said."""
+    arrived = to_scheduler(executor_messages.WaitingInLine(Claim(7, "scheduler", "host:1")))
+    assert arrived == scheduler_messages.WaitingInLine(Holder("scheduler", 7, "host:1"))
 
 
 def test_a_takeover_and_an_odd_range_of_protocols_arrive():

@@ -3,6 +3,7 @@
 What the simulation proves about the simulator's fence then holds for the one in production.
 """
 
+from dataclasses import astuple
 from random import Random
 
 import pytest
@@ -54,9 +55,10 @@ class BothFences:
             case "arrive":
                 self.num_streams += 1
                 term, scheduler_id, approach = details
-                claim, how = production.Claim(term, scheduler_id), production.Approach(approach.value)
-                verdicts = ours.arrive(self.num_streams, claim, how, self.now)
-                rulings = theirs.arrive(self.num_streams, simulated.Claim(term, scheduler_id), approach, self.now)
+                who = term, scheduler_id, f"{scheduler_id}:{self.num_streams}"
+                how = production.Approach(approach.value)
+                verdicts = ours.arrive(self.num_streams, production.Claim(*who), how, self.now)
+                rulings = theirs.arrive(self.num_streams, simulated.Claim(*who), approach, self.now)
             case "hear" | "leave":
                 verdicts = getattr(ours, kind)(*details, self.now)
                 rulings = getattr(theirs, kind)(*details, self.now)
@@ -72,8 +74,8 @@ class BothFences:
     def check_states(self):
         """Both know the same driver, epoch, term and line."""
         ours, theirs = self.production, self.simulated
-        driver = None if theirs.driver_id is None else (theirs.claim.term, theirs.claim.scheduler_id)
-        assert driver == (ours.holder and (ours.holder.term, ours.holder.scheduler_id))
+        driver = None if theirs.driver_id is None else astuple(theirs.claim)
+        assert driver == (ours.holder and astuple(ours.holder))
         assert ours.epoch == theirs.epoch
         assert ours.highest_term == theirs.highest_term
         assert ours.num_waiting == theirs.num_waiting

@@ -68,7 +68,7 @@ def _no(*_: object) -> bool:
     return False
 
 
-async def _at_once(_: object) -> None:
+async def _at_once(*_: object) -> None:
     """Wait for nothing."""
 
 
@@ -222,6 +222,11 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.RETURN,
     ),
     "tenant": Ablation("no tenant hits another one's blocks", ((PrefixChain, "__init__", _chain_of_all_tenants),)),
+    "suspects": Ablation(
+        "what may have made a step fail runs alone",
+        ((LiveRequest, "is_suspect", property(_no)),),
+        FaultKind.FAIL_STEPS,
+    ),
     "silence": Ablation(
         "a silent executor is given up", ((PlanStreamDriver, "_check_alive", _nothing),), FaultKind.HALF_OPEN
     ),

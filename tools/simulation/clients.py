@@ -11,6 +11,7 @@ import grpc.aio
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_client import wire
+from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
 from paceline_client.errors import PacelineError
@@ -24,6 +25,8 @@ from simulation.scenario import PlannedRequest
 from simulation.schedulers import CONNECT, SESSION, SchedulerHost
 
 _UP_TO_DATE = 0.8  # how often a name leads to where it should
+_KNOW_ALL = 0.5  # how many clients know each scheduler rather than the name of the service
+_SERVICE = "service"
 _PATIENT = 1000  # attempts at a request that is refused: while things go wrong many are
 _CODES = {
     End.HALF_CLOSED: grpc.StatusCode.OK,
@@ -84,6 +87,12 @@ class SimulatedChannel:
         self._node = node
         self._scheduler = scheduler
         self._calls: list[Call] = []
+        self._is_ready = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has connected."""
+        return self._is_ready
 
     async def becomes_ready(self, seconds: float) -> bool:
         """Whether it connects."""
@@ -95,6 +104,7 @@ class SimulatedChannel:
             return False
         finally:
             call.cancel()
+        self._is_ready = True
         return True
 
     async def why_not_ready(self) -> str:
@@ -133,6 +143,7 @@ class ClientHost:
         self._schedulers = schedulers
         self._events = events
         self._retry = Retry(max_attempts=_PATIENT, draw=random.random)
+        self._knows_all = random.random() < _KNOW_ALL
         self._connection = loop.run_as(self.node, self._connect)
 
     def kill(self) -> None:
@@ -146,10 +157,13 @@ class ClientHost:
         task.add_done_callback(self._stopped)
 
     def _connect(self) -> Connection[SimulatedChannel]:
-        return Connection("service", dial=self._dial, retry=self._retry, keepalive=Keepalive(), limits=Limits())
+        names = [host.name for host in self._schedulers] if self._knows_all else [_SERVICE]
+        return Connection(Addresses(names), dial=self._dial, retry=self._retry, keepalive=Keepalive(), limits=Limits())
 
-    def _dial(self) -> SimulatedChannel:
-        """Dial the name of the service: mostly it leads to a scheduler that is ready, if there is one."""
+    def _dial(self, address: str) -> SimulatedChannel:
+        """Dial a scheduler, or the name of the service: mostly it leads to one that is ready, if there is one."""
+        if address != _SERVICE:
+            return SimulatedChannel(self._network, self.node, address)
         ready = [host for host in self._schedulers if host.is_ready]
         hosts = ready if ready and self._random.random() < _UP_TO_DATE else self._schedulers
         return SimulatedChannel(self._network, self.node, self._random.choice(hosts).name)

@@ -4,19 +4,20 @@ Knows the calls of an executor and how its messages look to a scheduler's link. 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import Int32Array
+from paceline_scheduler.core.request import Int32Array, RequestKey
 from paceline_scheduler.errors import LinkError, StreamEndedError
 from paceline_scheduler.link.messages import Hello, ProtocolRange
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.dialogue import TOKENIZER_SOURCE, greet, info_of, messages_of
 from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.simulator.failures import SimulatedDeviceError
 from paceline_scheduler.simulator.fence import NOBODY, Claim
 from paceline_scheduler.simulator.service import Accepted, SimulatedService, Stream
 from paceline_scheduler.simulator.tokens import TokenRule
@@ -112,10 +113,20 @@ class _WatchedExecutor(SimulatedExecutor):
 
 
 class ExecutorHost:
-    """A host on which one executor process after another runs. `rules` are what they drew by, all of them so far."""
+    """A host on which one executor process after another runs. `rules` are what they drew by, all of them so far.
+
+    Steps with requests that are, or come to be, among `failing` fail. `on_ended` hears of a process that ends itself.
+    """
 
     def __init__(
-        self, name: str, loop: SimulationLoop, network: Network, random: Random, events: ExecutorEvents
+        self,
+        name: str,
+        loop: SimulationLoop,
+        network: Network,
+        random: Random,
+        events: ExecutorEvents,
+        failing: set[RequestKey],
+        on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
         self.name = name
         self.node: Node | None = None
@@ -126,6 +137,8 @@ class ExecutorHost:
         self._network = network
         self._random = random
         self._events = events
+        self._failing = failing
+        self._on_ended = on_ended
 
     def start(self, config: SimulatorConfig, protocols: ProtocolRange) -> None:
         """Start a process."""
@@ -135,6 +148,7 @@ class ExecutorHost:
         self.rules.append(config.tokens)
         incarnation = self._random.getrandbits(63) | 1
         executor = _WatchedExecutor(config, incarnation, self.name, self._events)
+        executor.failing = self._failing
         self.service = SimulatedService(executor, self._loop.time, protocols=protocols)
         self._network.listen(self.node, self._serve)
         task = self._loop.spawn(self.node, self.service.run_steps())
@@ -151,6 +165,11 @@ class ExecutorHost:
         rows = () if self.service is None else self.service.executor.rows.values()
         return any(row.key.request_id == request_id for row in rows)
 
+    def running_keys(self) -> tuple[RequestKey, ...]:
+        """Return what is on its rows, by row."""
+        rows = {} if self.service is None else self.service.executor.rows
+        return tuple(row.key for _, row in sorted(rows.items()))
+
     def drain(self) -> None:
         """Announce that the process goes away."""
         assert self.node is not None, "there is one"
@@ -166,7 +185,12 @@ class ExecutorHost:
         self._network.gone(self.node)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, ExceptionGroup) and error.split(SimulatedDeviceError)[1] is None:
+            self.kill()
+            self._on_ended(self)
+        else:
             self._loop.failures.append(error)
 
     async def _serve(self, call: Call) -> None:

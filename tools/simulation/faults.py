@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.link.executor_link import LOST_AFTER_S
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.link.plan_stream import MAX_SILENCE_S
@@ -41,6 +42,7 @@ class Stage(Protocol):
     clients: list[ClientHost]
     rogue: Rogue
     past_plans: PastPlans
+    failing: set[RequestKey]
 
     def start_executor(self, host: ExecutorHost) -> None:
         """Start an executor's next process."""
@@ -90,6 +92,7 @@ class Faults:
             FaultKind.HALF_OPEN: self._half_open,
             FaultKind.HOLD: self._hold,
             FaultKind.TAKE_OVER: self._take_over,
+            FaultKind.FAIL_STEPS: self._fail_steps,
             FaultKind.JUMP_CLOCK: self._jump_clock,
             FaultKind.CRASH_LOOP: self._crash_loop,
             FaultKind.DRAIN_SCHEDULER: self._drain_scheduler,
@@ -190,6 +193,18 @@ class Faults:
         self._stage.tell(f"{node.name} thaws")
         self._loop.thaw(node)
 
+    async def _fail_steps(self, hit: _Hit) -> None:
+        """Let every step with some requests fail, wherever they run from now on: nothing puts that right."""
+        beside: tuple[RequestKey, ...] = ()  # others they are harder to find
+        for _ in range(_MAX_POLLS):
+            beside = max((host.running_keys() for host in self._stage.executors), key=len)
+            if beside:
+                break
+            await asyncio.sleep(_POLL_S)
+        for key in hit.random.sample(beside, min(len(beside), hit.random.choice((1, 1, 2, 4)))):
+            self._stage.tell(f"steps with {key.request_id}.{key.index} of {key.tenant} fail")
+            self._stage.failing.add(key)
+
     async def _jump_clock(self, hit: _Hit) -> None:
         node = hit.random.choice(self._nodes())
         self._stage.tell(f"the clock of {node.name} jumps {_CLOCK_JUMP_S} s ahead")
@@ -274,8 +289,8 @@ class Faults:
 
     def _some_path(self, random: Random) -> tuple[Path, str, str]:
         stage = self._stage
-        ready = [host for host in stage.schedulers if host.is_ready]
-        scheduler = random.choice(ready if ready and random.random() < _AT_WHO_DRIVES else stage.schedulers).name
+        drivers = [host for host in stage.schedulers if host.drives]
+        scheduler = random.choice(drivers if drivers and random.random() < _AT_WHO_DRIVES else stage.schedulers).name
         others = stage.executors if random.random() < 0.6 else stage.clients
         other = random.choice([host.name for host in others])
         found = self._network.path(scheduler, other), scheduler, other
@@ -307,7 +322,7 @@ class Faults:
             path = self._network.path(host.name, slow)
             self._paths[id(path)] = (path, host.name, slow)
             path.lag_s = _SLOW_ANSWER_S
-            if host.is_ready:
+            if host.drives:
                 self._kill(host)
         await asyncio.sleep(0.2 * hit.random.random())
         for host in self._stage.schedulers:

@@ -5,7 +5,7 @@ for the tables of a core, which it lets check themselves.
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from paceline_client.errors import PacelineError, RequestTimeoutError, Unavailab
 from paceline_client.results import Completion, Delta, FinishReason, Result
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.core.plan import BatchPlan
+from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.simulator.fence import Claim
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.executors import END_TOKEN_IDS
@@ -21,6 +22,7 @@ from simulation.scenario import NUM_BYTE_TOKENS, PlannedRequest
 
 _TIMEOUT_CODES = ("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE", "TIMEOUT")
 
+_FAILED_ALONE = ("STEP_FAILED", "EXECUTORS_DIED")  # an executor that ends itself has died of what it ran last
 _SURELY_ALIVE_S = 0.8  # well inside the lease
 
 
@@ -31,12 +33,21 @@ Report = Callable[[str], None]
 class ClientChecks:
     """The streams of all clients (I3, I4, I6). `rules` returns those of every executor process so far.
 
+    `failing` are the requests with which steps fail: they alone may fail for it.
     `may_many_die`: three executors may die, or be thought dead, while they run one request.
     """
 
-    def __init__(self, rules: Callable[[], Iterable[TokenRule]], report: Report, *, may_many_die: bool) -> None:
+    def __init__(
+        self,
+        rules: Callable[[], Iterable[TokenRule]],
+        failing: Set[RequestKey],
+        report: Report,
+        *,
+        may_many_die: bool,
+    ) -> None:
         self.ends: dict[str, str] = {}  # by request id: in a word
         self._rules = rules
+        self._failing = failing
         self._may_many_die = may_many_die
         self._report = report
         self._outputs: dict[tuple[str, int], list[int]] = {}
@@ -79,6 +90,8 @@ class ClientChecks:
                 self.ends[planned.request_id] = f"failed: {end.reason}"
                 if end.reason == "EXECUTORS_DIED" and self._may_many_die:
                     return  # it must look as if this request were why
+                if end.reason in _FAILED_ALONE and planned.request_id in {key.request_id for key in self._failing}:
+                    return
                 is_in_time = isinstance(end, RequestTimeoutError | UnavailableError) or end.reason in _TIMEOUT_CODES
                 if planned.timeout_s is None or not is_in_time:
                     sentence = f"I6: {planned.request_id} failed: {type(end).__name__} {end.reason}: {end}"

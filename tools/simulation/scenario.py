@@ -9,12 +9,14 @@ from random import Random
 
 from paceline_scheduler.core.executors import StepPoint
 from paceline_scheduler.link.messages import ProtocolRange
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output
 
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
+_HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
 NUM_BYTE_TOKENS = 256
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
@@ -42,6 +44,7 @@ class FaultKind(Enum):
     HALF_OPEN = "F6 half-open"
     HOLD = "F6 nothing gets through for a while"
     TAKE_OVER = "F7 takeover"
+    FAIL_STEPS = "F10 steps with a certain request fail"
     JUMP_CLOCK = "F13 clock jumps"
     DRAIN_SCHEDULER = "F15 scheduler drains, and its next version starts"
     DRAIN_EXECUTOR = "F15 executor drains, and its next version starts"
@@ -66,6 +69,7 @@ _WEIGHTS = {
     FaultKind.HALF_OPEN: 4,
     FaultKind.HOLD: 2,
     FaultKind.TAKE_OVER: 2,
+    FaultKind.FAIL_STEPS: 5,
     FaultKind.JUMP_CLOCK: 1,
     FaultKind.DRAIN_SCHEDULER: 2,
     FaultKind.DRAIN_EXECUTOR: 2,
@@ -132,6 +136,7 @@ class Scenario:
     reproducibility: Reproducibility
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...]
+    ready_when: frozenset[Standing]  # what health says SERVING to: with --standby to standing in line as well
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -140,15 +145,18 @@ def draw_scenario(seed: int) -> Scenario:
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7
     config = _draw_config(random)
+    has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
+    num_schedulers = max(random.choice((1, 1, 2, 2, 3)), 2 if has_standby else 1)
     return Scenario(
         seed=seed,
         num_clients=num_clients,
-        scheduler_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 1, 2, 2, 3)))),
+        scheduler_protocols=tuple(_draw_protocols(random) for _ in range(num_schedulers)),
         executor_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 2, 2, 3)))),
         config=config,
         reproducibility=Reproducibility.SAME_TOKENS if is_same else Reproducibility.OTHER_TOKENS,
         requests=_draw_requests(random, num_clients, config.tokens),
         faults=_draw_faults(random),
+        ready_when=frozenset({Standing.READY, Standing.STANDING_BY} if has_standby else {Standing.READY}),
     )
 
 

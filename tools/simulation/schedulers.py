@@ -25,8 +25,10 @@ from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
+from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
 from paceline_scheduler.link.messages import ProtocolRange
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from simulation.loop import Node, NodeState, SimulationLoop
 from simulation.network import Call, CallEndedError, Network
@@ -72,7 +74,14 @@ class SchedulerHost:
     """A host on which one scheduler process after another runs."""
 
     def __init__(
-        self, name: str, loop: SimulationLoop, network: Network, random: Random, executors: str, limits: CoreLimits
+        self,
+        name: str,
+        loop: SimulationLoop,
+        network: Network,
+        random: Random,
+        executors: str,
+        limits: CoreLimits,
+        ready_when: frozenset[Standing],
     ) -> None:
         self.name = name
         self.node: Node | None = None
@@ -80,12 +89,14 @@ class SchedulerHost:
         self.driver: Driver | None = None
         self.is_draining = False
         self._edge: Edge | None = None
+        self._fleet: Fleet | None = None
         self._links: asyncio.Task[NoReturn] | None = None
         self._loop = loop
         self._network = network
         self._random = random
         self._executors = executors
         self._limits = limits
+        self._ready_when = ready_when
 
     def start(self, approach: Approach, protocols: ProtocolRange) -> None:
         """Start a process."""
@@ -93,13 +104,23 @@ class SchedulerHost:
         node = self.node = self._loop.add_node(self.name)
         self.is_draining = False
         identity = Identity(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
+        identity.address = self.name
         self._loop.run_as(node, lambda: self._assemble(node, identity))
 
     @property
     def is_ready(self) -> bool:
         """Whether its health says that it serves; it says nothing while it is frozen or dead."""
+        return self._standing in self._ready_when
+
+    @property
+    def drives(self) -> bool:
+        """Whether it runs, and runs requests."""
+        return self._standing is Standing.READY
+
+    @property
+    def _standing(self) -> Standing:
         is_running = self.node is not None and self.node.state is NodeState.RUNNING
-        return is_running and self.driver is not None and self.driver.is_ready
+        return self.driver.readiness.standing if is_running and self.driver is not None else Standing.UNREADY
 
     def kill(self) -> None:
         """End the process at once."""
@@ -109,17 +130,20 @@ class SchedulerHost:
 
     async def drain(self, seconds: float) -> None:
         """Let what runs end, for so long, as the process does when it is told to stop. To be run on its node."""
-        driver, edge, links = self.driver, self._edge, self._links
+        driver, edge, fleet, links = self.driver, self._edge, self._fleet, self._links
         assert driver is not None, "it runs"
         assert edge is not None, "it runs"
+        assert fleet is not None, "it runs"
         assert links is not None, "it runs"
         self.is_draining = True
         driver.begin_drain()
         edge.drain("the scheduler is shutting down", seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                await edge.drained()
-        except TimeoutError:
+        parts = [asyncio.ensure_future(part) for part in (edge.drained(), until_handed_over(driver, fleet))]
+        finished, handing_over = parts
+        await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        handing_over.cancel()
+        if not finished.done():
+            finished.cancel()
             links.cancel()
             driver.give_up("the scheduler is shutting down; send the request again")
             await asyncio.sleep(_GIVE_UP_S)
@@ -143,7 +167,7 @@ class SchedulerHost:
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
         self._edge = Edge(self.driver, texts, _LIMITS, self._random.random)
         self.driver.connect(self._edge)
-        fleet = Fleet(
+        self._fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
             identity,
@@ -153,7 +177,7 @@ class SchedulerHost:
             TokenizerShelf(texts.prepare),
         )
         self._network.listen(node, self._serve)
-        self._links = loop.create_task(fleet.run())
+        self._links = loop.create_task(self._fleet.run())
         self._links.add_done_callback(self._stopped)
 
     def _make_core(self) -> Core:

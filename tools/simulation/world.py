@@ -14,6 +14,7 @@ from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.plan import BatchPlan
+from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.clients import ClientHost
@@ -21,7 +22,7 @@ from simulation.describe import describe, is_heartbeat
 from simulation.executors import ExecutorHost, SaltedRule, address_of
 from simulation.faults import Faults
 from simulation.invariants import ClientChecks, ExecutorChecks
-from simulation.loop import SimulationLoop
+from simulation.loop import WORLD, SimulationLoop
 from simulation.mangling import PastPlans
 from simulation.network import Call, Inbox, Network
 from simulation.rogue import Rogue
@@ -32,6 +33,7 @@ from simulation.trace import Trace
 _LIVENESS_S = 30.0
 _IDLE_S = 45.0  # a request that nobody listens to goes on for 30 s
 _POLL_S = 0.25
+_RESTART_S = 0.3  # what a supervisor takes
 _MANY = 3
 _LIMITS = CoreLimits(ttft_budget_s=600.0)  # nothing is refused because it would have to wait
 
@@ -59,19 +61,30 @@ class World:
         self._random = Random(f"world {scenario.seed}")  # noqa: S311 - nothing secret
         self.network = Network(self.loop, self._own_random("network"), self._arrived)
         self.past_plans: PastPlans = {}
+        self.failing: set[RequestKey] = set()
         self._all_ended = asyncio.Event()
         self._executor_checks = ExecutorChecks(lambda: self.loop.now_s, self.report)
         num_losses = sum(fault.kind not in FORGETS_NOTHING for fault in scenario.faults)
-        self.client_checks = ClientChecks(self._rules, self.report, may_many_die=num_losses >= _MANY)
+        self.client_checks = ClientChecks(self._rules, self.failing, self.report, may_many_die=num_losses >= _MANY)
         executor_names = [f"executor-{number}" for number in range(len(scenario.executor_protocols))]
         scheduler_names = tuple(f"scheduler-{number}" for number in range(len(scenario.scheduler_protocols)))
         self.executors = [
-            ExecutorHost(name, self.loop, self.network, self._own_random(name), self._executor_checks)
+            ExecutorHost(
+                name,
+                self.loop,
+                self.network,
+                self._own_random(name),
+                self._executor_checks,
+                self.failing,
+                self._executor_ended,
+            )
             for name in executor_names
         ]
         addresses = ",".join(map(address_of, executor_names))
         self.schedulers = [
-            SchedulerHost(name, self.loop, self.network, self._own_random(name), addresses, _LIMITS)
+            SchedulerHost(
+                name, self.loop, self.network, self._own_random(name), addresses, _LIMITS, scenario.ready_when
+            )
             for name in scheduler_names
         ]
         self.clients = [
@@ -120,6 +133,14 @@ class World:
         """Start a scheduler's next process."""
         self.tell(f"{host.name} starts" + (", to take over" if approach is Approach.TAKE_OVER else ""))
         host.start(approach, self._scenario.scheduler_protocols[self.schedulers.index(host)])
+
+    def _executor_ended(self, host: ExecutorHost) -> None:
+        self.tell(f"{host.name} ends itself")
+        self.loop.call_on(WORLD, self.loop.now_s + _RESTART_S, self._restart_executor, host)
+
+    def _restart_executor(self, host: ExecutorHost) -> None:
+        if host.node is not None and host.node.is_dead:
+            self.start_executor(host)
 
     def client_died(self) -> None:
         """A client will not come back."""

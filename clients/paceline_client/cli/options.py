@@ -32,8 +32,16 @@ NumExecutorsOption = Annotated[
 PortOption = Annotated[
     int,
     typer.Option(
-        "--port", metavar="PORT", min=1, max=65533, help="The scheduler's API; +1 is its admin, +2 its health port."
+        "--port",
+        metavar="PORT",
+        min=1,
+        max=65530,
+        help="The scheduler's API; +1 is its admin, +2 its health port; +3 to +5 are the standby's.",
     ),
+]
+StandbyOption = Annotated[
+    bool,
+    typer.Option("--standby", help="Run a second scheduler, which takes over within a moment when the first one dies."),
 ]
 ExecutorPortOption = Annotated[
     int,

@@ -13,6 +13,7 @@ from paceline_client.cli.supervisor.events import (
     Progressed,
     Said,
     Started,
+    TookOver,
     describe_exit,
 )
 from paceline_client.cli.supervisor.log_lines import Level
@@ -99,7 +100,9 @@ class BarView:
                 self._move(name, "starting", None)
             case Progressed(name, phase, fraction):
                 self._move(name, phase, fraction)
-            case BecameReady(name):
+            case BecameReady(name, stands_by):
+                self._move(name, "ready, stands by" if stands_by else "ready", 1.0)
+            case TookOver(name):
                 self._move(name, "ready", 1.0)
             case _:
                 self._lines.on_event(event)
@@ -129,8 +132,10 @@ def describe(event: ChildEvent) -> str | None:
     match event:
         case Started():
             return "starting"
-        case BecameReady():
-            return "ready"
+        case BecameReady(_, stands_by):
+            return "ready, and stands by for the other" if stands_by else "ready"
+        case TookOver():
+            return "took over, and serves now"
         case Said(_, level, text):
             return text if level >= Level.WARNING else None
         case Exited(_, exit_code, error, pause) if pause is not None:

@@ -14,7 +14,7 @@ from paceline_client.cli.failures import print_error
 from paceline_client.cli.progress import View, make_view
 from paceline_client.cli.supervisor.events import ChildEvent, Listener, Progressed
 from paceline_client.cli.supervisor.log_files import LogFiles
-from paceline_client.cli.supervisor.programs import SCHEDULER, Deployment, programs_of
+from paceline_client.cli.supervisor.programs import Deployment, programs_of
 from paceline_client.cli.supervisor.signals import StopSignals
 from paceline_client.cli.supervisor.supervisor import Restarts, Supervisor
 
@@ -77,7 +77,7 @@ async def _serving(deployment: Deployment, view: View) -> list[Model]:
             try:
                 return await client.wait_until_ready(_ATTACH_SECONDS, num_executors=deployment.num_executors)
             except UnavailableError:
-                view.on_event(Progressed(SCHEDULER, "waiting for its executors", None))
+                view.on_event(Progressed(deployment.scheduler_names[0], "waiting for its executors", None))
 
 
 def _listeners(view: View, log_dir: Path | None) -> Listener:

@@ -1,6 +1,7 @@
 """`paceline up`: a scheduler and its executors on this machine, kept running."""
 
 import asyncio
+from collections.abc import Iterable
 
 import typer
 
@@ -22,6 +23,7 @@ from paceline_client.cli.options import (
     QuantizationOption,
     RevisionOption,
     ShutdownOption,
+    StandbyOption,
 )
 from paceline_client.cli.services import run_deployment
 from paceline_client.cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
@@ -34,6 +36,7 @@ def up(
     revision: RevisionOption = None,
     offline: OfflineOption = False,
     num_executors: NumExecutorsOption = 1,
+    standby: StandbyOption = False,
     host: HostOption = LOOPBACK,
     port: PortOption = 50051,
     executor_port: ExecutorPortOption = 50061,
@@ -48,7 +51,8 @@ def up(
     """Run a scheduler and executors on this machine.
 
     A process that dies is started again: at once if it had served, else after a pause. One that cannot work at
-    all, with a wrong option or without its model, ends everything with one line that says why.
+    all, with a wrong option or without its model, ends everything with one line that says why; but once it has
+    served it is started again whatever it says, after pauses of up to 10 s.
 
     Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once.
     """
@@ -64,6 +68,7 @@ def up(
         quantization=quantization,
         revision=revision,
         offline=offline,
+        with_standby=standby,
     )
 
     async def announce(models: list[Model]) -> None:
@@ -76,19 +81,23 @@ def up(
 
 def ready_text(deployment: Deployment, models: list[Model]) -> str:
     """What to know once everything is ready: where things are, and what to try."""
-    ports, host = deployment.ports, deployment.host
+    host, schedulers = deployment.host, deployment.schedulers
     names = ", ".join(model.name for model in models)
-    executors = ", ".join(f"{LOOPBACK}:{executor.api}" for executor in ports.executors)
+    apis = _addresses(host, (scheduler.api for scheduler in schedulers))
+    admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
+    healths = _addresses(host, (scheduler.health for scheduler in schedulers))
+    executors = _addresses(LOOPBACK, (executor.api for executor in deployment.ports.executors))
+    standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
     is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
     option = "" if is_default else f" --target {deployment.target}"
     return f"""
 Ready: {names}
 
-  API        {host}:{ports.scheduler.api}
-  Admin      {LOOPBACK}:{ports.scheduler.admin}
-  Health     {host}:{ports.scheduler.health}
+  API        {apis}
+  Admin      {admins}
+  Health     {healths}
   Executors  {executors}
-
+{standby}
 In another terminal:
   paceline chat{option}
   paceline generate{option} "What is the capital of France?"
@@ -96,3 +105,8 @@ In another terminal:
 
 Ctrl-C stops everything.
 """
+
+
+def _addresses(host: str, ports: Iterable[int]) -> str:
+    in_brackets = f"[{host}]" if ":" in host else host
+    return ", ".join(f"{in_brackets}:{port}" for port in ports)

@@ -23,6 +23,7 @@ from paceline_client.testing.script import (
     echo,
     fail_then,
     say,
+    standby,
 )
 from paceline_client.testing.server import FakeServer
 
@@ -40,4 +41,5 @@ __all__ = [
     "echo",
     "fail_then",
     "say",
+    "standby",
 ]

@@ -1,11 +1,13 @@
 """The fake server without sockets, in the caller's own event loop: for tests in virtual time, of many interruptions.
 
 server = MemoryServer(FakeServicer(say("hello")))
-connection = Connection("memory", dial=server.dial, retry=Retry(), keepalive=Keepalive(), limits=Limits())
+dial = lambda address: server.dial()
+connection = Connection(Addresses("memory"), dial=dial, retry=Retry(), keepalive=Keepalive(), limits=Limits())
 """
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import grpc
@@ -24,13 +26,17 @@ class MemoryServer:
     def __init__(self, servicer: FakeServicer) -> None:
         self.servicer = servicer
         self.is_up = True
+        self.is_silent = False  # nothing answers there, not even with a refusal
+        self.connect_seconds = 0.0
         self.num_dialled = 0
+        self.channels: list[MemoryChannel] = []
         self._calls: list[MemoryCall] = []
 
     def dial(self) -> "MemoryChannel":
         """A channel to it, which has not connected yet."""
         self.num_dialled += 1
-        return MemoryChannel(self)
+        self.channels.append(MemoryChannel(self))
+        return self.channels[-1]
 
     def open_call(self) -> "MemoryCall":
         """A session of it."""
@@ -57,12 +63,18 @@ class MemoryChannel:
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
-        self._is_closed = False
+        self.is_closed = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is up."""
+        return self._server.is_up and not self._server.is_silent and not self.is_closed
 
     async def becomes_ready(self, seconds: float) -> bool:
         """Whether the server is up."""
-        await asyncio.sleep(0)
-        return self._server.is_up and not self._is_closed and seconds > 0
+        takes = math.inf if self._server.is_silent else self._server.connect_seconds if self._server.is_up else 0.0
+        await asyncio.sleep(max(min(takes, seconds), 0.0))
+        return self.is_ready and takes < seconds
 
     async def why_not_ready(self) -> str:
         """It is down."""
@@ -74,7 +86,7 @@ class MemoryChannel:
 
     async def close(self) -> None:
         """Nothing is kept."""
-        self._is_closed = True
+        self.is_closed = True
 
 
 class MemoryCall:

@@ -62,7 +62,9 @@ def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:
 
 def error_details(failure: Fail) -> list[Message]:
     """The google.rpc messages that go with a failure."""
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain="paceline")]
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=failure.reason, domain="paceline", metadata=dict(failure.metadata))
+    ]
     if failure.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))

@@ -1,8 +1,9 @@
-"""A fake server and one client of it, without sockets and in one event loop: for scenarios in virtual time."""
+"""A fake server, or several, and one client, without sockets and in one event loop: for scenarios in virtual time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
+from paceline_client.addresses import Addresses
 from paceline_client.async_client import AsyncStream
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
@@ -28,11 +29,18 @@ class MemoryRig:
         limits: Limits | None = None,
         heartbeat_seconds: float | None = 0.5,
         break_after: Sequence[int] = (),
+        names: Sequence[str] = ("memory",),
     ) -> None:
-        self.servicer = FakeServicer(script, heartbeat_seconds=heartbeat_seconds, break_after=break_after)
-        self.server = MemoryServer(self.servicer)
+        """`names` are the addresses of servers that all play the script; `servicer` and `server` are the first one."""
+        servicers = [FakeServicer(script, heartbeat_seconds=heartbeat_seconds, break_after=break_after) for _ in names]
+        self.servers = {name: MemoryServer(servicer) for name, servicer in zip(names, servicers, strict=True)}
+        self.servicer, self.server = servicers[0], self.servers[names[0]]
         self.connection: Connection[MemoryChannel] = Connection(
-            "memory", dial=self.server.dial, retry=retry, keepalive=Keepalive(), limits=limits or Limits()
+            Addresses(list(names)),
+            dial=lambda address: self.servers[address].dial(),
+            retry=retry,
+            keepalive=Keepalive(),
+            limits=limits or Limits(),
         )
         self._retry = retry
 

@@ -52,6 +52,8 @@ class Fail:
     reason: str = "TEST"
     field: str | None = None
     retry_after_seconds: float | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Names and values of its google.rpc.ErrorInfo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,17 @@ class Die:
 
 Step = Tokens | End | Fail | Hold | Drain | Break | Die
 Script = Sequence[Step] | Callable[[pb.GenerateRequest], Sequence[Step]]
+
+
+def standby(active_address: str = "", retry_after_seconds: float = 0.15) -> Fail:
+    """What a scheduler says that stands by for another one."""
+    return Fail(
+        grpc.StatusCode.UNAVAILABLE,
+        f"this scheduler stands by; {active_address or 'another one'} serves",
+        "STANDBY",
+        retry_after_seconds=retry_after_seconds,
+        metadata=(("active_address", active_address),),
+    )
 
 
 def say(text: str) -> list[Step]:

@@ -86,6 +86,10 @@ class FakeServer:
         """End every new session at once with this status; None: take them again."""
         self._running().session_refusal = refusal
 
+    def turn_away(self, refusal: Fail | None) -> None:
+        """Refuse every request and short call, as a standby does; None: take them again."""
+        self._running().refusal = refusal
+
     def die(self) -> None:
         """End every session and forget every request, as if scheduler and executors had died and come up again."""
         self._loop_thread.run(_call(self._running().die))

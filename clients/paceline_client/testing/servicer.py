@@ -54,6 +54,7 @@ class FakeServicer(InferenceServiceServicer):
         self.released = asyncio.Event()
         self.resume_refusals: list[Fail] = []
         self.session_refusal: Break | None = None
+        self.refusal: Fail | None = None
         self._heartbeat_seconds = heartbeat_seconds
         self._break_after = list(break_after)
         self._sessions: list[FakeSession] = []
@@ -102,6 +103,8 @@ class FakeServicer(InferenceServiceServicer):
 
     def begin(self, request: pb.GenerateRequest, session: FakeSession) -> PlayedRequest:
         """Start a request, or attach the session to one that plays. `RefusedError`."""
+        if self.refusal is not None:
+            raise RefusedError(self.refusal)
         key, attachment = (request.tenant, request.request_id), max(request.attachment, 1)
         if attachment > 1 and self.resume_refusals:
             raise RefusedError(self.resume_refusals.pop(0))
@@ -148,15 +151,17 @@ class FakeServicer(InferenceServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
         """End the request, in whichever session it plays."""
+        await self._require_serving(context)
         if not self.cancel(request.tenant, request.request_id):
             await abort(context, Fail(grpc.StatusCode.NOT_FOUND, "no such request", "UNKNOWN_REQUEST"))
         self.seen.cancelled.append(request.request_id)
         return pb.CancelResponse()
 
     async def ListModels(  # noqa: N802
-        self, _request: pb.ListModelsRequest, _context: Context
+        self, _request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
         """The models it was made with."""
+        await self._require_serving(context)
         return pb.ListModelsResponse(models=self.models)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
@@ -207,6 +212,10 @@ class FakeServicer(InferenceServiceServicer):
         response.time_to_first_token.FromMilliseconds(250)
         response.inter_token_time.FromMilliseconds(10)
         return response
+
+    async def _require_serving(self, context: Context) -> None:
+        if self.refusal is not None:
+            await abort(context, self.refusal)
 
     def steps_for(self, request: pb.GenerateRequest) -> Sequence[Step]:
         """What the script says to a request."""

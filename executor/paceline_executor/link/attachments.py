@@ -30,6 +30,7 @@ from paceline_executor.link.messages import (
     NANOSECONDS,
     PROTOCOLS,
     Drain,
+    FailedStep,
     Heartbeat,
     Hello,
     ProtocolRange,
@@ -49,6 +50,7 @@ _HELLO_S = 5.0
 _FROZEN_NS = 600_000_000  # beats come every 0.2 s; after such a gap this process itself had stood still
 _TIMER_SLACK_S = 0.001  # timers fire up to a clock tick early
 _MAX_ID_BYTES = 64
+_MAX_ADDRESS_BYTES = 256
 _MAX_TERM = 2**63 - 1
 _MAX_DIGEST_BYTES = 64
 
@@ -90,6 +92,7 @@ class Attachments:
         self.fence = Fence(times)
         self.drain_notice: Drain | None = None
         self._steps: StepLoop | None = None
+        self._failed_step: FailedStep | None = None  # told to whoever attaches next: how a stream ended may get lost
         self._streams: dict[int, PlanStream] = {}
         self._driver: PlanStream | None = None
         self._tag_key_digest = identity.tag_key_digest
@@ -136,6 +139,8 @@ class Attachments:
     def report(self, report: Report) -> None:
         """A step is done, or was refused: tell the stream it came from, if that still drives."""
         driver = self._driver
+        if isinstance(report, StepRefused) and report.failed is not None:
+            self._failed_step = report.failed
         match report:
             case StepDone(result=result) if driver is not None and driver.epoch == result.epoch:
                 driver.post(report)
@@ -148,10 +153,10 @@ class Attachments:
         for stream in self._streams.values():
             stream.post(notice)
 
-    def end_all(self) -> None:
+    def end_all(self, reason: str) -> None:
         """End every stream, since the process ends."""
         for stream in list(self._streams.values()):
-            stream.end(DrainingError("the executor has drained and is going away; use another one"))
+            stream.end(DrainingError(f"{reason}; use another one"))
 
     async def _receive_hello(self, transport: Transport) -> Hello:
         try:
@@ -196,7 +201,7 @@ class Attachments:
     async def _greet(self, stream: PlanStream, epoch: int) -> None:
         try:
             snapshot = await self._snapshot(stream.hello)
-            await stream.put(Welcome(epoch, stream.protocol))
+            await stream.put(Welcome(epoch, stream.protocol, self._failed_step))
             for part in parts_of(snapshot, MAX_PART_BYTES):
                 await stream.put(part)
         except ServiceError as error:
@@ -279,6 +284,8 @@ def _check_hello(hello: Hello) -> None:
         raise AttachError(f"hello.scheduler_id has 1 to {_MAX_ID_BYTES} bytes")
     if not 1 <= hello.claim.term <= _MAX_TERM:
         raise AttachError(f"hello.term is 1 to {_MAX_TERM}")
+    if len(hello.claim.address.encode()) > _MAX_ADDRESS_BYTES:
+        raise AttachError(f"hello.address has at most {_MAX_ADDRESS_BYTES} bytes")
     if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
         raise AttachError(f"hello.tag_key_digest has at most {_MAX_DIGEST_BYTES} bytes")
 

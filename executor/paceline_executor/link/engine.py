@@ -44,22 +44,24 @@ class Engine:
         else goes wrong; the rows are then as they were before.
         """
         try:
-            return self._execute(plan)
+            step = self._execute(plan)
         except ServiceError:
             raise
         except Exception as error:
-            raise StepFailedError(f"step {plan.step_id} failed as a whole; no row has advanced") from error
+            what = "memory ran out" if _is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
+            raise StepFailedError(f"a step failed on the executor: {what}; its log says more") from error
+        # The rows have advanced: what went wrong here would be no failed step.
+        self.table.trim_records(self._clock_ns())
+        return step
 
     def _execute(self, plan: Plan) -> Step:
         start_ns = self._clock_ns()
         applied = self.table.apply(plan, start_ns)
         try:
-            step = self._compute(plan, applied, start_ns)
+            return self._compute(plan, applied, start_ns)
         except Exception:
             self.table.take_back(plan, applied)
             raise
-        self.table.trim_records(start_ns)
-        return step
 
     def _compute(self, plan: Plan, applied: Applied, start_ns: int) -> Step:
         if plan.copies.sources.size:
@@ -75,3 +77,10 @@ class Engine:
 
     def _run(self, prepared: Prepared) -> StepOutput:
         return self._runner.execute(prepared.batch) if prepared.rows.size else _NO_OUTPUT
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; torch says so in the words of a RuntimeError."""
+    words = str(error).lower()
+    is_torch = isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
+    return is_torch or isinstance(error, MemoryError)

@@ -10,17 +10,18 @@ again at any time, with the same term or a higher one, and replaces its own stre
 """
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline_executor.errors import EpochEndedError, LineFullError, ServiceError, TermSupersededError
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """Who wants to drive; claims compare by term, then by scheduler_id."""
+    """Who wants to drive; claims compare by term, then by scheduler_id. `address` is where its clients reach it."""
 
     term: int
     scheduler_id: str
+    address: str = field(default="", compare=False)
 
 
 class Approach(enum.Enum):
@@ -195,6 +196,7 @@ class Fence:
         metadata = {
             "holder_scheduler_id": holder.scheduler_id,
             "holder_term": str(holder.term),
+            "holder_address": holder.address,
             "highest_term": str(self._highest_term),
         }
         return Refused(stream_id, TermSupersededError(sentence, metadata))

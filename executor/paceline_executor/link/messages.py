@@ -55,11 +55,21 @@ class WaitingInLine:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that failed as a whole; the sentence is fit for the client of a request."""
+
+    epoch: int
+    step_id: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
-    """The scheduler drives from now on, in this version of the protocol."""
+    """The scheduler drives from now on, in this version of the protocol. `failed_step` is the last one that failed."""
 
     epoch: int
     protocol: int
+    failed_step: FailedStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,11 +121,18 @@ class ExecutorService:
         if self._ticker is not None:
             self._ticker.cancel()
         self._health.stop()
-        self.attachments.end_all()
+        self.attachments.end_all(self._farewell())
         # Streams end by themselves now; what does not, such as a health watch, is cut.
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
         if not await asyncio.to_thread(self._steps.stop, _ANSWER_S):
             self._log.warning("step_thread_abandoned", hint="a step does not end; the process ends without it")
+
+    def _farewell(self) -> str:
+        if self._steps.ended.done() and (error := self._steps.ended.exception()) is not None:
+            return f"the executor has failed and ends: {error}"
+        if self.attachments.drain_notice is None:
+            return "the executor ends"
+        return "the executor has drained and is going away"
 
     async def _serve(self, server: grpc.aio.Server, port: int) -> int:
         host = self._config.host

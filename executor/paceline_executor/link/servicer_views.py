@@ -32,13 +32,15 @@ _PART_ROOM = 64 * 1024  # for what the first part carries beside the tokenizer
 def info_of(attachments: Attachments, steps: StepLoop, description: Description) -> executor_pb2.GetInfoResponse:
     """Who the executor is, what it holds and who drives it."""
     fence, identity = attachments.fence, attachments.identity
+    holder = fence.holder
     uptime = duration_pb2.Duration()
     uptime.FromTimedelta(timedelta(microseconds=(time.monotonic_ns() - identity.started_ns) // 1000))
     return executor_pb2.GetInfoResponse(
         incarnation=identity.incarnation,
         epoch=fence.epoch,
         term=fence.highest_term,
-        holder_scheduler_id=fence.holder.scheduler_id if fence.holder else "",
+        holder_scheduler_id=holder.scheduler_id if holder else "",
+        holder_address=holder.address if holder else "",
         model=encode_model(description),
         geometry=encode_geometry(description),
         limits=encode_limits(description, attachments.max_plans_in_flight),
@@ -50,6 +52,8 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
         draining=attachments.drain_notice is not None,
         uptime=uptime,
         version=version("paceline"),
+        tokenizer_digest=description.tokenizer.digest,
+        num_waiting_schedulers=fence.num_waiting,
     )
 
 

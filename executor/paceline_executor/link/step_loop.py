@@ -19,10 +19,11 @@ from typing import TypeVar
 
 import structlog
 
-from paceline_executor.errors import ServiceError
+from paceline_executor.errors import ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine
-from paceline_executor.link.messages import StepDone
+from paceline_executor.link.lone_failures import LoneFailures
+from paceline_executor.link.messages import FailedStep, StepDone
 from paceline_executor.rows.plan import Plan, StepTimings
 from paceline_executor.rows.table import RowTable
 
@@ -44,10 +45,11 @@ class RunningStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """A plan was not executed, and no later one of its epoch will be."""
+    """A plan was not executed, and no later one of its epoch will be. `failed`: it was sound, and its step failed."""
 
     epoch: int
     error: ServiceError
+    failed: FailedStep | None = None
 
 
 Report = StepDone | StepRefused
@@ -149,6 +151,7 @@ class StepLoop:
 
     def _serve(self, engine: Engine) -> None:
         idle_since_ns = self._clock_ns()
+        lone_failures = LoneFailures()
         while True:
             try:
                 command = self._commands.get(timeout=_IDLE_WAKE_S)
@@ -160,7 +163,12 @@ class StepLoop:
             if isinstance(command, _Question):
                 command.reply(engine.table)
             elif command.plan.epoch == self._epoch != self._failed_epoch:
-                self._post(self._on_report, self._step(engine, command, idle_since_ns))
+                report = self._step(engine, command, idle_since_ns)
+                self._post(self._on_report, report)
+                if isinstance(report, StepDone):
+                    lone_failures.succeeded(command.plan)
+                elif report.failed is not None:
+                    lone_failures.failed(command.plan, engine.table)
                 idle_since_ns = self._clock_ns()
 
     def _step(self, engine: Engine, command: _Submitted, idle_since_ns: int) -> Report:
@@ -173,7 +181,9 @@ class StepLoop:
             self._failed_epoch = plan.epoch
             if error.__cause__ is not None:
                 self._log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
-            return StepRefused(plan.epoch, error)
+            is_failure = isinstance(error, StepFailedError)
+            failed = FailedStep(plan.epoch, plan.step_id, str(error)) if is_failure else None
+            return StepRefused(plan.epoch, error, failed)
         finally:
             self._running = None
         self._last_step = (plan.epoch, plan.step_id)

@@ -35,7 +35,7 @@ def decode_request(message: plan_pb2.AttachRequest) -> messages.Incoming:
         case "hello":
             hello = message.hello
             return messages.Hello(
-                claim=Claim(hello.term, hello.scheduler_id),
+                claim=Claim(hello.term, hello.scheduler_id, hello.address),
                 protocols=messages.ProtocolRange(hello.min_protocol, hello.max_protocol),
                 approach=Approach.TAKE_OVER if hello.takeover else Approach.WAIT,
                 tag_key_digest=hello.tag_key_digest,
@@ -175,8 +175,7 @@ class ResponseEncoder:
             case messages.Welcome():
                 return plan_pb2.AttachResponse(welcome=self._welcome(message))
             case messages.WaitingInLine(holder):
-                waiting = plan_pb2.WaitingInLine(holder_scheduler_id=holder.scheduler_id, holder_term=holder.term)
-                return plan_pb2.AttachResponse(waiting=waiting)
+                return plan_pb2.AttachResponse(waiting=_encode_waiting(holder))
             case messages.Drain(reason, grace_s):
                 return plan_pb2.AttachResponse(drain=inference_pb2.Drain(reason=reason, grace=_duration(grace_s)))
 
@@ -195,6 +194,7 @@ class ResponseEncoder:
                 for num_tokens, duration_ns in description.step_points
             ],
             tokenizer_digest=description.tokenizer.digest,
+            failed_step=None if welcome.failed_step is None else _encode_failed(welcome.failed_step),
         )
 
     def _result(self, done: messages.StepDone) -> plan_pb2.StepResult:
@@ -270,6 +270,16 @@ def encode_limits(description: Description, max_plans_in_flight: int) -> plan_pb
         max_model_len=limits.max_model_len,
         max_plans_in_flight=max_plans_in_flight,
     )
+
+
+def _encode_waiting(holder: Claim) -> plan_pb2.WaitingInLine:
+    return plan_pb2.WaitingInLine(
+        holder_scheduler_id=holder.scheduler_id, holder_term=holder.term, holder_address=holder.address
+    )
+
+
+def _encode_failed(failed: messages.FailedStep) -> plan_pb2.FailedStep:
+    return plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=failed.sentence)
 
 
 def _encode_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:

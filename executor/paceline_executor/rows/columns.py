@@ -54,6 +54,14 @@ class RowColumns:
         for array, value in zip(self._state(), image, strict=True):
             array[row] = value
 
+    def progress(self, rows: npt.NDArray[np.int32]) -> RowImage:
+        """A copy of what a step changes about rows, but for their tokens."""
+        return self.num_computed[rows], self.num_known[rows], self.finish[rows]
+
+    def go_back(self, rows: npt.NDArray[np.int32], progress: RowImage) -> None:
+        """Put back what `progress` returned; tokens beyond the known ones stay behind, unread."""
+        self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
+
     def clear(self, row: int) -> None:
         """Make the row free. Its tokens stay behind, unread."""
         for array in self._state():

@@ -88,6 +88,15 @@ class LogprobLog:
         self._top_token_ids.extend(values.top_token_ids)
         self._top_logprobs.extend(values.top_logprobs)
 
+    def __len__(self) -> int:
+        return len(self._logprobs)
+
+    def cut(self, num_tokens: int) -> None:
+        """Drop what belongs to tokens after the first `num_tokens` of these."""
+        del self._logprobs[num_tokens:]
+        del self._top_token_ids[num_tokens * self._num_top :]
+        del self._top_logprobs[num_tokens * self._num_top :]
+
     def check(self, values: TokenLogprobs) -> None:
         """Raise ValueError unless there are as many alternatives as were asked for."""
         if not len(values.top_token_ids) == len(values.top_logprobs) == self._num_top:

@@ -79,6 +79,11 @@ class RowTable:
         """How many released requests are remembered."""
         return len(self._records)
 
+    def record_id_on(self, row: int) -> RecordId | None:
+        """Which request is on a row, if any."""
+        placement = self._placements.get(row)
+        return None if placement is None else placement.record_id
+
     def begin_epoch(self) -> None:
         """A scheduler was accepted: its grants are hashed from the start."""
         self._grant_hash = START
@@ -116,14 +121,22 @@ class RowTable:
         return prepare(self._columns, self._rules, plan)
 
     def finish_step(self, plan: Plan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
-        """Let the rows of an executed step advance and say what came of it."""
+        """Let the rows of an executed step advance and say what came of it; where that fails, none has advanced."""
         drawn = outcome.draw(prepared, output)
         for drawn_logprobs in drawn.logprobs:
             self._logprobs[drawn_logprobs.row].check(drawn_logprobs.values)
-        outcome.advance(self._columns, self.limits.max_model_len, prepared, drawn)
-        for drawn_logprobs in drawn.logprobs:
-            self._logprobs[drawn_logprobs.row].append(drawn_logprobs.values)
-        return outcome.report(self._columns, plan, applied.faults, drawn, self._grant_hash)
+        progress = self._columns.progress(prepared.rows)
+        lengths = [(self._logprobs[told.row], len(self._logprobs[told.row])) for told in drawn.logprobs]
+        try:
+            outcome.advance(self._columns, self.limits.max_model_len, prepared, drawn)
+            for drawn_logprobs in drawn.logprobs:
+                self._logprobs[drawn_logprobs.row].append(drawn_logprobs.values)
+            return outcome.report(self._columns, plan, applied.faults, drawn, self._grant_hash)
+        except Exception:
+            self._columns.go_back(prepared.rows, progress)
+            for log, length in lengths:
+                log.cut(length)
+            raise
 
     def take_back(self, plan: Plan, applied: Applied) -> None:
         """Undo an applied plan whose step failed.

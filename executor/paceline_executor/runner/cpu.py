@@ -154,7 +154,7 @@ class CpuRunner:
             logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
             num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
             values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
-            if values.logprobs.isnan().any():
+            if not values.logprobs.isfinite().all():
                 problems[piece.row] = RowProblem.NOT_FINITE
             part = PromptLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
             taken.setdefault(piece.row, []).append(part)

@@ -185,9 +185,11 @@ async def attach_until(address: str, kind: str, greeting: plan_pb2.Hello) -> tup
     return call, message
 
 
-def hello(scheduler_id: str = "test", term: int = 1, *, takeover: bool = False) -> plan_pb2.Hello:
+def hello(scheduler_id: str = "test", term: int = 1, *, takeover: bool = False, address: str = "") -> plan_pb2.Hello:
     """The first message of a scheduler."""
-    return plan_pb2.Hello(scheduler_id=scheduler_id, term=term, min_protocol=1, max_protocol=1, takeover=takeover)
+    return plan_pb2.Hello(
+        scheduler_id=scheduler_id, term=term, min_protocol=1, max_protocol=1, takeover=takeover, address=address
+    )
 
 
 async def _welcomed(call: AttachCall) -> PlanClient:

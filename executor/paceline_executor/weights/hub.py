@@ -71,7 +71,8 @@ def _find_listing(hub_id: HubId, records: "_Records", options: FetchOptions) -> 
         return recorded
     if _COMMIT.fullmatch(listing.commit) is None:
         raise ModelFetchError(f"the hub names no commit for revision {revision} of {hub_id}: check HF_ENDPOINT")
-    records.keep(revision, listing)
+    if listing != recorded:  # else a cache that cannot be written to serves as well
+        records.keep(revision, listing)
     return listing
 
 

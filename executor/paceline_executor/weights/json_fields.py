@@ -40,8 +40,11 @@ class JsonFields:
     @classmethod
     def read(cls, path: Path, max_bytes: int = MAX_SMALL_FILE_BYTES) -> "JsonFields":
         """The object that the file consists of. Raises ModelNotFoundError or ModelCorruptError."""
+        data = read_bounded(path, max_bytes)
         try:
-            fields = json.loads(read_bounded(path, max_bytes))
+            fields = json.loads(data)
+            if b"\\u" in data:  # Python alone takes half a surrogate pair for a character
+                json.dumps(fields, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise damaged(path, "it is not JSON") from error
         if not isinstance(fields, dict):

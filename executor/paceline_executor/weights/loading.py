@@ -23,10 +23,13 @@ def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
     """
     if is_safetensors_folder(path):
-        return checkpoint_from_folder(path), tokenizer_from_folder(path)
+        folder = checkpoint_from_folder(path)
+        return folder, tokenizer_from_folder(path, folder.config.vocab_size)
     header = _gguf_header(path)
     checkpoint = checkpoint_from_gguf(header)
-    return checkpoint, tokenizer_from_folder(path) if _has_own_tokenizer(path) else tokenizer_from_gguf(header)
+    if _has_own_tokenizer(path):
+        return checkpoint, tokenizer_from_folder(path, checkpoint.config.vocab_size)
+    return checkpoint, tokenizer_from_gguf(header)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -22,11 +22,18 @@ MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TOKEN_ID = 1 << 31
 
 
-def tokenizer_from_folder(folder: Path) -> TokenizerBundle:
-    """Build the bundle. Raises ModelNotFoundError without a tokenizer.json, ModelCorruptError naming file and field."""
+def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> TokenizerBundle:
+    """Build the bundle; `vocab_size` is how many tokens the model embeds, where that is known.
+
+    Raises ModelNotFoundError without a tokenizer.json, ModelCorruptError naming file and field.
+    """
     path = folder / "tokenizer.json"
     data = read_bounded(path, MAX_TOKENIZER_BYTES)
     tokenizer = _parse_tokenizer(path, data)
+    # Tokens that were added may lie beyond: that of an image, in the text model of Gemma 3.
+    num_tokens = tokenizer.get_vocab_size(with_added_tokens=False)
+    if vocab_size is not None and num_tokens > vocab_size:
+        raise damaged(path, f"it is of another model: it lists {num_tokens} tokens, and {vocab_size} are embedded")
     config = JsonFields.read_if_there(folder / "tokenizer_config.json")
     generation = JsonFields.read_if_there(folder / "generation_config.json")
     special = _special_tokens(tokenizer, config, generation)
@@ -35,9 +42,13 @@ def tokenizer_from_folder(folder: Path) -> TokenizerBundle:
 
 def _parse_tokenizer(path: Path, data: bytes) -> Tokenizer:
     try:
-        return Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises nothing narrower
+        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer.encode("a")  # some damage shows only now
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and a panic in it is not even an Exception
         raise damaged(path, f"the tokenizers library refuses it ({shown(str(error))})") from error
+    return tokenizer
 
 
 def _token_text(fields: JsonFields, name: str) -> str | None:

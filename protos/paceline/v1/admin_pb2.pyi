@@ -84,12 +84,15 @@ class ListExecutorsResponse(_message.Message):
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_LOST_LOG_LINES_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """scheduler_id is this scheduler's."""
     num_waiting_requests: _builtins.int
     """num_waiting_requests is the length of the queue."""
     num_waiting_tokens: _builtins.int
     """num_waiting_tokens is the number of prompt tokens in the queue."""
+    num_lost_log_lines: _builtins.int
+    """num_lost_log_lines is how many lines of the scheduler's log could not be written: its disk is full, or nobody reads."""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorView]:
         """executors are all that are known."""
@@ -101,10 +104,11 @@ class ListExecutorsResponse(_message.Message):
         scheduler_id: _builtins.str = ...,
         num_waiting_requests: _builtins.int = ...,
         num_waiting_tokens: _builtins.int = ...,
+        num_lost_log_lines: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "num_lost_log_lines", b"num_lost_log_lines", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -128,6 +132,9 @@ class ExecutorView(_message.Message):
     NUM_FILLED_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_OWNED_SLOTS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    HOLDER_SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    HOLDER_TERM_FIELD_NUMBER: _builtins.int
+    HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is where it is dialled."""
     state: Global___ExecutorState.ValueType
@@ -148,6 +155,12 @@ class ExecutorView(_message.Message):
     """num_filled_slots is how many slots of owned blocks hold a token."""
     num_owned_slots: _builtins.int
     """num_owned_slots is how many slots requests own: owned blocks times the block size."""
+    holder_scheduler_id: _builtins.str
+    """holder_scheduler_id is the other scheduler that drives it, behind which this one stands in line; empty for none."""
+    holder_term: _builtins.int
+    """holder_term is that scheduler's term; 0 for none."""
+    holder_address: _builtins.str
+    """holder_address is where clients reach that scheduler; empty when it is not known."""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts:
         """blocks counts its KV blocks."""
@@ -171,10 +184,13 @@ class ExecutorView(_message.Message):
         num_filled_slots: _builtins.int = ...,
         num_owned_slots: _builtins.int = ...,
         steps: Global___StepTotals | None = ...,
+        holder_scheduler_id: _builtins.str = ...,
+        holder_term: _builtins.int = ...,
+        holder_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "incarnation", b"incarnation", "last_error", b"last_error", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

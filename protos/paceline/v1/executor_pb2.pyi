@@ -60,6 +60,9 @@ class GetInfoResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     UPTIME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_SCHEDULERS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation is random per boot."""
     epoch: _builtins.int
@@ -82,6 +85,12 @@ class GetInfoResponse(_message.Message):
     """draining says that the executor is going away."""
     version: _builtins.str
     """version is the release."""
+    holder_address: _builtins.str
+    """holder_address is where clients reach the acting scheduler; empty when none is attached, or it did not say."""
+    tokenizer_digest: _builtins.str
+    """tokenizer_digest names the tokenizer, so that a scheduler can fetch it while it stands in line."""
+    num_waiting_schedulers: _builtins.int
+    """num_waiting_schedulers is how many plan streams stand in line behind the holder."""
     @_builtins.property
     def model(self) -> _inference_pb2.Model:
         """model describes the model."""
@@ -116,10 +125,13 @@ class GetInfoResponse(_message.Message):
         draining: _builtins.bool = ...,
         uptime: _duration_pb2.Duration | None = ...,
         version: _builtins.str = ...,
+        holder_address: _builtins.str = ...,
+        tokenizer_digest: _builtins.str = ...,
+        num_waiting_schedulers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry", "limits", b"limits", "model", b"model", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "epoch", b"epoch", "geometry", b"geometry", "holder_scheduler_id", b"holder_scheduler_id", "incarnation", b"incarnation", "last_step_id", b"last_step_id", "limits", b"limits", "max_protocol", b"max_protocol", "min_protocol", b"min_protocol", "model", b"model", "num_threads", b"num_threads", "term", b"term", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "epoch", b"epoch", "geometry", b"geometry", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "incarnation", b"incarnation", "last_step_id", b"last_step_id", "limits", b"limits", "max_protocol", b"max_protocol", "min_protocol", b"min_protocol", "model", b"model", "num_threads", b"num_threads", "num_waiting_schedulers", b"num_waiting_schedulers", "term", b"term", "tokenizer_digest", b"tokenizer_digest", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,7 +114,9 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down.
+        """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down, or stands
+        by. Any call may be answered with UNAVAILABLE and reason STANDBY: another scheduler serves, whose address is
+        active_address in the metadata of ErrorInfo where it is known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,10 @@ class InferenceServiceStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Cancel ends a request of the same tenant wherever it is. Cancelling an unknown or finished request is NOT_FOUND."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
-    """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down."""
+    """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down, or stands
+    by. Any call may be answered with UNAVAILABLE and reason STANDBY: another scheduler serves, whose address is
+    active_address in the metadata of ErrorInfo where it is known.
+    """
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
     """GetModel describes one model. NOT_FOUND when no attached executor serves it."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -80,7 +83,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancel ends a request of the same tenant wherever it is. Cancelling an unknown or finished request is NOT_FOUND."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down."""
+    """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down, or stands
+    by. Any call may be answered with UNAVAILABLE and reason STANDBY: another scheduler serves, whose address is
+    active_address in the metadata of ErrorInfo where it is known.
+    """
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
     """GetModel describes one model. NOT_FOUND when no attached executor serves it."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -133,7 +139,10 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
-        """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down."""
+        """ListModels lists the models that attached executors serve. UNAVAILABLE when the scheduler is shutting down, or stands
+        by. Any call may be answered with UNAVAILABLE and reason STANDBY: another scheduler serves, whose address is
+        active_address in the metadata of ErrorInfo where it is known.
+        """
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -27,63 +27,65 @@ from paceline.v1 import inference_pb2 as paceline_dot_v1_dot_inference__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/plan.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpaceline/v1/inference.proto\x1a\x1apaceline/v1/sampling.proto\"\x94\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12&\n\x04plan\x18\x02 \x01(\x0b\x32\x16.paceline.v1.BatchPlanH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.paceline.v1.HeartbeatH\x00\x42\t\n\x07message\"\x9f\x02\n\x0e\x41ttachResponse\x12-\n\x07waiting\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.WaitingInLineH\x00\x12\'\n\x07welcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.WelcomeH\x00\x12-\n\x08snapshot\x18\x03 \x01(\x0b\x32\x19.paceline.v1.SnapshotPartH\x00\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x17.paceline.v1.StepResultH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.paceline.v1.HeartbeatH\x00\x12#\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x12.paceline.v1.DrainH\x00\x42\t\n\x07message\"\x81\x01\n\x05Hello\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x14\n\x0cmin_protocol\x18\x03 \x01(\r\x12\x14\n\x0cmax_protocol\x18\x04 \x01(\r\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x16\n\x0etag_key_digest\x18\x06 \x01(\x0c\"A\n\rWaitingInLine\x12\x1b\n\x13holder_scheduler_id\x18\x01 \x01(\t\x12\x13\n\x0bholder_term\x18\x02 \x01(\x04\"\x92\x02\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12!\n\x05model\x18\x04 \x01(\x0b\x32\x12.paceline.v1.Model\x12)\n\x08geometry\x18\x05 \x01(\x0b\x32\x17.paceline.v1.KvGeometry\x12+\n\x06limits\x18\x06 \x01(\x0b\x32\x1b.paceline.v1.ExecutorLimits\x12\x0f\n\x07tag_key\x18\x07 \x01(\x0c\x12+\n\x0bstep_points\x18\x08 \x03(\x0b\x32\x16.paceline.v1.StepPoint\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\"\\\n\nKvGeometry\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\"z\n\x0e\x45xecutorLimits\x12\x14\n\x0cmax_num_rows\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x1b\n\x13max_plans_in_flight\x18\x04 \x01(\r\"4\n\tStepPoint\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\"\xbe\x03\n\tBatchPlan\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12$\n\x04tags\x18\x04 \x01(\x0b\x32\x16.paceline.v1.BlockTags\x12&\n\x08releases\x18\x05 \x03(\x0b\x32\x14.paceline.v1.Release\x12(\n\x06\x63opies\x18\x06 \x01(\x0b\x32\x18.paceline.v1.BlockCopies\x12-\n\x0cnew_requests\x18\x07 \x03(\x0b\x32\x17.paceline.v1.NewRequest\x12(\n\x06grants\x18\x08 \x01(\x0b\x32\x18.paceline.v1.BlockGrants\x12(\n\x06shared\x18\t \x01(\x0b\x32\x18.paceline.v1.BlockGrants\x12\x0c\n\x04rows\x18\n \x01(\x0c\x12\x1c\n\x14num_scheduled_tokens\x18\x0b \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x0c\x12\x14\n\x0cpredicted_ns\x18\r \x01(\x04\x12%\n\x06\x66orget\x18\x0e \x03(\x0b\x32\x15.paceline.v1.RecordId\"\x9a\x04\n\nNewRequest\x12\x0b\n\x03row\x18\x01 \x01(\r\x12!\n\x02id\x18\x02 \x01(\x0b\x32\x15.paceline.v1.RecordId\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x08 \x03(\x05\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ontext\x18\x0b \x01(\x0c\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\r \x01(\rH\x02\x88\x01\x01\x12\x31\n\nstructured\x18\x0e \x01(\x0b\x32\x1d.paceline.v1.StructuredOutput\x12\x31\n\x12\x62\x61\x64_word_token_ids\x18\x0f \x03(\x0b\x32\x15.paceline.v1.TokenIds\x12\x1d\n\x15ignored_end_token_ids\x18\x10 \x03(\x05\x42\x0f\n\r_num_logprobsB\r\n\x0b_min_tokensB\x16\n\x14_num_prompt_logprobs\"=\n\x08RecordId\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xea\x02\n\x0eRequestContext\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateRequest\x12\x13\n\x0b\x62ody_digest\x18\x02 \x01(\x0c\x12)\n\x06waited\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rdeadline_left\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12\x1b\n\x13num_executor_deaths\x18\x06 \x01(\r\x12 \n\x18num_prompt_cached_tokens\x18\x07 \x01(\r\x12\x1e\n\x11last_death_offset\x18\x08 \x01(\rH\x00\x88\x01\x01\x12)\n\x08settings\x18\t \x01(\x0b\x32\x17.paceline.v1.NewRequestB\x14\n\x12_last_death_offset\"?\n\x0b\x42lockGrants\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07indices\x18\x02 \x01(\x0c\x12\x11\n\tblock_ids\x18\x03 \x01(\x0c\"4\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x01(\x0c\",\n\tBlockTags\x12\x11\n\tblock_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"@\n\x07Release\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x05\x66inal\x18\x02 \x01(\x0b\x32\x19.paceline.v1.FinalRelease\"T\n\x0c\x46inalRelease\x12\x19\n\x11num_output_tokens\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\"\xef\x02\n\nStepResult\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12\x10\n\x08\x66inishes\x18\x07 \x01(\x0c\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12%\n\x06\x65rrors\x18\t \x03(\x0b\x32\x15.paceline.v1.RowError\x12\x12\n\ngrant_hash\x18\n \x01(\x06\x12)\n\x07timings\x18\x0b \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x0c\x12\x37\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1e.paceline.v1.RowPromptLogprobs\"F\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"^\n\x11RowPromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"p\n\x0eLogprobColumns\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x0f\n\x07num_top\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"A\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x19.paceline.v1.RequestError\"l\n\x0bStepTimings\x12\x11\n\twaited_ns\x18\x01 \x01(\x04\x12\x12\n\nprepare_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x05 \x01(\x04\"g\n\x0cSnapshotPart\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.paceline.v1.RowState\x12$\n\x04tags\x18\x02 \x01(\x0b\x32\x16.paceline.v1.BlockTags\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\xf4\x03\n\x08RowState\x12!\n\x02id\x18\x01 \x01(\x0b\x32\x15.paceline.v1.RecordId\x12\x10\n\x03row\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x11\n\tblock_ids\x18\x07 \x01(\x0c\x12&\n\x06\x66inish\x18\x08 \x01(\x0e\x32\x16.paceline.v1.RowFinish\x12+\n\x08released\x18\t \x01(\x0b\x32\x19.paceline.v1.FinalRelease\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12-\n\x08sampling\x18\x0b \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x0c \x03(\x05\x12\x0f\n\x07\x63ontext\x18\r \x01(\x0c\x12\x11\n\tcontinues\x18\x0e \x01(\x08\x12-\n\x08logprobs\x18\x0f \x01(\x0b\x32\x1b.paceline.v1.LogprobColumns\x12\x34\n\x0fprompt_logprobs\x18\x10 \x01(\x0b\x32\x1b.paceline.v1.LogprobColumnsB\x06\n\x04_row*\x8b\x01\n\tRowFinish\x12\x1a\n\x16ROW_FINISH_UNSPECIFIED\x10\x00\x12\x18\n\x14ROW_FINISH_END_TOKEN\x10\x01\x12\x15\n\x11ROW_FINISH_LENGTH\x10\x02\x12\x1b\n\x17ROW_FINISH_CONTEXT_FULL\x10\x03\x12\x14\n\x10ROW_FINISH_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/plan.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpaceline/v1/inference.proto\x1a\x1apaceline/v1/sampling.proto\"\x94\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12&\n\x04plan\x18\x02 \x01(\x0b\x32\x16.paceline.v1.BatchPlanH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.paceline.v1.HeartbeatH\x00\x42\t\n\x07message\"\x9f\x02\n\x0e\x41ttachResponse\x12-\n\x07waiting\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.WaitingInLineH\x00\x12\'\n\x07welcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.WelcomeH\x00\x12-\n\x08snapshot\x18\x03 \x01(\x0b\x32\x19.paceline.v1.SnapshotPartH\x00\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x17.paceline.v1.StepResultH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.paceline.v1.HeartbeatH\x00\x12#\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x12.paceline.v1.DrainH\x00\x42\t\n\x07message\"\x92\x01\n\x05Hello\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x14\n\x0cmin_protocol\x18\x03 \x01(\r\x12\x14\n\x0cmax_protocol\x18\x04 \x01(\r\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x16\n\x0etag_key_digest\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"Y\n\rWaitingInLine\x12\x1b\n\x13holder_scheduler_id\x18\x01 \x01(\t\x12\x13\n\x0bholder_term\x18\x02 \x01(\x04\x12\x16\n\x0eholder_address\x18\x03 \x01(\t\"\xc0\x02\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12!\n\x05model\x18\x04 \x01(\x0b\x32\x12.paceline.v1.Model\x12)\n\x08geometry\x18\x05 \x01(\x0b\x32\x17.paceline.v1.KvGeometry\x12+\n\x06limits\x18\x06 \x01(\x0b\x32\x1b.paceline.v1.ExecutorLimits\x12\x0f\n\x07tag_key\x18\x07 \x01(\x0c\x12+\n\x0bstep_points\x18\x08 \x03(\x0b\x32\x16.paceline.v1.StepPoint\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\x12,\n\x0b\x66\x61iled_step\x18\n \x01(\x0b\x32\x17.paceline.v1.FailedStep\"\\\n\nKvGeometry\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\"z\n\x0e\x45xecutorLimits\x12\x14\n\x0cmax_num_rows\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x1b\n\x13max_plans_in_flight\x18\x04 \x01(\r\"=\n\nFailedStep\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"4\n\tStepPoint\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\"\xbe\x03\n\tBatchPlan\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12$\n\x04tags\x18\x04 \x01(\x0b\x32\x16.paceline.v1.BlockTags\x12&\n\x08releases\x18\x05 \x03(\x0b\x32\x14.paceline.v1.Release\x12(\n\x06\x63opies\x18\x06 \x01(\x0b\x32\x18.paceline.v1.BlockCopies\x12-\n\x0cnew_requests\x18\x07 \x03(\x0b\x32\x17.paceline.v1.NewRequest\x12(\n\x06grants\x18\x08 \x01(\x0b\x32\x18.paceline.v1.BlockGrants\x12(\n\x06shared\x18\t \x01(\x0b\x32\x18.paceline.v1.BlockGrants\x12\x0c\n\x04rows\x18\n \x01(\x0c\x12\x1c\n\x14num_scheduled_tokens\x18\x0b \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x0c\x12\x14\n\x0cpredicted_ns\x18\r \x01(\x04\x12%\n\x06\x66orget\x18\x0e \x03(\x0b\x32\x15.paceline.v1.RecordId\"\x9a\x04\n\nNewRequest\x12\x0b\n\x03row\x18\x01 \x01(\r\x12!\n\x02id\x18\x02 \x01(\x0b\x32\x15.paceline.v1.RecordId\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x08 \x03(\x05\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ontext\x18\x0b \x01(\x0c\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\r \x01(\rH\x02\x88\x01\x01\x12\x31\n\nstructured\x18\x0e \x01(\x0b\x32\x1d.paceline.v1.StructuredOutput\x12\x31\n\x12\x62\x61\x64_word_token_ids\x18\x0f \x03(\x0b\x32\x15.paceline.v1.TokenIds\x12\x1d\n\x15ignored_end_token_ids\x18\x10 \x03(\x05\x42\x0f\n\r_num_logprobsB\r\n\x0b_min_tokensB\x16\n\x14_num_prompt_logprobs\"=\n\x08RecordId\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xea\x02\n\x0eRequestContext\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateRequest\x12\x13\n\x0b\x62ody_digest\x18\x02 \x01(\x0c\x12)\n\x06waited\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rdeadline_left\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12\x1b\n\x13num_executor_deaths\x18\x06 \x01(\r\x12 \n\x18num_prompt_cached_tokens\x18\x07 \x01(\r\x12\x1e\n\x11last_death_offset\x18\x08 \x01(\rH\x00\x88\x01\x01\x12)\n\x08settings\x18\t \x01(\x0b\x32\x17.paceline.v1.NewRequestB\x14\n\x12_last_death_offset\"?\n\x0b\x42lockGrants\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07indices\x18\x02 \x01(\x0c\x12\x11\n\tblock_ids\x18\x03 \x01(\x0c\"4\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x01(\x0c\",\n\tBlockTags\x12\x11\n\tblock_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"@\n\x07Release\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x05\x66inal\x18\x02 \x01(\x0b\x32\x19.paceline.v1.FinalRelease\"T\n\x0c\x46inalRelease\x12\x19\n\x11num_output_tokens\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\"\xef\x02\n\nStepResult\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12\x10\n\x08\x66inishes\x18\x07 \x01(\x0c\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12%\n\x06\x65rrors\x18\t \x03(\x0b\x32\x15.paceline.v1.RowError\x12\x12\n\ngrant_hash\x18\n \x01(\x06\x12)\n\x07timings\x18\x0b \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x0c\x12\x37\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1e.paceline.v1.RowPromptLogprobs\"F\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"^\n\x11RowPromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"p\n\x0eLogprobColumns\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x0f\n\x07num_top\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"A\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x19.paceline.v1.RequestError\"l\n\x0bStepTimings\x12\x11\n\twaited_ns\x18\x01 \x01(\x04\x12\x12\n\nprepare_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x05 \x01(\x04\"g\n\x0cSnapshotPart\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.paceline.v1.RowState\x12$\n\x04tags\x18\x02 \x01(\x0b\x32\x16.paceline.v1.BlockTags\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\xf4\x03\n\x08RowState\x12!\n\x02id\x18\x01 \x01(\x0b\x32\x15.paceline.v1.RecordId\x12\x10\n\x03row\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x11\n\tblock_ids\x18\x07 \x01(\x0c\x12&\n\x06\x66inish\x18\x08 \x01(\x0e\x32\x16.paceline.v1.RowFinish\x12+\n\x08released\x18\t \x01(\x0b\x32\x19.paceline.v1.FinalRelease\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12-\n\x08sampling\x18\x0b \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x0c \x03(\x05\x12\x0f\n\x07\x63ontext\x18\r \x01(\x0c\x12\x11\n\tcontinues\x18\x0e \x01(\x08\x12-\n\x08logprobs\x18\x0f \x01(\x0b\x32\x1b.paceline.v1.LogprobColumns\x12\x34\n\x0fprompt_logprobs\x18\x10 \x01(\x0b\x32\x1b.paceline.v1.LogprobColumnsB\x06\n\x04_row*\x8b\x01\n\tRowFinish\x12\x1a\n\x16ROW_FINISH_UNSPECIFIED\x10\x00\x12\x18\n\x14ROW_FINISH_END_TOKEN\x10\x01\x12\x15\n\x11ROW_FINISH_LENGTH\x10\x02\x12\x1b\n\x17ROW_FINISH_CONTEXT_FULL\x10\x03\x12\x14\n\x10ROW_FINISH_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWFINISH']._serialized_start=4490
-  _globals['_ROWFINISH']._serialized_end=4629
+  _globals['_ROWFINISH']._serialized_start=4640
+  _globals['_ROWFINISH']._serialized_end=4779
   _globals['_ATTACHREQUEST']._serialized_start=129
   _globals['_ATTACHREQUEST']._serialized_end=277
   _globals['_ATTACHRESPONSE']._serialized_start=280
   _globals['_ATTACHRESPONSE']._serialized_end=567
   _globals['_HELLO']._serialized_start=570
-  _globals['_HELLO']._serialized_end=699
-  _globals['_WAITINGINLINE']._serialized_start=701
-  _globals['_WAITINGINLINE']._serialized_end=766
-  _globals['_WELCOME']._serialized_start=769
-  _globals['_WELCOME']._serialized_end=1043
-  _globals['_KVGEOMETRY']._serialized_start=1045
-  _globals['_KVGEOMETRY']._serialized_end=1137
-  _globals['_EXECUTORLIMITS']._serialized_start=1139
-  _globals['_EXECUTORLIMITS']._serialized_end=1261
-  _globals['_STEPPOINT']._serialized_start=1263
-  _globals['_STEPPOINT']._serialized_end=1315
-  _globals['_BATCHPLAN']._serialized_start=1318
-  _globals['_BATCHPLAN']._serialized_end=1764
-  _globals['_NEWREQUEST']._serialized_start=1767
-  _globals['_NEWREQUEST']._serialized_end=2305
-  _globals['_RECORDID']._serialized_start=2307
-  _globals['_RECORDID']._serialized_end=2368
-  _globals['_REQUESTCONTEXT']._serialized_start=2371
-  _globals['_REQUESTCONTEXT']._serialized_end=2733
-  _globals['_BLOCKGRANTS']._serialized_start=2735
-  _globals['_BLOCKGRANTS']._serialized_end=2798
-  _globals['_BLOCKCOPIES']._serialized_start=2800
-  _globals['_BLOCKCOPIES']._serialized_end=2852
-  _globals['_BLOCKTAGS']._serialized_start=2854
-  _globals['_BLOCKTAGS']._serialized_end=2898
-  _globals['_RELEASE']._serialized_start=2900
-  _globals['_RELEASE']._serialized_end=2964
-  _globals['_FINALRELEASE']._serialized_start=2966
-  _globals['_FINALRELEASE']._serialized_end=3050
-  _globals['_STEPRESULT']._serialized_start=3053
-  _globals['_STEPRESULT']._serialized_end=3420
-  _globals['_ROWLOGPROBS']._serialized_start=3422
-  _globals['_ROWLOGPROBS']._serialized_end=3492
-  _globals['_ROWPROMPTLOGPROBS']._serialized_start=3494
-  _globals['_ROWPROMPTLOGPROBS']._serialized_end=3588
-  _globals['_LOGPROBCOLUMNS']._serialized_start=3590
-  _globals['_LOGPROBCOLUMNS']._serialized_end=3702
-  _globals['_ROWERROR']._serialized_start=3704
-  _globals['_ROWERROR']._serialized_end=3769
-  _globals['_STEPTIMINGS']._serialized_start=3771
-  _globals['_STEPTIMINGS']._serialized_end=3879
-  _globals['_SNAPSHOTPART']._serialized_start=3881
-  _globals['_SNAPSHOTPART']._serialized_end=3984
-  _globals['_ROWSTATE']._serialized_start=3987
-  _globals['_ROWSTATE']._serialized_end=4487
+  _globals['_HELLO']._serialized_end=716
+  _globals['_WAITINGINLINE']._serialized_start=718
+  _globals['_WAITINGINLINE']._serialized_end=807
+  _globals['_WELCOME']._serialized_start=810
+  _globals['_WELCOME']._serialized_end=1130
+  _globals['_KVGEOMETRY']._serialized_start=1132
+  _globals['_KVGEOMETRY']._serialized_end=1224
+  _globals['_EXECUTORLIMITS']._serialized_start=1226
+  _globals['_EXECUTORLIMITS']._serialized_end=1348
+  _globals['_FAILEDSTEP']._serialized_start=1350
+  _globals['_FAILEDSTEP']._serialized_end=1411
+  _globals['_STEPPOINT']._serialized_start=1413
+  _globals['_STEPPOINT']._serialized_end=1465
+  _globals['_BATCHPLAN']._serialized_start=1468
+  _globals['_BATCHPLAN']._serialized_end=1914
+  _globals['_NEWREQUEST']._serialized_start=1917
+  _globals['_NEWREQUEST']._serialized_end=2455
+  _globals['_RECORDID']._serialized_start=2457
+  _globals['_RECORDID']._serialized_end=2518
+  _globals['_REQUESTCONTEXT']._serialized_start=2521
+  _globals['_REQUESTCONTEXT']._serialized_end=2883
+  _globals['_BLOCKGRANTS']._serialized_start=2885
+  _globals['_BLOCKGRANTS']._serialized_end=2948
+  _globals['_BLOCKCOPIES']._serialized_start=2950
+  _globals['_BLOCKCOPIES']._serialized_end=3002
+  _globals['_BLOCKTAGS']._serialized_start=3004
+  _globals['_BLOCKTAGS']._serialized_end=3048
+  _globals['_RELEASE']._serialized_start=3050
+  _globals['_RELEASE']._serialized_end=3114
+  _globals['_FINALRELEASE']._serialized_start=3116
+  _globals['_FINALRELEASE']._serialized_end=3200
+  _globals['_STEPRESULT']._serialized_start=3203
+  _globals['_STEPRESULT']._serialized_end=3570
+  _globals['_ROWLOGPROBS']._serialized_start=3572
+  _globals['_ROWLOGPROBS']._serialized_end=3642
+  _globals['_ROWPROMPTLOGPROBS']._serialized_start=3644
+  _globals['_ROWPROMPTLOGPROBS']._serialized_end=3738
+  _globals['_LOGPROBCOLUMNS']._serialized_start=3740
+  _globals['_LOGPROBCOLUMNS']._serialized_end=3852
+  _globals['_ROWERROR']._serialized_start=3854
+  _globals['_ROWERROR']._serialized_end=3919
+  _globals['_STEPTIMINGS']._serialized_start=3921
+  _globals['_STEPTIMINGS']._serialized_end=4029
+  _globals['_SNAPSHOTPART']._serialized_start=4031
+  _globals['_SNAPSHOTPART']._serialized_end=4134
+  _globals['_ROWSTATE']._serialized_start=4137
+  _globals['_ROWSTATE']._serialized_end=4637
 # @@protoc_insertion_point(module_scope)

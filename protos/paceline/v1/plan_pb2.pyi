@@ -169,6 +169,7 @@ class Hello(_message.Message):
     MAX_PROTOCOL_FIELD_NUMBER: _builtins.int
     TAKEOVER_FIELD_NUMBER: _builtins.int
     TAG_KEY_DIGEST_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """scheduler_id is random per boot of the scheduler; 1 to 64 bytes."""
     term: _builtins.int
@@ -187,6 +188,10 @@ class Hello(_message.Message):
     """tag_key_digest names the key under which the scheduler makes block tags; an executor that keeps tags of another key
     drops them. Unset: the scheduler takes the key from the welcome.
     """
+    address: _builtins.str
+    """address is where clients reach the scheduler, as host:port; at most 256 bytes. The executor tells it to schedulers
+    that stand in line, and they tell it to clients. Unset: unknown.
+    """
     def __init__(
         self,
         *,
@@ -196,10 +201,11 @@ class Hello(_message.Message):
         max_protocol: _builtins.int = ...,
         takeover: _builtins.bool = ...,
         tag_key_digest: _builtins.bytes = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_protocol", b"max_protocol", "min_protocol", b"min_protocol", "scheduler_id", b"scheduler_id", "tag_key_digest", b"tag_key_digest", "takeover", b"takeover", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "max_protocol", b"max_protocol", "min_protocol", b"min_protocol", "scheduler_id", b"scheduler_id", "tag_key_digest", b"tag_key_digest", "takeover", b"takeover", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,19 +219,23 @@ class WaitingInLine(_message.Message):
 
     HOLDER_SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     HOLDER_TERM_FIELD_NUMBER: _builtins.int
+    HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
     holder_scheduler_id: _builtins.str
     """holder_scheduler_id is the acting scheduler's id."""
     holder_term: _builtins.int
     """holder_term is its term."""
+    holder_address: _builtins.str
+    """holder_address is where clients reach it, as its Hello said; empty when it did not say."""
     def __init__(
         self,
         *,
         holder_scheduler_id: _builtins.str = ...,
         holder_term: _builtins.int = ...,
+        holder_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,6 +256,7 @@ class Welcome(_message.Message):
     TAG_KEY_FIELD_NUMBER: _builtins.int
     STEP_POINTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    FAILED_STEP_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation is random per boot of the executor."""
     epoch: _builtins.int
@@ -272,6 +283,12 @@ class Welcome(_message.Message):
     def step_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepPoint]:
         """step_points are measured step times, from which a scheduler starts its step-time model."""
 
+    @_builtins.property
+    def failed_step(self) -> Global___FailedStep:
+        """failed_step is the last step that failed as a whole since the executor booted, so that the scheduler that planned
+        it knows which requests to suspect. Unset: none has.
+        """
+
     def __init__(
         self,
         *,
@@ -284,10 +301,11 @@ class Welcome(_message.Message):
         tag_key: _builtins.bytes = ...,
         step_points: _abc.Iterable[Global___StepPoint] | None = ...,
         tokenizer_digest: _builtins.str = ...,
+        failed_step: Global___FailedStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry", "limits", b"limits", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed_step", b"failed_step", "geometry", b"geometry", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "geometry", b"geometry", "incarnation", b"incarnation", "limits", b"limits", "model", b"model", "protocol", b"protocol", "step_points", b"step_points", "tag_key", b"tag_key", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failed_step", b"failed_step", "geometry", b"geometry", "incarnation", b"incarnation", "limits", b"limits", "model", b"model", "protocol", b"protocol", "step_points", b"step_points", "tag_key", b"tag_key", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -360,6 +378,36 @@ class ExecutorLimits(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutorLimits: _TypeAlias = ExecutorLimits  # noqa: Y015
+
+@_typing.final
+class FailedStep(_message.Message):
+    """FailedStep is a step that failed as a whole: no row advanced, and nothing that was launched after it in its epoch ran."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """epoch is the one that it was planned in."""
+    step_id: _builtins.int
+    """step_id is its number in that epoch."""
+    message: _builtins.str
+    """message says what went wrong, in one sentence that may be told to the client of a request."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        step_id: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "message", b"message", "step_id", b"step_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedStep: _TypeAlias = FailedStep  # noqa: Y015
 
 @_typing.final
 class StepPoint(_message.Message):

@@ -6,6 +6,8 @@ Knows how to start, ask, time out and replace that process. What a template may 
 import asyncio
 import contextlib
 import json
+import socket
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ _RETRY_AFTER_S = 0.5
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _NOT_IN_TIME = "it takes too long, or needs too much memory"
 _EXIT_S = 0.5  # from the end of its input to the end of an idle process
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +53,74 @@ class _WorkerEndedError(Exception):
 class _Worker:
     """One running process. Answers one message at a time."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._process = process
+        self._reader = reader
+        self._writer = writer
 
     @classmethod
     async def start(cls) -> "_Worker":
         """Start a process; raises OSError."""
-        command = (sys.executable, "-P", "-m", "paceline_scheduler.api.chat_worker")
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt typed at the terminal is for the scheduler, which drains first
-        )
-        return cls(process)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                reader, writer = await asyncio.open_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            try:
+                # Not by the event loop: uvloop loses descriptors when there are too few of them to start a process.
+                process = subprocess.Popen(  # noqa: ASYNC220 (it returns when the process has begun)
+                    (sys.executable, "-P", "-m", "paceline_scheduler.api.chat_worker"),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt typed at the terminal is for the scheduler, which drains
+                )
+            except BaseException:
+                writer.close()
+                raise
+        return cls(process, reader, writer)
 
     @property
     def has_ended(self) -> bool:
         """Whether the process is gone."""
-        return self._process.returncode is not None
+        return self._process.poll() is not None
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, str]:
         """Send a message and return the answer; raises _WorkerEndedError."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None, "started with pipes"
-        assert stdout is not None, "started with pipes"
         data = json.dumps(message).encode()
         try:
             async with asyncio.timeout(timeout_s):
-                stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
-                await stdin.drain()
-                length = int.from_bytes(await stdout.readexactly(_LENGTH_BYTES), "big")
+                self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+                await self._writer.drain()
+                length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
                 if length > _MAX_ANSWER_BYTES:
                     raise _WorkerEndedError
-                answer: dict[str, str] = json.loads(await stdout.readexactly(length))
+                answer: dict[str, str] = json.loads(await self._reader.readexactly(length))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, RuntimeError) as error:
-            # RuntimeError is how uvloop says that a pipe is closed.
+            # RuntimeError is how uvloop says that a socket is closed.
             raise _WorkerEndedError from error
         return answer
 
     async def stop(self) -> None:
         """End the process and wait until it is gone."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._writer.close()
         try:
-            async with asyncio.timeout(_EXIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            await self._end_within(_EXIT_S)
+            self._process.kill()
+            await self._end_within(_EXIT_S)
+        finally:
+            self._process.kill()
+            self._process.wait()  # it is gone, or is going: nothing outlives that signal
+
+    async def _end_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.has_ended:  # noqa: ASYNC110 (the operating system has no event for it)
+                    await asyncio.sleep(_POLL_S)
 
 
 class _Renderer:
@@ -156,7 +176,8 @@ class _Renderer:
         try:
             worker = await _Worker.start()
         except OSError as error:
-            raise QueueFullError(f"no process to render chats could be started: {error}", _RETRY_AFTER_S) from error
+            sentence = f"no process to render chats could be started: {error.strerror}"
+            raise QueueFullError(sentence, _RETRY_AFTER_S) from error
         source = self._source
         setup = {
             "template": source.template,

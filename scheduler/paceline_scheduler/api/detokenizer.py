@@ -81,14 +81,11 @@ def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
     spell, num_stripped_spaces = _spelling_rule(tokenizer)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     spelled = {token_id: spell(token) for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
-    token_ids = range(max(vocab_size, max(spelled, default=0) + 1))
-    return Spelling(
-        token_bytes=tuple(spelled.get(token_id, b"") for token_id in token_ids),
-        token_bytes_without_special=tuple(
-            b"" if token_id in special_ids else spelled.get(token_id, b"") for token_id in token_ids
-        ),
-        num_stripped_spaces=num_stripped_spaces,
-    )
+    token_bytes = [spelled.get(token_id, b"") for token_id in range(max(vocab_size, max(spelled, default=0) + 1))]
+    without_special = list(token_bytes)
+    for token_id in special_ids:
+        without_special[token_id] = b""
+    return Spelling(tuple(token_bytes), tuple(without_special), num_stripped_spaces)
 
 
 def _spelling_rule(tokenizer: Tokenizer) -> tuple[Callable[[str], bytes], int]:

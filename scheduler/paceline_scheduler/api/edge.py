@@ -35,7 +35,7 @@ from paceline_scheduler.api.validation import (
     num_completions,
     validate,
 )
-from paceline_scheduler.backend import Backend
+from paceline_scheduler.backend import Arrival, Backend
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Int32Array, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
@@ -125,13 +125,19 @@ class Edge:
         if self._drain_notice is not None:
             raise DrainingError("the scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
 
+    def require_serving(self) -> None:
+        """Raise DrainingError when nothing new is taken, StandbyError when another scheduler drives the executors."""
+        self.require_open()
+        self.backend.require_lead()
+
     def open(
         self, key: RequestKey, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
     ) -> RequestStream:
         """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
 
         `key` is that of its first completion, `n` how many it asks for. Raises InvalidRequestError for the key,
-        DrainingError, QueueFullError for a full session or queue, DuplicateRequestError, StaleAttachmentError.
+        DrainingError, StandbyError for what is new, QueueFullError for a full session or queue, DuplicateRequestError,
+        StaleAttachmentError.
         """
         check_key(key)
         self.require_open()
@@ -141,6 +147,7 @@ class Edge:
         before = self._before(key, resumption)
         if not resumption.is_begun:  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
+            self.backend.require_lead()
             self.backend.require_room(num)
         if before is not None and before.outbox is outbox:
             self._delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
@@ -169,9 +176,10 @@ class Edge:
         """
         came_s = self.backend.now_s()
         try:
-            await self.backend.until_synced()
+            arrival = Arrival.BACK if raw.resumption.is_begun else Arrival.NEW
+            await self.backend.until_synced(arrival)
             prepared = await self._prepare(raw, came_s, max_seconds)
-            await self.backend.until_synced()  # it may have lost the executors meanwhile
+            await self.backend.until_synced(arrival)  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
                 self._run(stream, prepared)
         except SchedulerError:
@@ -187,7 +195,12 @@ class Edge:
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.require_time(valid.model.name)  # before it is tokenised
         text_model = await self.texts.model(valid.model)
-        token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+        # Of a client that comes back the prompt is known as a rule, and all come back at once.
+        token_ids = None
+        if valid.resumption.is_begun:
+            token_ids = self.backend.prompt_of(valid.key, raw.body_digest, valid.model.name)
+        if token_ids is None:
+            token_ids = await self.texts.token_ids(valid.prompt, valid.model)
         check_context(len(token_ids), valid.resumption, valid.model)
         check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
         if valid.bad_words:
@@ -239,7 +252,7 @@ class Edge:
 
         Raises UnknownRequestError, and NoExecutorError while it cannot be known.
         """
-        await self.backend.until_synced()
+        await self.backend.until_synced(Arrival.BACK)
         stream = self.requests.by_key(key)
         if stream is not None and stream.state is StreamState.PREPARING:
             return
@@ -259,8 +272,9 @@ class Edge:
     async def estimate(self, raw: RawRequest) -> Estimate:
         """Return what is expected of a request if it were sent now; a refusal, of all or any completion, is part of it.
 
-        Of several completions the one that is expected last is meant.
+        Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
         """
+        self.backend.require_lead()
         key = RequestKey(raw.tenant, raw.request_id)
         try:
             check_key(key)
@@ -280,11 +294,12 @@ class Edge:
     def explain(self, key: RequestKey) -> Explanation:
         """Say where a request is; of several completions, where the first one is that has not ended.
 
-        Raises UnknownRequestError, InvalidRequestError.
+        Raises UnknownRequestError, InvalidRequestError, and StandbyError for what only the other scheduler knows.
         """
         check_key(key)
         stream = self.requests.by_key(key)
         if stream is None:
+            self.backend.require_lead()
             return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)

@@ -5,7 +5,7 @@ Knows the backend only, no client's requests.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,15 @@ _log = structlog.get_logger(__name__)
 
 
 class AdminServicer(AdminServiceServicer):
-    """What `paceline top` and operators use. `scheduler_id` is this scheduler's."""
+    """What `paceline top` and operators use. `scheduler_id` is this scheduler's.
 
-    def __init__(self, backend: Backend, scheduler_id: str) -> None:
+    `num_lost_log_lines` counts what could not be logged.
+    """
+
+    def __init__(self, backend: Backend, scheduler_id: str, num_lost_log_lines: Callable[[], int]) -> None:
         self._backend = backend
         self._scheduler_id = scheduler_id
+        self._num_lost_log_lines = num_lost_log_lines
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
@@ -44,6 +48,7 @@ class AdminServicer(AdminServiceServicer):
             scheduler_id=self._scheduler_id,
             num_waiting_requests=num_requests,
             num_waiting_tokens=num_tokens,
+            num_lost_log_lines=self._num_lost_log_lines(),
         )
 
     @override

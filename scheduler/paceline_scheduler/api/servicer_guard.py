@@ -25,6 +25,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", 16 * 1024),
     # A port that is in use must be an error, not a second owner.
     ("grpc.so_reuseport", 0),
+    # Who connects and says nothing keeps a descriptor from others, and by default two minutes long.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Clients that vanished without a word are noticed, and those that ask often whether we are there are not punished.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

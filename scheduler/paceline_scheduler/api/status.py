@@ -35,6 +35,8 @@ from paceline_scheduler.errors import (
     SchedulerError,
     SlowConsumerError,
     StaleAttachmentError,
+    StandbyError,
+    StepFailedError,
     SupersededError,
     UnknownExecutorError,
     UnknownModelError,
@@ -62,6 +64,7 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     UnknownExecutorError: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
     QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     NoExecutorError: (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
+    StandbyError: (grpc.StatusCode.UNAVAILABLE, "STANDBY"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     RequestRefusedError: (grpc.StatusCode.FAILED_PRECONDITION, "REFUSED"),
     DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
@@ -72,6 +75,7 @@ _CODES: dict[type[SchedulerError], tuple[grpc.StatusCode, str]] = {
     NoLongerServedError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     GivenUpError: (grpc.StatusCode.UNAVAILABLE, "GIVEN_UP"),
     NoTokenLeftError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
+    StepFailedError: (grpc.StatusCode.INTERNAL, "STEP_FAILED"),
     ExecutorFailedError: (grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
     RequestFailedError: (grpc.StatusCode.INTERNAL, "FAILED"),
     DivergenceError: (grpc.StatusCode.INTERNAL, "DIVERGENCE"),
@@ -117,8 +121,18 @@ def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
         case ExecutorFailedError():
             return ErrorStatus(code, reason, message, metadata={"executor_reason": cut(error.reason, _MAX_NAME_BYTES)})
         case RetryableRefusalError() | GivenUpError():
-            return ErrorStatus(code, reason, message, retry_after_s=error.retry_after_s * (0.8 + 0.4 * draw()))
+            retry_after_s = error.retry_after_s * (0.8 + 0.4 * draw())
+            return ErrorStatus(code, reason, message, metadata=_active(error), retry_after_s=retry_after_s)
     return ErrorStatus(code, reason, message)
+
+
+def _active(error: RetryableRefusalError | GivenUpError) -> dict[str, str]:
+    """Return where to go instead, if that is known."""
+    active = error.active if isinstance(error, StandbyError | GivenUpError) else None
+    if active is None:
+        return {}
+    address = {"active_address": cut(active.address, _MAX_NAME_BYTES)} if active.address else {}
+    return address | {"active_term": str(active.term)}
 
 
 def rpc_status(status: ErrorStatus) -> Status:

@@ -16,6 +16,7 @@ from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
 from paceline_scheduler.api.validation import check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.core.request import Int32Array
+from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import InvalidRequestError
 
 _MAX_INLINE_TOKENS = 4096
@@ -24,21 +25,28 @@ NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 
 
 class Texts:
-    """Tokenisers and templates of the served models. `local_time` is what templates are told."""
+    """Tokenisers and templates of the served models. `local_time` is what templates are told.
+
+    `cache` keeps on disk what tokens spell; without it nothing is kept.
+    """
 
     def __init__(
-        self, limits: EdgeLimits, local_time: Callable[[], datetime], render_limits: RenderLimits | None = None
+        self,
+        limits: EdgeLimits,
+        local_time: Callable[[], datetime],
+        render_limits: RenderLimits | None = None,
+        cache: PatientCache | None = None,
     ) -> None:
         self._limits = limits
         self._threads = TextThreads(limits)
-        self._models = TextModels(self._threads)
+        self._models = TextModels(self._threads, cache or PatientCache())
         self._chats = ChatRenderers(limits, local_time, render_limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
         """Build a tokenizer before it is needed; raises UnsupportedError.
 
-        The library keeps all Python threads waiting while it reads a vocabulary: 0.1 s for 49,152 tokens. So this is
-        best done before the first executor of a model is attached to, when no heartbeat is due.
+        Reading a vocabulary keeps everything else waiting, so this is best done before the first executor of a model
+        counts as attached.
         """
         await self._models.get(source, vocab_size)
 
@@ -93,6 +101,7 @@ class Texts:
 
     async def close(self) -> None:
         """Stop threads and processes."""
+        self._models.close()
         self._threads.close()
         await self._chats.close()
 

@@ -1,9 +1,15 @@
 """Tokenizers by digest: from text to token ids and back, long texts off the event loop.
 
 Knows the tokenizers library and how much text is too much. Does not know chats, requests or messages.
+
+The library keeps all Python threads waiting while it reads a vocabulary, 0.1 to 0.2 s for 49,152 tokens. A scheduler
+that comes back has no such time: what tokens spell, which is all that streams need, is then read from a cache on disk,
+and the vocabulary when a prompt needs it, or a little later.
 """
 
 import asyncio
+import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +20,19 @@ from tokenizers import Tokenizer
 
 from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.request import Int32Array
-from paceline_scheduler.errors import QueueFullError
+from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.errors import QueueFullError, UnsupportedError
 
 _T = TypeVar("_T")
 _MAX_TOKENIZERS = 8
 # What a word is set behind to see how it is spelt inside a text: hardly a token joins a line's end and letters.
 _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
+_VOCABULARY_AFTER_S = 2.0  # when the streams that went on have what they missed
+_FILE_FORMAT = 1
 
 
 class TextThreads:
@@ -53,13 +63,27 @@ class TextThreads:
 class TextModel:
     """The tokenizer of a model. Everything here may take long for a long text."""
 
-    def __init__(self, source: TokenizerSource, vocab_size: int) -> None:
-        """Build it; raises UnsupportedError for a decoder whose text cannot be streamed."""
-        self._tokenizer = Tokenizer.from_buffer(source.json)
+    def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
+        """Take what its tokens spell; `tokenizer` is made of the source when it is needed, if it is not here."""
+        self._source = source
+        self._tokenizer = tokenizer
+        self._making = threading.Lock()
         self._prefix = [] if source.bos_token_id is None or not source.add_bos else [source.bos_token_id]
-        self.bos_token = self._token(source.bos_token_id)
-        self.eos_token = self._token(source.eos_token_id)
-        self.spelling: Spelling = read_spelling(self._tokenizer, vocab_size)
+        self.texts = texts
+        self.bos_token, self.eos_token = texts.bos_token, texts.eos_token
+        self.spelling: Spelling = texts.spelling
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its vocabulary has been read."""
+        return self._tokenizer is not None
+
+    def complete(self) -> Tokenizer:
+        """Read the vocabulary, if that was not done yet, and return the library's tokenizer."""
+        with self._making:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.from_buffer(self._source.json)
+            return self._tokenizer
 
     def encode_text(self, text: str) -> Int32Array:
         """Return the tokens of a plain prompt: the model's first token goes before it, if it is not there already."""
@@ -77,7 +101,7 @@ class TextModel:
         these, where words that share a token with the line's end are left out. Each way is returned once, none empty.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = self.complete().encode_batch_fast(texts, add_special_tokens=False)
         token_ids = [tuple(text.ids) for text in encoded]
         *alone, before = token_ids[: 2 * len(words) + 1]
         behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
@@ -87,27 +111,45 @@ class TextModel:
         """Return what one token spells; bytes that are no character appear as U+FFFD."""
         return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
 
-    def _token(self, token_id: int | None) -> str | None:
-        return None if token_id is None else self._tokenizer.id_to_token(token_id)
-
     def _encode(self, text: str) -> list[int]:
         # Of the library's ways to encode only the batched ones let other threads run meanwhile.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return self.complete().encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
+    """Return a tokenizer, quickly with what a scheduler before this one has packed of what its tokens spell.
+
+    Raises UnsupportedError for a decoder whose text cannot be streamed.
+    """
+    if spelt is not None:
+        try:
+            return TextModel(source, unpack(spelt), None)
+        except (ValueError, KeyError):
+            pass  # as an older version wrote it
+    tokenizer = Tokenizer.from_buffer(source.json)
+    bos_token, eos_token = (
+        None if token_id is None else tokenizer.id_to_token(token_id)
+        for token_id in (source.bos_token_id, source.eos_token_id)
+    )
+    texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+    return TextModel(source, texts, tokenizer)
 
 
 class TextModels:
     """The tokenizers in use, built on first use, the least recently used ones forgotten."""
 
-    def __init__(self, threads: TextThreads) -> None:
+    def __init__(self, threads: TextThreads, cache: PatientCache) -> None:
         self._threads = threads
+        self._cache = cache
         self._loading: OrderedDict[tuple[str, int], asyncio.Future[TextModel]] = OrderedDict()
+        self._completing: dict[asyncio.Task[None], None] = {}
 
     async def get(self, source: TokenizerSource, vocab_size: int) -> TextModel:
         """Return a tokenizer; raises UnsupportedError if its text cannot be streamed."""
         key = (source.digest, vocab_size)
         loading = self._loading.get(key)
         if loading is None:
-            loading = asyncio.ensure_future(self._threads.run(lambda: TextModel(source, vocab_size)))
+            loading = asyncio.ensure_future(self._load(source, vocab_size))
             loading.add_done_callback(lambda done: self._drop_unfinished(key, done))
             self._loading[key] = loading
             while len(self._loading) > _MAX_TOKENIZERS:
@@ -116,7 +158,31 @@ class TextModels:
         # One caller that goes away must not end the loading for the others.
         return await asyncio.shield(loading)
 
+    def close(self) -> None:
+        """Read no vocabularies any more."""
+        for task in self._completing:
+            task.cancel()
+
+    async def _load(self, source: TokenizerSource, vocab_size: int) -> TextModel:
+        name = f"spelling {_FILE_FORMAT} {source.digest} {vocab_size}"
+        spelt = await self._cache.load(name)
+        model = await self._threads.run(lambda: read_text_model(source, vocab_size, spelt))
+        if model.is_complete:  # so it was not made of what is kept
+            self._cache.store(name, lambda: pack(model.texts))
+        else:
+            task = asyncio.create_task(self._complete_later(model))
+            self._completing[task] = None
+            task.add_done_callback(self._completing.pop)
+        return model
+
+    async def _complete_later(self, model: TextModel) -> None:
+        """Read a vocabulary before somebody waits for it."""
+        await asyncio.sleep(_VOCABULARY_AFTER_S)
+        with contextlib.suppress(QueueFullError):  # then a prompt will
+            await self._threads.run(model.complete)
+
     def _drop_unfinished(self, key: tuple[str, int], done: "asyncio.Future[TextModel]") -> None:
-        # A tokenizer that cannot be used stays that way; one that was not even tried is tried again.
-        if (done.cancelled() or isinstance(done.exception(), QueueFullError)) and self._loading.get(key) is done:
+        # A tokenizer that cannot be used stays that way; whatever else went wrong may go well the next time.
+        is_tried = not done.cancelled() and isinstance(done.exception(), UnsupportedError | None)
+        if not is_tried and self._loading.get(key) is done:
             del self._loading[key]

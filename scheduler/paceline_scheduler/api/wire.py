@@ -282,6 +282,7 @@ def _default_sampling(defaults: GenerationDefaults) -> sampling_pb2.SamplingPara
 
 def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
     """Return one executor for operators."""
+    holder = executor.holder
     return admin_pb2.ExecutorView(
         address=executor.address,
         state=admin_pb2.ExecutorState.ValueType(executor.state),
@@ -295,6 +296,9 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         num_filled_slots=executor.num_filled_slots,
         num_owned_slots=executor.num_owned_slots,
         steps=_step_totals(executor.steps),
+        holder_scheduler_id=holder.scheduler_id if holder else "",
+        holder_term=holder.term if holder else 0,
+        holder_address=holder.address if holder else "",
     )
 
 

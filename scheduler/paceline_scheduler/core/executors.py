@@ -16,8 +16,20 @@ class StepPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that failed as a whole on an executor; the message is for the clients of its requests."""
+
+    epoch: int
+    step_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorDescription:
-    """An executor as its Welcome describes it. `address` identifies it for the scheduler."""
+    """An executor as its Welcome describes it. `address` identifies it for the scheduler.
+
+    `failed_step` is the last one that failed since the executor booted, whoever planned it.
+    """
 
     address: str
     incarnation: int
@@ -31,6 +43,7 @@ class ExecutorDescription:
     max_plans_in_flight: int
     tag_key: bytes
     step_points: tuple[StepPoint, ...] = ()
+    failed_step: FailedStep | None = None
 
     @property
     def max_request_tokens(self) -> int:

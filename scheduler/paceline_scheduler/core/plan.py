@@ -56,6 +56,10 @@ class Release:
     final: FinalRelease | None
 
 
+NO_KEY = bytes(16)
+"""Takes a block's prefix-cache key away."""
+
+
 class BlockTag(NamedTuple):
     """A prefix-cache key given to a full block."""
 

@@ -6,9 +6,9 @@ clients about what they have received. Whatever was lost, these three are brough
 """
 
 from paceline_scheduler.core.executor.reconcile import rebuild
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.state import ExecutorState, UnansweredStep
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
-from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.live import MAX_LONE_FAILURES, LiveRequest
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
 from paceline_scheduler.core.request import FinishReason, Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
@@ -16,7 +16,7 @@ from paceline_scheduler.core.requests.register import heard_by
 from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.telling import told
-from paceline_scheduler.errors import QuarantinedError
+from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
 def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
@@ -29,6 +29,7 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     before = state.executors.by_address.get(address)
     is_new = before is None or before.description.incarnation != description.incarnation
     accused = _in_step(before) if is_new else []
+    culprit = _suspect_all(before, description)
     wanted = state.take_off_rows(address)
     for seen in snapshot.rows:
         if seen.key not in wanted:
@@ -50,7 +51,11 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
             state.register.close(live)
         if live.row is None:
             state.wait_again(live, now)
-    return Outputs(tuple(outputs for _, outputs in recovered), _accuse_all(state, accused, now))
+    failures = _accuse_all(state, accused, now)
+    if culprit is not None:
+        executor.is_doubted = True
+        failures += _try_again(state, culprit, description, now)
+    return Outputs(tuple(outputs for _, outputs in recovered), failures)
 
 
 def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
@@ -59,13 +64,14 @@ def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     executor = state.executors.by_address.get(address)
     if executor is None:
         return ()
-    accused = _in_step(executor)
+    accused, unanswered = _in_step(executor), executor.unanswered_steps()
     for live in state.take_off_rows(address).values():
         state.wait_again(live, now)
     failures = _accuse_all(state, accused, now)
     lost = ExecutorState(executor.description)
     lost.attached = False
     lost.carry_on(executor)
+    lost.unanswered = unanswered
     lost.accused = tuple(accused) or executor.accused
     state.executors.by_address[address] = lost
     return failures
@@ -174,12 +180,52 @@ def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
     return [live for live in found if live is not None and not live.is_stranger]
 
 
+def _suspect_all(before: ExecutorState | None, description: ExecutorDescription) -> LiveRequest | None:
+    """Suspect the requests of a step that failed, by what the executor tells; returns the one that was in it alone."""
+    step = None if before is None else _failed_step(before, description)
+    if step is None:
+        return None
+    suspects = []
+    for live, position in step.positions:
+        if live.row is None or live.address == description.address:  # else it runs elsewhere, since this was lost
+            live.failed_until = position
+            suspects.append(live)
+    return suspects[0] if suspects and step.is_lone else None
+
+
+def _try_again(
+    state: CoreState, culprit: LiveRequest, description: ExecutorDescription, now: float
+) -> tuple[Failure, ...]:
+    """Count a step of its own that failed against a request: it is tried once more, elsewhere if that is possible."""
+    if not state.register.is_open(culprit) or description.failed_step is None:
+        return ()
+    culprit.num_lone_failures += 1
+    if culprit.num_lone_failures >= MAX_LONE_FAILURES:
+        state.give_up(culprit, now)
+        return (Failure(culprit.request.handle, StepFailedError(description.failed_step.message)),)
+    culprit.failed_at = description.address
+    others = (other for other in state.executors.serving(description.model) if other.description is not description)
+    if culprit.row is not None and any(culprit.fits(other.description) for other in others):
+        state.call_away(culprit)
+        state.waiting.add(culprit)
+    return ()
+
+
+def _failed_step(before: ExecutorState, description: ExecutorDescription) -> UnansweredStep | None:
+    """Return what the step that failed was to do, if it was planned here and has not been judged yet."""
+    failed, planned = description.failed_step, before.description
+    if failed is None or (planned.incarnation, planned.epoch) != (description.incarnation, failed.epoch):
+        return None
+    return next((step for step in before.unanswered_steps() if step.step_id == failed.step_id), None)
+
+
 def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
     """Count an executor's death against requests that are off its rows; returns the failure of one it must be due to.
 
     A suspect runs in steps of its own: where there was another one in the step, it was not a suspect then.
     """
-    culprit = accused[0] if len(accused) == 1 and accused[0].is_suspect else None
+    is_lone = len(accused) == 1 and accused[0].is_deadly(len(accused[0].output_token_ids))
+    culprit = accused[0] if is_lone else None
     for live in accused:
         _accuse(live)
     if culprit is None or not state.register.is_open(culprit):

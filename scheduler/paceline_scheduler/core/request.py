@@ -97,6 +97,10 @@ class Request:
     origin: bytes = b""
     body_digest: bytes = b""
 
+    def is_of(self, body_digest: bytes, model: str) -> bool:
+        """Tell whether it came with a body of this digest, for this model."""
+        return (self.body_digest, self.model) == (body_digest, model)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:

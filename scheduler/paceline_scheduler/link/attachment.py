@@ -1,13 +1,15 @@
 """What the driver knows of each executor beyond what the core does, and how it looks from outside."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, StepTotals, TokenizerSource
+from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import ExecutorCounts
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.link.step_watch import PlannedStep
@@ -25,8 +27,14 @@ class Attachment:
     tokenizer: TokenizerSource | None = None
     description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent
+    holder: Holder | None = None  # who drives it, while this scheduler stands in line for it
     planned: deque[PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
     steps: StepTotals = field(default_factory=StepTotals)
+
+    def give_up(self, reason: str) -> None:
+        """Have nothing to do with it until its next welcome."""
+        self.port = self.description = self.model = None
+        self.state, self.last_error, self.is_serving = ExecutorState.LOST, reason, False
 
 
 def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
@@ -50,8 +58,16 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
     return tuple(served[name] for name in sorted(served))
 
 
-def status(address: str, executor: Attachment, counts: ExecutorCounts | None) -> ExecutorStatus:
-    """Return an executor as operators see it; `counts` are the core's, None before the first welcome."""
+def statuses(executors: Mapping[str, Attachment], core: Core) -> tuple[ExecutorStatus, ...]:
+    """Return all executors, by address, as operators see them."""
+    return tuple(
+        _status(address, executor, None if executor.description is None else core.counts(address))
+        for address, executor in sorted(executors.items())
+    )
+
+
+def _status(address: str, executor: Attachment, counts: ExecutorCounts | None) -> ExecutorStatus:
+    """Return one executor; `counts` are the core's, None before the first welcome."""
     description = executor.description
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
     return ExecutorStatus(
@@ -71,4 +87,5 @@ def status(address: str, executor: Attachment, counts: ExecutorCounts | None) ->
         num_plans_in_flight=counts.num_plans_in_flight if counts else 0,
         last_error=executor.last_error,
         steps=replace(executor.steps),
+        holder=executor.holder,
     )

@@ -47,12 +47,20 @@ def parse_executors(text: str) -> ExecutorAddresses:
     return ExecutorAddresses(tuple(fixed), tuple(names))
 
 
-def _endpoint(text: str, element: str) -> Endpoint:
+def parse_endpoint(text: str) -> Endpoint:
+    """Read `host:port`; raises ValueError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{element!r} is not of the form host:port or dns:///name:port")
+        raise ValueError(f"{text!r} is not of the form host:port")
     return Endpoint(host, int(port))
+
+
+def _endpoint(text: str, element: str) -> Endpoint:
+    try:
+        return parse_endpoint(text)
+    except ValueError:
+        raise ValueError(f"{element!r} is not of the form host:port or dns:///name:port") from None
 
 
 async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
-"""The one place that owns the core and the clock: every event goes through it into the core, and what the core answers
-goes out from it, tokens to the edge at once and plans to the executors right after.
-
-Decides nothing itself. Runs on the event loop; the core knows nothing of that.
+"""The one place that owns the core and the clock: events go into the core through it and answers out of it, tokens to
+the edge at once and plans to the executors right after. Decides nothing; knows the event loop, which the core does not.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 
 from paceline_scheduler.backend import (
+    Arrival,
     ExecutorStatus,
     LimitValues,
     OutputSink,
@@ -19,18 +18,22 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
-from paceline_scheduler.link.attachment import Attachment, served_models, status
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.attachment import Attachment, served_models, statuses
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.limit_values import changed, limit_values
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.readiness import Readiness, Standing, readiness_of
 from paceline_scheduler.link.step_watch import StepWatch, count_step, planned_step
 from paceline_scheduler.link.sync_gate import SyncGate
+from paceline_scheduler.link.taken_requests import TakenRequests
+from paceline_scheduler.link.tasks import Alarm
 
 _DRAINING_RETRY_S = 1.0
-_GIVEN_UP_RETRY_S = 0.5
+_GIVEN_UP_RETRY_S = 0.1
 _SETTLE_POLL_S = 0.01
 
 
@@ -46,25 +49,25 @@ class Driver:
         self._loop = loop
         self._sink: OutputSink | None = None
         self._executors: dict[str, Attachment] = {}
-        self._handles: dict[int, None] = {}  # of requests the edge still waits for
-        self._gate = SyncGate()
+        self._requests = TakenRequests()
+        self._gate = SyncGate(loop, self._tell_readiness)
         self._is_draining = False
         self._is_pump_due = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, clock, self._expire)  # for deadlines, and the ends of waits for clients
         self._watch = StepWatch()
-        self._readiness: Callable[[bool], None] | None = None
-        self._was_ready = False
-        self._idle = asyncio.Event()
+        self._on_readiness: Callable[[Readiness], None] = lambda _: None
+        self._told = Readiness(Standing.UNREADY)
 
-    def connect(self, sink: OutputSink, readiness: Callable[[bool], None] | None = None) -> None:
-        """Join the edge; `readiness` is told whenever new requests can, or can no longer, be run."""
-        self._sink = sink
-        self._readiness = readiness
+    def connect(self, sink: OutputSink, on_readiness: Callable[[Readiness], None] = lambda _: None) -> None:
+        """Join the edge; `on_readiness` is told of every change of what would become of a new request."""
+        self._sink, self._on_readiness = sink, on_readiness
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a new request would be run: an executor serves and takes new ones."""
-        return not self._is_draining and any(e.is_serving and not e.is_draining for e in self._executors.values())
+    def readiness(self) -> Readiness:
+        """What would become of a new request."""
+        if self._is_draining:
+            return Readiness(Standing.UNREADY)
+        return readiness_of(self._executors.values(), self._gate.holder)
 
     def begin_drain(self) -> None:
         """Take nothing new from now on."""
@@ -73,9 +76,12 @@ class Driver:
 
     async def wait_until_idle(self) -> None:
         """Wait until no request is left that the edge waits for."""
-        while self._handles:
-            self._idle.clear()
-            await self._idle.wait()
+        await self._requests.until_none()
+
+    @property
+    def can_be_succeeded(self) -> bool:
+        """Whether another scheduler could go on with every request that the edge waits for."""
+        return self._requests.are_resumable
 
     async def wait_until_settled(self) -> None:
         """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
@@ -99,8 +105,7 @@ class Driver:
 
     def submit(self, *requests: Request) -> None:
         """Queue all completions of a request, or none; raises a RequestRefusedError."""
-        if self._is_draining:
-            raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+        self._require_open()
         now = self._clock()
         try:
             for request in requests:
@@ -111,41 +116,48 @@ class Driver:
             raise
         self._taken(requests)
 
-    async def until_synced(self) -> None:
+    async def until_synced(self, arrival: Arrival) -> None:
         """Return when it is known what every executor runs; raises NoExecutorError when that does not come soon."""
-        await self._gate.passed()
+        await self._gate.passed(arrival)
+
+    def require_lead(self) -> None:
+        """Raise StandbyError while another scheduler is known to drive the executors."""
+        self._gate.require_lead()
 
     def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
         """Attach listeners to all completions of a request, or none; what is not known is queued.
 
         Raises a RequestRefusedError.
         """
-        if self._is_draining:
-            raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+        self._require_open()
         resumed = self._core.resume(resumptions, self._clock())
         self._taken([resumption.request for resumption in resumptions])
         for found in resumed:
             for handle in () if found.outputs is None else found.outputs.finishes:
-                self._forget_handle(handle)
+                self._requests.forget(handle)
         return resumed
+
+    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
+        """Return the prompt of a request to a model that is known here, if its body has this digest."""
+        return self._core.prompt_of(key, body_digest, model)
 
     def detach(self, handle: int) -> None:
         """Nobody listens to a request for now: it goes on for a while if it is resumable."""
         self._core.detach(handle, self._clock())
-        self._forget_handle(handle)
-        self._set_timer()
+        self._requests.forget(handle)
+        self._alarm.set(self._core.next_deadline())
         self._pump_soon()
 
     def _taken(self, requests: Sequence[Request]) -> None:
-        self._handles.update(dict.fromkeys(request.handle for request in requests))
+        self._requests.take(requests)
         self._pump_soon()
         if any(request.deadline_s is not None for request in requests):
-            self._set_timer()
+            self._alarm.set(self._core.next_deadline())
 
     def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """End a request from the edge's side; returns how many prompt tokens came from the prefix cache."""
         num_cached_tokens = self._core.end(handle, num_output_tokens, reason, self._clock())
-        self._forget_handle(handle)
+        self._requests.forget(handle)
         self._pump_soon()
         return num_cached_tokens
 
@@ -177,10 +189,7 @@ class Driver:
 
     def executors(self) -> tuple[ExecutorStatus, ...]:
         """Return all executors that are looked for."""
-        return tuple(
-            status(address, executor, None if executor.description is None else self._core.counts(address))
-            for address, executor in sorted(self._executors.items())
-        )
+        return statuses(self._executors, self._core)
 
     def num_waiting(self) -> tuple[int, int]:
         """Return the length of the queue in requests and tokens."""
@@ -222,9 +231,11 @@ class Driver:
         """An executor is looked for."""
         self._executors[address] = Attachment()
 
-    def held(self, address: str) -> None:
+    def held(self, address: str, holder: Holder) -> None:
         """Another scheduler that is alive drives the executor."""
-        self._gate.is_held(address)
+        self._executors[address].holder = holder
+        self._gate.is_held(address, holder)
+        self._tell_readiness()
 
     def removed(self, address: str) -> None:
         """An executor is not looked for any more."""
@@ -250,16 +261,17 @@ class Driver:
         if executor.description is None or executor.description.incarnation != description.incarnation:
             executor.is_draining = False  # that was another process
         executor.model, executor.tokenizer, executor.description = model, tokenizer, description
-        executor.port, executor.last_error, executor.is_serving = port, "", True
+        executor.port, executor.last_error, executor.is_serving, executor.holder = port, "", True, None
         executor.planned.clear()
         outputs = self._core.attach(description, snapshot, self._clock())
-        self._set_state(address, ExecutorState.READY)
+        executor.state = ExecutorState.READY
         if executor.is_draining:
             self.draining(address)
-        self._gate.has_word(address)
         self._deliver(outputs)
-        self._set_timer()
+        self._alarm.set(self._core.next_deadline())
         self._pump_all()
+        self._gate.is_ours(address)  # late: plans leave before all who wait for the gate are served
+        self._tell_readiness()
 
     def finished_step(self, address: str, result: StepResult) -> None:
         """Apply a result; raises DivergenceError."""
@@ -287,11 +299,11 @@ class Driver:
             executor.state = ExecutorState.DRAINING
         self._tell_readiness()
 
-    def detached(self, address: str, reason: str) -> None:
+    def detached(self, address: str, reason: str, holder: Holder | None = None) -> None:
         """Plan nothing for an executor until it attaches again."""
         executor = self._executors[address]
-        executor.port, executor.last_error = None, reason
-        self._gate.is_not_held(address)
+        executor.port, executor.last_error, executor.holder = None, reason, holder
+        self._gate.is_held(address, holder)
         self._core.detach_executor(address)
         if executor.state is not ExecutorState.LOST:
             self._set_state(address, ExecutorState.CONNECTING)
@@ -305,43 +317,41 @@ class Driver:
         self._set_state(address, ExecutorState.LOST)
         self._pump_all()
 
-    def displaced(self, reason: str) -> None:
+    def displaced(self, active: Holder) -> None:
         """Another scheduler runs these requests now, and their clients find them there."""
-        self.give_up(f"another scheduler took over ({reason}); send the request again")
+        self.give_up(f"another scheduler took over: {active}; send the request again", active)
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, active: Holder | None = None) -> None:
         """Begin anew: tell every stream that its request is not run here any more, and drive nothing until a welcome.
 
-        What executors hold of the requests stays there.
+        What executors hold of the requests stays there; `active` is who drives them now, if anybody does.
         """
         limits = self._core.limits
         self._core = self._make_core()
         self._core.limits = limits
         self.looked(tuple(self._executors))
-        for address, executor in self._executors.items():
-            executor.port = executor.description = executor.model = None
-            executor.last_error, executor.is_serving = reason, False
-            self._set_state(address, ExecutorState.LOST)
-        error = GivenUpError(reason, _GIVEN_UP_RETRY_S)
-        self._deliver(Outputs(failures=tuple(Failure(handle, error) for handle in sorted(self._handles))))
+        for executor in self._executors.values():
+            executor.give_up(reason)
+        self._tell_readiness()
+        error = GivenUpError(reason, _GIVEN_UP_RETRY_S, active)
+        self._deliver(Outputs(failures=tuple(Failure(handle, error) for handle in self._requests.handles)))
 
     # Inside
+
+    def _require_open(self) -> None:
+        if self._is_draining:
+            raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
 
     def _deliver(self, outputs: Outputs) -> None:
         if not outputs:
             return
         for tokens in outputs.tokens:
             for handle in tokens.finishes:
-                self._forget_handle(handle)
+                self._requests.forget(handle)
         for failure in outputs.failures:
-            self._forget_handle(failure.handle)
+            self._requests.forget(failure.handle)
         assert self._sink is not None, "the edge is joined before anything runs"
         self._sink.deliver(outputs)
-
-    def _forget_handle(self, handle: int) -> None:
-        self._handles.pop(handle, None)
-        if not self._handles:
-            self._idle.set()
 
     def _pump_soon(self) -> None:
         """Plan once this turn of the loop is over: what arrives together is planned together."""
@@ -373,19 +383,9 @@ class Driver:
             executor.planned.append(planned_step(plan, planning_ns, follows_work=bool(executor.planned)))
             executor.port.send_plan(plan)
 
-    def _set_timer(self) -> None:
-        """Come back when something is due: a deadline, the end of a wait for a client."""
-        at_s = self._core.next_deadline()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if at_s is not None:
-            self._timer = self._loop.call_later(max(0.0, at_s - self._clock()), self._expire, at_s)
-
     def _expire(self, at_s: float) -> None:
-        self._timer = None
-        self._deliver(self._core.expire(max(at_s, self._clock())))  # timers may fire a moment early
-        self._set_timer()
+        self._deliver(self._core.expire(max(at_s, self._clock())))
+        self._alarm.set(self._core.next_deadline())
         self._pump_soon()
 
     def _set_state(self, address: str, state: ExecutorState) -> None:
@@ -393,8 +393,7 @@ class Driver:
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:
-        is_ready = self.is_ready
-        if is_ready != self._was_ready:
-            self._was_ready = is_ready
-            if self._readiness is not None:
-                self._readiness(is_ready)
+        readiness = self.readiness
+        if readiness != self._told:
+            self._told = readiness
+            self._on_readiness(readiness)

@@ -11,6 +11,7 @@ from typing import NoReturn
 import structlog
 
 from paceline_scheduler.errors import DivergenceError, LinkError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.discovery import REFRESH_S, Discovery
 from paceline_scheduler.link.executor_link import GET_INFO_TIMEOUT_S, ExecutorLink, LinkListener
 from paceline_scheduler.link.identity import Identity
@@ -49,6 +50,15 @@ class Fleet:
         """This scheduler's id, random per boot."""
         return self._identity.scheduler_id
 
+    def advertise(self, address: str) -> None:
+        """Tell executors from now on where clients reach this scheduler: those who stand in line hear it from them."""
+        self._identity.address = address
+
+    async def has_heir(self) -> bool:
+        """Whether another scheduler stands in line at every executor that this one drives."""
+        answers = await asyncio.gather(*(link.has_heir() for link in self._links.values() if link.is_ours))
+        return bool(answers) and all(answers)
+
     async def run(self) -> NoReturn:
         """Keep every executor attached that discovery names, until cancelled."""
         try:
@@ -58,7 +68,7 @@ class Fleet:
             while True:
                 self._update(addresses)
                 self._complain(self._discovery.last_error)
-                await asyncio.sleep(REFRESH_S)
+                await self._rest()
                 if self._discovery.changes:
                     addresses = await self._discovery.look()
         finally:
@@ -72,6 +82,15 @@ class Fleet:
             log.info("executor_unreachable", address=address, reason=str(error), attempts=0)
         finally:
             await connection.close()
+
+    async def _rest(self) -> None:
+        """Let time pass until the next look. A link never ends: what one fails with is raised."""
+        if not self._tasks:
+            await asyncio.sleep(REFRESH_S)
+            return
+        ended, _ = await asyncio.wait(self._tasks.values(), timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
 
     def _complain(self, reason: str) -> None:
         if reason and reason != self._last_complaint:
@@ -96,6 +115,7 @@ class Fleet:
             self._displaced,
             self._raised,
             self._left_out,
+            self._is_behind,
             self._clock,
             self._jitter,
         )
@@ -110,27 +130,33 @@ class Fleet:
         self._tasks.pop(address).cancel()
         self._listener.removed(address)
 
-    def _displaced(self, reason: str, was_acting: bool) -> None:
+    def _displaced(self, active: Holder, was_acting: bool) -> None:
         """A scheduler of a higher claim has an executor: it shall have all of them, also those just coming to us.
 
         Else two that start at once would each hold some, and each wait for the rest.
         """
         if was_acting:
-            log.warning("displaced", reason=reason)
-            self._listener.displaced(reason)
+            self._give_up(active)
         for link in self._links.values():
-            link.stand_by(reason)
+            link.stand_by(f"{active} took over")
 
-    def _left_out(self, reason: str) -> None:
+    def _give_up(self, active: Holder) -> None:
+        log.warning("displaced", reason=f"{active} took over", active_address=active.address, term=active.term)
+        self._listener.displaced(active)
+
+    def _left_out(self) -> None:
         """Give up what waits here if it would wait for ever: no executor is left, and another scheduler drives one.
 
         That one may have the lower claim, as an executor that has just started takes the first scheduler that comes.
         """
         links = self._links.values()
-        if self._identity.is_acting and all(link.is_lost for link in links) and any(link.is_in_line for link in links):
+        active = next((link.holder for link in links if link.holder is not None), None)
+        if self._identity.is_acting and active is not None and all(link.is_lost for link in links):
             self._identity.is_acting = False
-            log.warning("displaced", reason=reason)
-            self._listener.displaced(reason)
+            self._give_up(active)
+
+    def _is_behind(self) -> bool:
+        return any(link.holder is not None for link in self._links.values())
 
     def _raised(self) -> None:
         for link in self._links.values():

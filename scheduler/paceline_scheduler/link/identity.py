@@ -28,6 +28,7 @@ class Identity:
         self.scheduler_id = scheduler_id
         self.term = 1
         self.is_acting = False
+        self.address = ""  # where clients reach this scheduler, once that is known
         self._approach = approach
         self._protocols = protocols
         self._greeted: dict[str, None] = {}  # addresses that have had a hello
@@ -50,9 +51,13 @@ class Identity:
 
     def hello(self, address: str) -> Hello:
         """Return the claim as it opens a plan stream to the executor at an address."""
-        takes_over = self._approach is Approach.TAKE_OVER and address not in self._greeted
+        takes_over = self.takes_over(address)
         self._greeted[address] = None
-        return Hello(self.scheduler_id, self.term, self._protocols, takes_over)
+        return Hello(self.scheduler_id, self.term, self._protocols, takes_over, self.address)
+
+    def takes_over(self, address: str) -> bool:
+        """Whether the next hello to the executor at an address displaces a live holder."""
+        return self._approach is Approach.TAKE_OVER and address not in self._greeted
 
     def learn(self, info: ExecutorInfo) -> None:
         """Rise above the highest term seen, before the first claim is made."""
@@ -77,6 +82,6 @@ class Identity:
     def step_down(self, refusal: TermSupersededError) -> bool:
         """Rise above a scheduler that refused us and wait behind it; True when we were acting until now."""
         was_acting, self.is_acting, self._approach = self.is_acting, False, Approach.WAIT
-        self.term = max(self.term, refusal.holder_term) + 1
+        self.term = max(self.term, refusal.holder.term) + 1
         self._welcomed_by.clear()
         return was_acting

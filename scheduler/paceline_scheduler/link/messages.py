@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot
 from paceline_scheduler.core.plan import BatchPlan, BlockTag, StepResult
+from paceline_scheduler.holder import Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +54,28 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """Who an executor is and who drives it; `holder_scheduler_id` is empty when nobody does."""
+    """Who an executor is and who drives it; `holder_scheduler_id` is empty when nobody does.
+
+    An executor of an earlier release does not name its tokenizer, nor say how many schedulers stand in line.
+    """
 
     incarnation: int
     term: int
     holder_scheduler_id: str
+    vocab_size: int = 0
+    tokenizer_digest: str = ""
+    num_waiting_schedulers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a plan stream."""
+    """Opens a plan stream. `address` is where clients reach this scheduler; empty when that is not known."""
 
     scheduler_id: str
     term: int
     protocols: ProtocolRange = PROTOCOLS
     takeover: bool = False
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,7 @@ class Heartbeat:
 class WaitingInLine:
     """Another scheduler holds the executor."""
 
-    holder_scheduler_id: str
-    holder_term: int
+    holder: Holder
 
 
 @dataclass(frozen=True, slots=True)

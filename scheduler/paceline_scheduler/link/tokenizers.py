@@ -1,15 +1,20 @@
-"""The tokenizers of attached executors, fetched once per digest."""
+"""The tokenizers of attached executors, fetched once per digest, and kept on disk for the next scheduler."""
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from weakref import WeakValueDictionary
 
-from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.transport import Connection
 
 FETCH_TIMEOUT_S = 30.0
 MAX_KEPT = 16
+_FILE_FORMAT = 1
 
 Prepare = Callable[[TokenizerSource, int], Awaitable[None]]
 
@@ -22,24 +27,29 @@ class TokenizerShelf:
     """Keeps the last few tokenizers by digest.
 
     `prepare` is awaited with each new one and its vocabulary's size, before its executor counts as attached.
+    `cache` has those that earlier schedulers had, by digest.
     """
 
-    def __init__(self, prepare: Prepare = _nothing_to_prepare) -> None:
+    def __init__(self, prepare: Prepare = _nothing_to_prepare, cache: PatientCache | None = None) -> None:
         self._prepare = prepare
+        self._cache = cache or PatientCache()
         self._sources: OrderedDict[str, TokenizerSource] = OrderedDict()
-        self._fetching = asyncio.Lock()
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest, while one is held
 
     async def get(self, digest: str, vocab_size: int, connection: Connection) -> TokenizerSource:
         """Return the tokenizer of this digest, fetching it over `connection` if it is not here; raises LinkError."""
         if digest not in self._sources:
-            async with self._fetching:
+            async with self._fetching.setdefault(digest, asyncio.Lock()):
                 if digest not in self._sources:
                     await self._fetch(digest, vocab_size, connection)
         self._sources.move_to_end(digest)
         return self._sources[digest]
 
     async def _fetch(self, digest: str, vocab_size: int, connection: Connection) -> None:
-        source = await connection.get_tokenizer(FETCH_TIMEOUT_S)
+        name = f"tokenizer {_FILE_FORMAT} {digest}"
+        found = await self._cache.load(name)
+        kept = None if found is None else _unpack(found)
+        source = kept or await connection.get_tokenizer(FETCH_TIMEOUT_S)
         if source.digest != digest:
             raise DivergenceError(f"the executor announced tokenizer {digest!r} and sent {source.digest!r}")
         try:
@@ -49,3 +59,23 @@ class TokenizerShelf:
         self._sources[digest] = source
         if len(self._sources) > MAX_KEPT:
             self._sources.popitem(last=False)
+        if kept is None:
+            self._cache.store(name, lambda: _pack(source))
+
+
+def _pack(source: TokenizerSource) -> bytes:
+    fields = asdict(source)
+    data: bytes = fields.pop("json")
+    return json.dumps(fields).encode() + b"\n" + data
+
+
+def _unpack(content: bytes) -> TokenizerSource | None:
+    """Return what was packed, or None if that was done by a version with other fields."""
+    line, _, data = content.partition(b"\n")
+    try:
+        fields = json.loads(line)
+        defaults = GenerationDefaults(**fields.pop("defaults"))
+        end_token_ids = tuple(fields.pop("end_token_ids"))
+        return TokenizerSource(json=data, defaults=defaults, end_token_ids=end_token_ids, **fields)
+    except (ValueError, KeyError, TypeError):
+        return None

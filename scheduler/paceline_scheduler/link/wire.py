@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, StepPoint
+from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, RowSnapshot, StepPoint
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
@@ -33,6 +33,7 @@ from paceline_scheduler.errors import (
     StreamEndedError,
     TermSupersededError,
 )
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.columns import column, column_bytes, floats
 from paceline_scheduler.link.messages import (
     DrainNotice,
@@ -80,13 +81,14 @@ def encode_message(message: ToExecutor) -> bytes:
             request = plan_pb2.AttachRequest(plan=_plan(message))
         case Heartbeat():
             request = plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat())
-        case Hello(scheduler_id, term, protocols, takeover):
+        case Hello(scheduler_id, term, protocols, takeover, address):
             hello = plan_pb2.Hello(
                 scheduler_id=scheduler_id,
                 term=term,
                 min_protocol=protocols.lowest,
                 max_protocol=protocols.highest,
                 takeover=takeover,
+                address=address,
             )
             request = plan_pb2.AttachRequest(hello=hello)
     return request.SerializeToString()
@@ -153,7 +155,8 @@ def _message(response: plan_pb2.AttachResponse, address: str) -> FromExecutor:
         case "heartbeat":
             return Heartbeat(response.heartbeat.running_step_id, response.heartbeat.running_ns)
         case "waiting":
-            return WaitingInLine(response.waiting.holder_scheduler_id, response.waiting.holder_term)
+            waiting = response.waiting
+            return WaitingInLine(Holder(waiting.holder_scheduler_id, waiting.holder_term, waiting.holder_address))
         case "welcome":
             return _welcome(response.welcome, address)
         case "snapshot":
@@ -238,6 +241,7 @@ def _welcome(message: plan_pb2.Welcome, address: str) -> Welcome:
         max_plans_in_flight=message.limits.max_plans_in_flight,
         tag_key=message.tag_key,
         step_points=tuple(StepPoint(point.num_tokens, point.duration_ns) for point in message.step_points),
+        failed_step=_failed_step(message.failed_step) if message.HasField("failed_step") else None,
     )
     for name, highest in _HIGHEST.items():
         value = getattr(description, name)
@@ -254,6 +258,10 @@ def _welcome(message: plan_pb2.Welcome, address: str) -> Welcome:
         quantization=message.model.quantization,
     )
     return Welcome(description, card, message.tokenizer_digest, message.protocol)
+
+
+def _failed_step(message: plan_pb2.FailedStep) -> FailedStep:
+    return FailedStep(message.epoch, message.step_id, message.message)
 
 
 def _snapshot_part(message: plan_pb2.SnapshotPart) -> SnapshotPart:
@@ -302,9 +310,16 @@ def _tags(tags: plan_pb2.BlockTags) -> tuple[BlockTag, ...]:
 
 
 def decode_info(data: bytes) -> ExecutorInfo:
-    """Return what a GetInfoResponse says about incarnation and holder."""
+    """Return what a GetInfoResponse says about incarnation, holder and tokenizer."""
     info = _parse(executor_pb2.GetInfoResponse, data)
-    return ExecutorInfo(info.incarnation, info.term, info.holder_scheduler_id)
+    return ExecutorInfo(
+        info.incarnation,
+        info.term,
+        info.holder_scheduler_id,
+        info.model.vocab_size,
+        info.tokenizer_digest,
+        info.num_waiting_schedulers,
+    )
 
 
 def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
@@ -346,8 +361,12 @@ def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
 
 
 def _superseded(info: error_details_pb2.ErrorInfo) -> TermSupersededError:
-    term = info.metadata.get("holder_term", "")
-    return TermSupersededError(info.metadata.get("holder_scheduler_id", ""), int(term) if term.isdecimal() else 0)
+    said = info.metadata
+    term = said.get("holder_term", "")
+    holder = Holder(
+        said.get("holder_scheduler_id", ""), int(term) if term.isdecimal() else 0, said.get("holder_address", "")
+    )
+    return TermSupersededError(holder)
 
 
 def _parse(kind: type[_M], data: bytes) -> _M:

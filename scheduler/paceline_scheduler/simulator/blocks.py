@@ -109,6 +109,18 @@ class SimulatedBlocks:
         table.block_ids.clear()
         table.read_only.clear()
 
+    def spoil(self, block: int) -> None:
+        """Let a step that failed have written to a block: nobody knows what it holds."""
+        self._tags.pop(block, None)
+        self.slots[block] = POISON
+
+    def cut(self, table: BlockTable, num_blocks: int) -> None:
+        """Take the last blocks of a table back."""
+        for block in table.block_ids[num_blocks:]:
+            self._num_owners[block] -= 1
+        del table.block_ids[num_blocks:]
+        table.read_only = {index for index in table.read_only if index < num_blocks}
+
     def write(self, table: BlockTable, start: int, token_ids: Int32Array) -> None:
         """Write tokens to the positions from `start` on."""
         for position, token in enumerate(token_ids.tolist(), start):

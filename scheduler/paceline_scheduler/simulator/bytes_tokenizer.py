@@ -1,6 +1,9 @@
-"""A tokenizer of 256 bytes and three special tokens, in the tokenizers library's JSON form."""
+"""A tokenizer of 256 bytes, three special tokens and, if wanted, made-up words, as the tokenizers library has them."""
 
+import itertools
 import json
+import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -22,10 +25,15 @@ class BytesTokenizer:
     end_token_ids: tuple[int, ...]
 
 
-def make_bytes_tokenizer() -> BytesTokenizer:
-    """Return the tokenizer: token b is byte b."""
+def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> BytesTokenizer:
+    """Return the tokenizer: token b is byte b. Beyond its 259 tokens there are words, so that it is as large as others.
+
+    There are words for 200,000 tokens.
+    """
     vocab = {character: byte for byte, character in enumerate(_byte_characters())}
     vocab |= {text: token for token, text in _SPECIAL.items()}
+    merges = list(itertools.islice(_merges(), vocab_size - VOCAB_SIZE))
+    vocab |= {left + right: VOCAB_SIZE + index for index, (left, right) in enumerate(merges)}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     document = {
         "version": "1.0",
@@ -43,10 +51,19 @@ def make_bytes_tokenizer() -> BytesTokenizer:
         ],
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     data = json.dumps(document).encode()
     return BytesTokenizer(data, blake2b(data, digest_size=16).hexdigest(), _CHAT_TEMPLATE, (258, 256))
+
+
+def _merges() -> Iterator[tuple[str, str]]:
+    """Yield what words are made of: two letters, two letters and one, two letters and two."""
+    letters = string.ascii_lowercase
+    pairs = ["".join(pair) for pair in itertools.product(letters, letters)]
+    yield from itertools.product(letters, letters)
+    yield from itertools.product(pairs, letters)
+    yield from itertools.product(pairs, pairs)
 
 
 def _byte_characters() -> list[str]:

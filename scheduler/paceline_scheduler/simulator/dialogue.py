@@ -9,6 +9,7 @@ from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.plan import StepResult
 from paceline_scheduler.errors import LinkError, ProtocolMismatchError, StreamEndedError, TermSupersededError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.messages import (
     DrainNotice,
     ExecutorInfo,
@@ -22,7 +23,7 @@ from paceline_scheduler.link.messages import (
     Welcome,
 )
 from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
-from paceline_scheduler.simulator.fence import Approach
+from paceline_scheduler.simulator.fence import Approach, Claim
 from paceline_scheduler.simulator.service import (
     Accepted,
     Beat,
@@ -50,13 +51,20 @@ TOKENIZER_SOURCE = TokenizerSource(
 
 def info_of(service: SimulatedService) -> ExecutorInfo:
     """Return who an executor says it is."""
-    return ExecutorInfo(service.executor.incarnation, service.highest_term, service.holder_scheduler_id)
+    return ExecutorInfo(
+        incarnation=service.executor.incarnation,
+        term=service.highest_term,
+        holder_scheduler_id=service.holder_scheduler_id,
+        vocab_size=service.executor.config.tokens.vocab_size,
+        tokenizer_digest=_TOKENIZER.digest,
+        num_waiting_schedulers=service.fence.num_waiting,
+    )
 
 
 def greet(service: SimulatedService, hello: Hello) -> Stream:
     """Open a stream."""
     approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
-    return service.hello(hello.scheduler_id, hello.term, approach, hello.protocols)
+    return service.hello(hello.scheduler_id, hello.term, approach, hello.protocols, hello.address)
 
 
 def messages_of(service: SimulatedService, address: str, outgoing: Outgoing) -> list[FromExecutor]:
@@ -69,8 +77,8 @@ def messages_of(service: SimulatedService, address: str, outgoing: Outgoing) -> 
         case Accepted(description, snapshot, protocol):
             rows = tuple(RowPart(row, is_continued=False) for row in snapshot.rows)
             return [_welcome(service, address, description, protocol), SnapshotPart(rows, snapshot.tags, is_last=True)]
-        case InLine(holder, term):
-            return [WaitingInLine(holder, term)]
+        case InLine(holder):
+            return [WaitingInLine(_holder(holder))]
         case Draining(reason):
             return [DrainNotice(reason, 0.0)]
         case Ended():
@@ -83,8 +91,12 @@ def _welcome(service: SimulatedService, address: str, description: ExecutorDescr
     return Welcome(replace(description, address=address), card, _TOKENIZER.digest, protocol)
 
 
+def _holder(claim: Claim) -> Holder:
+    return Holder(claim.scheduler_id, claim.term, claim.address)
+
+
 def _error(ended: Ended) -> LinkError:
     if ended.end is StreamEnd.SUPERSEDED:
-        return TermSupersededError(ended.holder_scheduler_id, ended.holder_term)
+        return TermSupersededError(_holder(ended.holder))
     sentence = f"{ended.end.value}: {ended.detail}"
     return ProtocolMismatchError(sentence) if ended.end is StreamEnd.PROTOCOL else StreamEndedError(sentence)

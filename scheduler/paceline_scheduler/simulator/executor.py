@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
@@ -25,6 +25,7 @@ from paceline_scheduler.core.plan import (
 from paceline_scheduler.core.request import RequestKey
 from paceline_scheduler.simulator.blocks import SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.failures import Blame, SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.simulator.receiving import PlanInbox
 from paceline_scheduler.simulator.rows import SimulatedRecord, SimulatedRow
 from paceline_scheduler.simulator.violations import PlanViolationError, require
@@ -49,6 +50,8 @@ class SimulatedExecutor:
         self.incarnation = incarnation
         self.epoch = 0
         self.num_steps = 0
+        self._failed_step: FailedStep | None = None
+        self.failing: set[RequestKey] = set()  # steps that would run one of these fail
         self._forget_everything()
 
     def restart(self) -> None:
@@ -75,6 +78,7 @@ class SimulatedExecutor:
             max_plans_in_flight=self.config.max_plans_in_flight,
             tag_key=self.config.tag_key,
             step_points=self.config.step_points,
+            failed_step=self._failed_step,
         )
         return description, self.snapshot()
 
@@ -114,15 +118,43 @@ class SimulatedExecutor:
         return self.config.step_ns(self.next_plan.num_tokens)
 
     def run_next(self) -> StepResult:
-        """Run the oldest waiting plan."""
+        """Run the oldest waiting plan. Raises SimulatedStepError when it fails: then those behind it are dropped.
+
+        SimulatedDeviceError, which is one, says that the process has to end, and `restart` to follow.
+        """
         plan = self._inbox.waiting.popleft()
+        self._check_failing(plan)
         self.num_steps += 1
         self._change_state(plan)
+        if len(plan.rows):
+            self._blame.is_nobodys()
         return self._forward(plan)
 
     def fail_row(self, key: RequestKey, error: RowError) -> None:
         """Let a request fail alone the next time it runs."""
         self._row_errors[key] = error
+
+    def _check_failing(self, plan: BatchPlan) -> None:
+        placed = {placement.row: placement.request.key for placement in plan.placements}
+        running = {index: row.key for index, row in self.rows.items() if row.finish is RowFinish.NONE} | placed
+        keys = [running[index] for index in plan.rows.tolist() if index in running]
+        if self.failing.isdisjoint(keys):
+            return
+        self.drop_waiting()
+        for block in plan.grants.block_ids.tolist():
+            self._spoil(block)
+        self._failed_step = FailedStep(self.epoch, plan.step_id, "a step failed on the simulated executor")
+        is_ours = len(plan.rows) == 1 and self._blame.is_executors(keys)
+        raise (SimulatedDeviceError if is_ours else SimulatedStepError)(self._failed_step)
+
+    def _spoil(self, block: int) -> None:
+        """A step that failed may have written to the blocks it was granted: who had one before has lost it."""
+        self.blocks.spoil(block)
+        for row in self.rows.values():
+            if block in row.table.block_ids:
+                num_left = row.table.block_ids.index(block)
+                self.blocks.cut(row.table, num_left)
+                row.num_computed_tokens = min(row.num_computed_tokens, num_left * self.config.block_size)
 
     def _forget_everything(self) -> None:
         self.rows: dict[int, SimulatedRow] = {}
@@ -131,6 +163,8 @@ class SimulatedExecutor:
         self._inbox = PlanInbox(self.config, self.incarnation, self.epoch)
         self._grant_hash = GRANT_HASH_START
         self._row_errors: dict[RequestKey, RowError] = {}
+        self._failed_step = None
+        self._blame = Blame()
 
     def _change_state(self, plan: BatchPlan) -> None:
         owners = {block: row.key.tenant for row in self.rows.values() for block in row.table.block_ids}

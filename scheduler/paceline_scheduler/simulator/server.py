@@ -10,7 +10,10 @@ import contextlib
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 import grpc.aio
 
@@ -36,11 +39,19 @@ class SimulatedServer:
     _steps: asyncio.Task[None]
 
     @staticmethod
-    async def start(config: SimulatorConfig, port: int = 0, time_scale: float = 1.0) -> "SimulatedServer":
-        """Listen on a port, 0 for any free one; raises RuntimeError when it is taken."""
+    async def start(
+        config: SimulatorConfig,
+        port: int = 0,
+        time_scale: float = 1.0,
+        on_first_plan: Callable[[], None] = lambda: None,
+    ) -> "SimulatedServer":
+        """Listen on a port, 0 for any free one; raises RuntimeError when it is taken.
+
+        `on_first_plan` is called with the first plan of each epoch.
+        """
         executor = SimulatedExecutor(config, incarnation=secrets.randbits(63))
-        service = SimulatedService(executor, time.monotonic, time_scale)
-        servicer = SimulatedExecutorServicer(service, make_bytes_tokenizer())
+        service = SimulatedService(executor, time.monotonic, time_scale, on_first_plan=on_first_plan)
+        servicer = SimulatedExecutorServicer(service, make_bytes_tokenizer(config.tokens.vocab_size))
         size = (
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -59,9 +70,20 @@ class SimulatedServer:
     async def stop(self) -> None:
         """Close the listener and every stream at once."""
         self._steps.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._steps
-        await self._server.stop(None)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._steps
+        finally:
+            # One that is dropped while it runs stalls the process when its remains are collected.
+            await self._server.stop(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
 
 def server_config(
@@ -72,16 +94,17 @@ def server_config(
     max_num_batched_tokens: int = 512,
     max_model_len: int = 2048,
     end_probability: float = 0.0,
+    vocab_size: int = VOCAB_SIZE,
     step_points: tuple[StepPoint, ...] = (StepPoint(1, 2_000_000), StepPoint(512, 40_000_000)),
 ) -> SimulatorConfig:
-    """Return a simulated executor whose vocabulary is that of its tokenizer."""
+    """Return a simulated executor whose vocabulary is that of its tokenizer: at least 259 tokens."""
     return SimulatorConfig(
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_rows=max_num_rows,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
-        tokens=TokenRule(vocab_size=VOCAB_SIZE, end_probability=end_probability),
+        tokens=TokenRule(vocab_size=vocab_size, end_probability=end_probability),
         step_points=step_points,
     )
 
@@ -100,9 +123,13 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, default=1.0, help="stretches step times; 0 for none (default: 1)")
     parser.add_argument("--step-ms", type=float, help="the time of every step (default: 2 for a token, 40 for 512)")
     parser.add_argument("--end-probability", type=float, default=0.0, help="chance of an end token (default: 0)")
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help="tokens (default: %(default)s)")
     options = parser.parse_args()
     config = server_config(
-        num_blocks=options.num_blocks, max_num_rows=options.max_num_seqs, end_probability=options.end_probability
+        num_blocks=options.num_blocks,
+        max_num_rows=options.max_num_seqs,
+        end_probability=options.end_probability,
+        vocab_size=options.vocab_size,
     )
     if options.step_ms is not None:
         step_ns = round(options.step_ms * 1e6)
@@ -110,11 +137,15 @@ def main() -> None:
     asyncio.run(_serve(config, options.port, options.time_scale))
 
 
+def _tell_first_plan() -> None:
+    print(f"first plan of an epoch at {time.time():.6f}", flush=True)
+
+
 async def _serve(config: SimulatorConfig, port: int, time_scale: float) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    server = await SimulatedServer.start(config, port, time_scale)
+    server = await SimulatedServer.start(config, port, time_scale, _tell_first_plan)
     print(f"listening on {server.address}", flush=True)
     await stopped.wait()
     await server.stop()

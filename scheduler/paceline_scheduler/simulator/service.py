@@ -17,7 +17,8 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.link.messages import PROTOCOLS, ProtocolRange
 from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.fence import Approach, Claim, Fence, Ruling, Standing
+from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
+from paceline_scheduler.simulator.fence import NOBODY, Approach, Claim, Fence, Ruling, Standing
 from paceline_scheduler.simulator.violations import PlanViolationError
 
 HEARTBEAT_S = 0.2
@@ -37,6 +38,7 @@ class StreamEnd(Enum):
     WEDGED = "the running step does not end"
     PROTOCOL = "no protocol version in common"
     VIOLATION = "the plan breaks a rule"
+    STEP_FAILED = "a step failed as a whole"
     BROKEN = "the connection broke"
 
 
@@ -52,8 +54,7 @@ _ENDS = {
 class InLine:
     """Another scheduler holds the executor."""
 
-    holder_scheduler_id: str
-    holder_term: int
+    holder: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,7 @@ class Ended:
 
     end: StreamEnd
     detail: str
-    holder_scheduler_id: str = ""
-    holder_term: int = 0
+    holder: Claim = NOBODY
 
 
 Outgoing = InLine | Accepted | StepResult | Beat | Draining | Ended
@@ -114,7 +114,10 @@ class _RunningStep:
 
 
 class SimulatedService:
-    """One executor process. `time_scale` stretches the simulated step times; 0 runs steps at once."""
+    """One executor process. `time_scale` stretches the simulated step times; 0 runs steps at once.
+
+    `on_first_plan` is called with the first plan of each epoch.
+    """
 
     def __init__(
         self,
@@ -122,12 +125,14 @@ class SimulatedService:
         clock: Callable[[], float],
         time_scale: float = 1.0,
         protocols: ProtocolRange = PROTOCOLS,
+        on_first_plan: Callable[[], None] = lambda: None,
     ) -> None:
         self.executor = executor
         self.time_scale = time_scale
         self.protocols = protocols
         self.violations: list[str] = []
         self.fence = Fence()
+        self._on_first_plan = on_first_plan
         self._clock = clock
         self._last_beat_s = clock()
         self._stream_ids = count(1)
@@ -146,7 +151,12 @@ class SimulatedService:
     @property
     def holder_scheduler_id(self) -> str:
         """Who drives; empty when nobody does."""
-        return self.fence.claim.scheduler_id if self._driver else ""
+        return self.holder.scheduler_id
+
+    @property
+    def holder(self) -> Claim:
+        """The claim of who drives; NOBODY's when nobody does."""
+        return self.fence.claim if self._driver else NOBODY
 
     def hello(
         self,
@@ -154,10 +164,12 @@ class SimulatedService:
         term: int,
         approach: Approach = Approach.WAIT,
         protocols: ProtocolRange = PROTOCOLS,
+        address: str = "",
     ) -> Stream:
         """Open a stream: it is accepted, stands in line, or ends at once."""
         now_s = self._now_s()
-        stream = Stream(next(self._stream_ids), Claim(term, scheduler_id), self.protocols.highest_in_common(protocols))
+        claim = Claim(term, scheduler_id, address)
+        stream = Stream(next(self._stream_ids), claim, self.protocols.highest_in_common(protocols))
         if not stream.protocol:
             self._end(stream, StreamEnd.PROTOCOL, _mismatch(self.protocols, protocols))
             return stream
@@ -177,6 +189,8 @@ class SimulatedService:
             if stream is not self._driver or not stream.is_welcome:
                 raise PlanViolationError("only a welcome stream sends plans", stream.claim.scheduler_id)
             self.executor.receive(plan)
+            if plan.step_id == 1:
+                self._on_first_plan()
         except PlanViolationError as error:
             self._violated(stream, error)
         self._plans_arrived.set()
@@ -224,7 +238,11 @@ class SimulatedService:
         self.executor.restart()
 
     async def run_steps(self) -> None:
-        """Run plans as they arrive, each for as long as it takes, and beat, until cancelled."""
+        """Run plans as they arrive, each for as long as it takes, and beat, until cancelled.
+
+        Raises an ExceptionGroup with a SimulatedDeviceError when the executor takes itself for the cause of failures:
+        then its process should end.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat_loop())
             tasks.create_task(self._step_loop())
@@ -274,6 +292,11 @@ class SimulatedService:
             result = self.executor.run_next()
         except PlanViolationError as error:
             self._violated(running.stream, error)
+        except SimulatedStepError as error:
+            if not running.stream.has_ended:
+                self._end(running.stream, StreamEnd.STEP_FAILED, str(error))
+            if isinstance(error, SimulatedDeviceError):
+                raise
         else:
             if running.stream is self._driver:  # to all others the snapshot says it
                 timings = replace(result.timings, idle_ns=idle_ns)
@@ -290,7 +313,7 @@ class SimulatedService:
                 case Standing.DRIVES:
                     self._accept(stream)
                 case Standing.WAITS:
-                    stream.outbox.put_nowait(InLine(self.fence.claim.scheduler_id, self.fence.claim.term))
+                    stream.outbox.put_nowait(InLine(self.fence.claim))
                 case _:
                     self._end(stream, _ENDS[standing], standing.value)
 
@@ -317,8 +340,7 @@ class SimulatedService:
             self._end(stream, StreamEnd.VIOLATION, str(error))
 
     def _end(self, stream: Stream, end: StreamEnd, detail: str) -> None:
-        holder = self.fence.claim
-        stream.outbox.put_nowait(Ended(end, detail, holder.scheduler_id, holder.term))
+        stream.outbox.put_nowait(Ended(end, detail, self.fence.claim))
         self.leave(stream)
 
     def _sign_of_life(self, now_s: float) -> Beat:

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_scheduler.core.plan import StepResult
 from paceline_scheduler.link.messages import ProtocolRange
-from paceline_scheduler.simulator import wire
+from paceline_scheduler.simulator import wire, wire_views
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
@@ -27,7 +27,7 @@ from paceline_scheduler.simulator.service import (
     StreamEnd,
 )
 
-_MAX_PART_BYTES = 4096  # small, so that joining is exercised
+_NUM_PARTS = 4  # of the tokenizer, so that joining is exercised
 _CODES = {
     StreamEnd.SUPERSEDED: (grpc.StatusCode.FAILED_PRECONDITION, "TERM_SUPERSEDED"),
     StreamEnd.REPLACED: (grpc.StatusCode.ABORTED, "EPOCH_ENDED"),
@@ -77,16 +77,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: grpc.aio.ServicerContext[executor_pb2.GetInfoRequest, executor_pb2.GetInfoResponse],  # noqa: ARG002
     ) -> executor_pb2.GetInfoResponse:
         """GetInfo says who the executor is."""
-        service, executor = self._service, self._service.executor
-        return wire.write_info(
-            executor.config,
-            self._tokenizer,
-            executor.incarnation,
-            executor.epoch,
-            service.highest_term,
-            service.holder_scheduler_id,
-            (service.protocols.lowest, service.protocols.highest),
-        )
+        return wire_views.write_info(self._service, self._tokenizer)
 
     async def GetTokenizer(  # noqa: N802 - the name is the protocol's
         self,
@@ -97,7 +88,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> AsyncIterator[executor_pb2.GetTokenizerResponse]:
         """GetTokenizer streams the tokenizer."""
         self.num_tokenizer_calls += 1
-        for part in wire.write_tokenizer(self._tokenizer, _MAX_PART_BYTES):
+        for part in wire.write_tokenizer(self._tokenizer, -(-len(self._tokenizer.json) // _NUM_PARTS)):
             yield part
 
     async def GetState(  # noqa: N802 - the name is the protocol's
@@ -106,11 +97,11 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: grpc.aio.ServicerContext[executor_pb2.GetStateRequest, executor_pb2.GetStateResponse],
     ) -> executor_pb2.GetStateResponse:
         """GetState shows rows and records."""
-        if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= wire.MAX_VIEWS:
-            sentence = f"max_num_rows is 1 to {wire.MAX_VIEWS}"
+        if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= wire_views.MAX_VIEWS:
+            sentence = f"max_num_rows is 1 to {wire_views.MAX_VIEWS}"
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", sentence)
         executor = self._service.executor
-        return wire.write_state(executor.snapshot(), executor.blocks.num_owned, request)
+        return wire_views.write_state(executor.snapshot(), executor.blocks.num_owned, request)
 
     async def Profile(  # noqa: N802 - the name is the protocol's
         self,
@@ -123,7 +114,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def _greet(self, hello: plan_pb2.Hello) -> Stream:
         approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
         protocols = ProtocolRange(hello.min_protocol, hello.max_protocol)
-        return self._service.hello(hello.scheduler_id, hello.term, approach, protocols)
+        return self._service.hello(hello.scheduler_id, hello.term, approach, protocols, hello.address)
 
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
@@ -138,8 +129,8 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             case Accepted(description, snapshot, protocol):
                 welcome = wire.write_welcome(description, self._service.executor.config, self._tokenizer, protocol)
                 return [welcome, *wire.write_snapshot(snapshot)]
-            case InLine(holder, term):
-                return [wire.write_waiting(holder, term)]
+            case InLine(holder):
+                return [wire.write_waiting(holder)]
             case Draining(reason):
                 return [wire.write_drain(reason)]
             case Ended():
@@ -149,8 +140,13 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 async def _abort(context: _Context, ended: Ended) -> NoReturn:
     """End the plan stream with a status that says why."""
     code, reason = _CODES[ended.end]
-    holder = {"holder_scheduler_id": ended.holder_scheduler_id, "holder_term": str(ended.holder_term)}
-    await _refuse(context, code, reason, f"{ended.end.value}: {ended.detail}", holder)
+    holder = ended.holder
+    metadata = {
+        "holder_scheduler_id": holder.scheduler_id,
+        "holder_term": str(holder.term),
+        "holder_address": holder.address,
+    }
+    await _refuse(context, code, reason, f"{ended.end.value}: {ended.detail}", metadata)
 
 
 async def _refuse(

@@ -30,12 +30,11 @@ from paceline_scheduler.core.request import FinishReason, Int32Array, Request, R
 from paceline_scheduler.link.wire_placements import read_carried, write_carried
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.fence import Claim
 
 GENERATE_METHOD = "/paceline.v1.InferenceService/Generate"
 LIST_EXECUTORS_METHOD = "/paceline.v1.AdminService/ListExecutors"  # its request is empty
 MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
-MAX_VIEWS = 1024  # rows in an answer of GetState
-_DEFAULT_VIEWS = 64
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 # Of a plan without contexts, as a test may send it.
 _NOTHING_CARRIED = Carried(
@@ -137,9 +136,11 @@ def _read_placement(message: plan_pb2.NewRequest) -> Placement:
     )
 
 
-def write_waiting(holder_scheduler_id: str, holder_term: int) -> plan_pb2.AttachResponse:
+def write_waiting(holder: Claim) -> plan_pb2.AttachResponse:
     """Say that another scheduler holds the executor."""
-    waiting = plan_pb2.WaitingInLine(holder_scheduler_id=holder_scheduler_id, holder_term=holder_term)
+    waiting = plan_pb2.WaitingInLine(
+        holder_scheduler_id=holder.scheduler_id, holder_term=holder.term, holder_address=holder.address
+    )
     return plan_pb2.AttachResponse(waiting=waiting)
 
 
@@ -163,8 +164,8 @@ def write_welcome(
         epoch=description.epoch,
         protocol=protocol,
         model=write_model(config, tokenizer),
-        geometry=_write_geometry(config),
-        limits=_write_limits(config),
+        geometry=write_geometry(config),
+        limits=write_limits(config),
         tag_key=config.tag_key,
         step_points=[
             plan_pb2.StepPoint(num_tokens=point.num_tokens, duration_ns=point.duration_ns)
@@ -172,6 +173,10 @@ def write_welcome(
         ],
         tokenizer_digest=tokenizer.digest,
     )
+    if (failed := description.failed_step) is not None:
+        welcome.failed_step.CopyFrom(
+            plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=failed.message)
+        )
     return plan_pb2.AttachResponse(welcome=welcome)
 
 
@@ -188,11 +193,13 @@ def write_model(config: SimulatorConfig, tokenizer: BytesTokenizer) -> inference
     )
 
 
-def _write_geometry(config: SimulatorConfig) -> plan_pb2.KvGeometry:
+def write_geometry(config: SimulatorConfig) -> plan_pb2.KvGeometry:
+    """Describe the KV cache."""
     return plan_pb2.KvGeometry(num_blocks=config.num_blocks, block_size=config.block_size, dtype="token ids")
 
 
-def _write_limits(config: SimulatorConfig) -> plan_pb2.ExecutorLimits:
+def write_limits(config: SimulatorConfig) -> plan_pb2.ExecutorLimits:
+    """Name the executor's bounds."""
     return plan_pb2.ExecutorLimits(
         max_num_rows=config.max_num_rows,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -319,65 +326,6 @@ def _write_error(error: RowError) -> sampling_pb2.RequestError:
         type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString()
     )
     return sampling_pb2.RequestError(code=13, message=error.message, details=[detail])
-
-
-def write_info(
-    config: SimulatorConfig,
-    tokenizer: BytesTokenizer,
-    incarnation: int,
-    epoch: int,
-    term: int,
-    holder: str,
-    protocols: tuple[int, int],
-) -> executor_pb2.GetInfoResponse:
-    """Say who the executor is; `protocols` are the lowest and the highest version it speaks."""
-    return executor_pb2.GetInfoResponse(
-        incarnation=incarnation,
-        epoch=epoch,
-        term=term,
-        holder_scheduler_id=holder,
-        model=write_model(config, tokenizer),
-        geometry=_write_geometry(config),
-        limits=_write_limits(config),
-        min_protocol=protocols[0],
-        max_protocol=protocols[1],
-        device="simulated",
-    )
-
-
-def write_state(
-    snapshot: Snapshot, num_granted_blocks: int, request: executor_pb2.GetStateRequest
-) -> executor_pb2.GetStateResponse:
-    """Show rows, then records if asked for."""
-    max_num_rows = request.max_num_rows if request.HasField("max_num_rows") else _DEFAULT_VIEWS
-    num_rows_in_use = sum(row.row is not None for row in snapshot.rows)
-    shown = [row for row in snapshot.rows if row.row is not None or request.include_records]
-    return executor_pb2.GetStateResponse(
-        rows=[_write_view(row, request.include_token_ids) for row in shown[:max_num_rows]],
-        num_rows_in_use=num_rows_in_use,
-        num_records=len(snapshot.rows) - num_rows_in_use,
-        num_tagged_blocks=len(snapshot.tags),
-        num_granted_blocks=num_granted_blocks,
-        truncated=len(shown) > max_num_rows,
-    )
-
-
-def _write_view(row: RowSnapshot, include_token_ids: bool) -> executor_pb2.RowView:
-    return executor_pb2.RowView(
-        row=row.row,
-        tenant=row.key.tenant,
-        request_id=row.key.request_id,
-        index=row.key.index,
-        attempt=row.attempt,
-        num_prompt_tokens=len(row.prompt_token_ids),
-        num_output_tokens=len(row.output_token_ids),
-        num_computed_tokens=row.num_computed_tokens,
-        block_ids=row.block_ids.tolist(),
-        finish=plan_pb2.RowFinish.ValueType(row.finish),
-        released_reason=sampling_pb2.FinishReason.ValueType(row.released.reason if row.released else 0),
-        prompt_token_ids=row.prompt_token_ids.tolist() if include_token_ids else None,
-        output_token_ids=row.output_token_ids.tolist() if include_token_ids else None,
-    )
 
 
 def write_tokenizer(tokenizer: BytesTokenizer, max_part_bytes: int) -> list[executor_pb2.GetTokenizerResponse]:

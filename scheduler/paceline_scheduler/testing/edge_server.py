@@ -53,7 +53,7 @@ async def serve_edge(backend: ScriptedBackend, limits: EdgeLimits | None = None)
     backend.sink = edge
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    add_AdminServiceServicer_to_server(AdminServicer(backend, scheduler_id="scheduler-1"), server)
+    add_AdminServiceServicer_to_server(AdminServicer(backend, "scheduler-1", lambda: 0), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -10,6 +10,7 @@ from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Outputs, hash_of
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.core.request import FinishReason, Progress, Request, Resumption
 from paceline_scheduler.simulator.executor import SimulatedExecutor
+from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
 
@@ -24,6 +25,7 @@ class CoreHarness:
         self.core = Core(limits or CoreLimits())
         self.client = OutputCollector()
         self.executors = {f"executor-{index}": executor for index, executor in enumerate(executors)}
+        self.num_ended_by_themselves = 0  # executors, because of steps that failed
         self.results: dict[str, deque[StepResult]] = {address: deque() for address in self.executors}
         for address in self.executors:
             self.attach(address)
@@ -79,10 +81,22 @@ class CoreHarness:
         return plan
 
     def run(self, address: str = "executor-0") -> bool:
-        """Let the executor run its next plan; False when it has none."""
+        """Let the executor run its next plan; False when it has none. Where the step fails the link attaches again.
+
+        An executor that ends because of it is another one by then.
+        """
         if not self.executors[address].num_plans_waiting:
             return False
-        self.results[address].append(self.executors[address].run_next())
+        try:
+            self.results[address].append(self.executors[address].run_next())
+        except SimulatedStepError as error:
+            while self.complete(address):
+                pass
+            if isinstance(error, SimulatedDeviceError):
+                self.num_ended_by_themselves += 1
+                self.client.deliver(self.core.lose(address, self.clock()))
+                self.executors[address].restart()
+            self.attach(address)
         return True
 
     def complete(self, address: str = "executor-0") -> bool:

@@ -1,20 +1,29 @@
 """A scheduler as a process of its own, and the events it logs."""
 
 import asyncio
+import fcntl
 import json
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_PIPE_BYTES = 4096  # the smallest there is
 
 
 class SchedulerTestProcess:
     """`python -m paceline_scheduler` on free ports of 127.0.0.1. Use `start`, and `stop` in the end."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log: asyncio.StreamReader, pipe: asyncio.ReadTransport
+    ) -> None:
         self._process = process
+        self._log = log
+        self._pipe = pipe
         self.events: list[Event] = []
         self._reader = asyncio.create_task(self._read())
         self._news = asyncio.Event()
@@ -22,14 +31,29 @@ class SchedulerTestProcess:
     @staticmethod
     async def start(*arguments: str) -> "SchedulerTestProcess":
         """Start it; arguments given here come after those for the ports."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "paceline_scheduler", "--port", "0", "--admin-port", "0", "--health-port", "0"),
-            *arguments,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        log, stdout = os.pipe()
+        fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "paceline_scheduler", "--port", "0", "--admin-port", "0", "--health-port", "0"),
+                *("--cache-dir", os.devnull),  # where nothing can be kept: every test finds the same
+                *arguments,
+                stdout=stdout,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        finally:
+            os.close(stdout)
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(log, "rb", buffering=0)
         )
-        return SchedulerTestProcess(process)
+        return SchedulerTestProcess(process, reader, pipe)
+
+    @property
+    def process_id(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     async def event(self, name: str, matches: Callable[[Event], bool] = lambda _: True) -> Event:
         """Wait for an event of this name; AssertionError when the process ends without it."""
@@ -49,6 +73,23 @@ class SchedulerTestProcess:
         """Send a signal."""
         self._process.send_signal(number)
 
+    def clog_log(self) -> None:
+        """Read its log no more, and fill the pipe: who writes into it now waits."""
+        self._pipe.pause_reading()
+        # Opened anew, as a second writing end must not keep the log from ending with the process.
+        file = self._pipe.get_extra_info("pipe").fileno()
+        with Path(f"/proc/self/fd/{file}").open("wb", buffering=0) as pipe:
+            while select.select((), (pipe,), (), 0)[1]:
+                pipe.write(b"\n" * _PIPE_BYTES)
+
+    def unclog_log(self) -> None:
+        """Read its log again."""
+        self._pipe.resume_reading()
+
+    def close_log(self) -> None:
+        """Close the pipe of its log: who writes into it now fails."""
+        self._pipe.close()
+
     async def ended(self) -> tuple[int, str]:
         """Wait for the end; returns the exit code and what was written to stderr."""
         assert self._process.stderr is not None, "it was asked for"
@@ -63,8 +104,8 @@ class SchedulerTestProcess:
         await self.ended()
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None, "it was asked for"
-        async for line in self._process.stdout:
-            self.events.append(json.loads(line))
-            self._news.set()
+        async for line in self._log:
+            if line.strip():
+                self.events.append(json.loads(line))
+                self._news.set()
         self._news.set()

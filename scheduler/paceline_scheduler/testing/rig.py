@@ -13,6 +13,7 @@ from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.identity import Approach, Identity
 from paceline_scheduler.link.messages import PROTOCOLS, ExecutorState, ProtocolRange
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.testing.collector import OutputCollector
 
@@ -34,10 +35,11 @@ class SchedulerRig:
         loop = asyncio.get_running_loop()
         core_limits = limits or CoreLimits()
         self.client = OutputCollector()
-        self.readiness: list[bool] = []
+        self.standings: list[Standing] = []
         self.identity = Identity(scheduler_id, approach, protocols)
+        self.identity.address = f"{scheduler_id}:50051"
         self.driver = Driver(lambda: Core(core_limits), loop.time, loop)
-        self.driver.connect(self.client, self.readiness.append)
+        self.driver.connect(self.client, lambda readiness: self.standings.append(readiness.standing))
         discovery = Discovery(parse_executors(executors), resolver)
         self.fleet = Fleet(discovery, transport, self.identity, self.driver, loop.time, lambda: 0.5)
         self._task: asyncio.Task[NoReturn] | None = None

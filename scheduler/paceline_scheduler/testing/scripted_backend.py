@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_scheduler.backend import ExecutorStatus, LimitValues, OutputSink, ServedModel, StepSink
+from paceline_scheduler.backend import Arrival, ExecutorStatus, LimitValues, OutputSink, ServedModel, StepSink
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import (
     OUTPUT_HASH_START,
@@ -17,7 +17,7 @@ from paceline_scheduler.core.outputs import (
     TokenOutputs,
     hash_of,
 )
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -26,8 +26,10 @@ from paceline_scheduler.errors import (
     RequestRefusedError,
     ResumeMismatchError,
     StaleAttachmentError,
+    StandbyError,
     UnknownRequestError,
 )
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.clock import ManualClock
 
 
@@ -72,6 +74,7 @@ class ScriptedBackend:
         self.detached: list[int] = []
         self.synced = asyncio.Event()
         self.synced.set()
+        self.active: Holder | None = None  # the scheduler behind which this one stands by
         self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
         self.num_cached_tokens = 0  # what `end` answers
         self.cancelled: list[RequestKey] = []
@@ -149,9 +152,21 @@ class ScriptedBackend:
         for request in requests:
             self._take(request, [])
 
-    async def until_synced(self) -> None:
-        """Wait while the test has `synced` cleared."""
+    async def until_synced(self, arrival: Arrival) -> None:
+        """Wait while the test has `synced` cleared, as long as for a request that comes back."""
+        del arrival
         await self.synced.wait()
+
+    def require_lead(self) -> None:
+        """Refuse while the test has another scheduler drive the executors."""
+        if self.active is not None:
+            raise StandbyError(self.active, 0.15)
+
+    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
+        """Return the prompt of a request that was submitted to a model, if its body has this digest."""
+        known = self._by_key.get(key)
+        is_same = known is not None and known.request.is_of(body_digest, model)
+        return known.request.prompt_token_ids if known is not None and is_same else None
 
     def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
         """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""

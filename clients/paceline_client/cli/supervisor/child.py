@@ -11,7 +11,16 @@ import signal
 import sys
 from pathlib import Path
 
-from paceline_client.cli.supervisor.events import BecameReady, Listener, Printed, Program, Progressed, Said, Started
+from paceline_client.cli.supervisor.events import (
+    BecameReady,
+    Listener,
+    Printed,
+    Program,
+    Progressed,
+    Said,
+    Started,
+    TookOver,
+)
 from paceline_client.cli.supervisor.log_lines import Level, LineSplitter, Progress, Ready, parse_line
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -31,6 +40,11 @@ class Child:
     def __init__(self, transport: asyncio.SubprocessTransport, output: "_Output") -> None:
         self._transport = transport
         self._output = output
+
+    @property
+    def process_id(self) -> int | None:
+        """Its process id while it runs, None once it has ended."""
+        return None if self._output.exited.is_set() else self._transport.get_pid()
 
     def last_error(self, exit_code: int) -> str | None:
         """Why it ended, in its own words, else the last error it logged, else the last line on its stderr.
@@ -74,6 +88,7 @@ class _Output(asyncio.SubprocessProtocol):
         self._name = program.name
         self._listener = listener
         self._splitters = {_STDOUT: LineSplitter(), _STDERR: LineSplitter()}
+        self._stands_by = False
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
         self.last_words: str | None = None
@@ -106,10 +121,14 @@ class _Output(asyncio.SubprocessProtocol):
         # What libraries print on stderr is worth seeing, and seldom an error.
         line = parse_line(raw, Level.WARNING if fd == _STDERR else Level.INFO)
         match line:
+            case Progress() if self._stands_by:
+                pass  # it waits in line, which is what it is there for
             case Progress(phase, fraction):
                 self._listener.on_event(Progressed(self._name, phase, fraction))
-            case Ready():
-                self._listener.on_event(BecameReady(self._name))
+            case Ready(stands_by):
+                took_over = self._stands_by and not stands_by
+                self._stands_by = stands_by
+                self._listener.on_event(TookOver(self._name) if took_over else BecameReady(self._name, stands_by))
             case _ if line.text:
                 if fd == _STDERR and (found := _LAST_WORDS.match(line.text)):
                     # It goes out with the end of the process, which it explains.

@@ -12,6 +12,8 @@ class Program:
 
     name: str
     command: tuple[str, ...]
+    stop_stage: int = 0
+    """When it is asked to end: after all of lower stages have ended, at once with those of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,15 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class BecameReady:
-    """It serves."""
+    """It serves, or stands by to do so."""
+
+    name: str
+    stands_by: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TookOver:
+    """It stood by and serves now."""
 
     name: str
 
@@ -64,7 +74,7 @@ class Exited:
     restart_in_seconds: float | None
 
 
-ChildEvent = Started | Progressed | BecameReady | Printed | Said | Exited
+ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited
 
 
 class Listener(Protocol):

@@ -45,7 +45,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child serves."""
+    """The child serves, or stands by to do so."""
+
+    stands_by: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
         return Said(default_level, text)
     event = fields["event"]
     if event == READY_EVENT:
-        return Ready()
+        return Ready(fields.get("standby") is True)
     if event in PHASES:
         return Progress(_phase(fields), _fraction(fields.get("fraction")))
     level = fields.get("level")

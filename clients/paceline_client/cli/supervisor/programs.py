@@ -14,10 +14,12 @@ from pathlib import Path
 from paceline_client.cli.supervisor.events import Program
 
 LOOPBACK = "127.0.0.1"
-SCHEDULER = "scheduler"
-"""The name of the scheduler's program."""
+_SCHEDULER, _EXECUTOR = "scheduler", "executor"
+# Schedulers drain before the executors go that run their requests.
+_SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _EXECUTOR_PORT_STEP = 10
+_STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
 
 
@@ -47,14 +49,16 @@ class Ports:
     """Where everything listens."""
 
     scheduler: SchedulerPorts
+    standby: SchedulerPorts
+    """Where a second scheduler listens, in a deployment that has one."""
     executors: tuple[ExecutorPorts, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One scheduler and its executors on one machine. None leaves an option to the service's default.
+    """A scheduler, or two that stand by for each other, and executors on one machine. None: the service's default.
 
-    `host` is where the scheduler's API listens. The executors listen on loopback: nobody else needs them.
+    `host` is where the schedulers' API listens. The executors listen on loopback: nobody else needs them.
     """
 
     model: str
@@ -68,12 +72,34 @@ class Deployment:
     quantization: str | None = None
     revision: str | None = None
     offline: bool = False
+    with_standby: bool = False
+    """Two schedulers: whichever is not driving the executors stands by."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Where each scheduler is for a client on this machine."""
+        host = LOOPBACK if self.host in _ALL_ADDRESSES else self.host
+        return tuple(f"[{host}]:{ports.api}" if ":" in host else f"{host}:{ports.api}" for ports in self.schedulers)
 
     @property
     def target(self) -> str:
-        """Where a client on this machine connects to."""
-        host = LOOPBACK if self.host in _ALL_ADDRESSES else self.host
-        return f"[{host}]:{self.ports.scheduler.api}" if ":" in host else f"{host}:{self.ports.scheduler.api}"
+        """What a client on this machine is told: the targets, with commas between them."""
+        return ",".join(self.targets)
+
+    @property
+    def schedulers(self) -> tuple[SchedulerPorts, ...]:
+        """Where each scheduler listens."""
+        return (self.ports.scheduler, self.ports.standby) if self.with_standby else (self.ports.scheduler,)
+
+    @property
+    def scheduler_names(self) -> tuple[str, ...]:
+        """The names of their programs."""
+        return _names(_SCHEDULER, len(self.schedulers))
+
+    @property
+    def executor_names(self) -> tuple[str, ...]:
+        """The names of the executors' programs."""
+        return _names(_EXECUTOR, self.num_executors)
 
     @property
     def num_executors(self) -> int:
@@ -82,33 +108,44 @@ class Deployment:
 
 
 def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> Ports:
-    """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor."""
+    """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
+
+    The standby's are +3, +4 and +5.
+    """
     starts = [executor_port + number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
     return Ports(
-        SchedulerPorts(scheduler_port, scheduler_port + 1, scheduler_port + _HEALTH_OFFSET),
+        _scheduler_ports(scheduler_port),
+        _scheduler_ports(scheduler_port + _STANDBY_OFFSET),
         tuple(ExecutorPorts(start, start + _HEALTH_OFFSET) for start in starts),
     )
 
 
 def free_ports(num_executors: int) -> Ports:
     """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(3 + 2 * num_executors)]
-    api, admin, health, *others = [held_socket.getsockname()[1] for held_socket in held]
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(6 + 2 * num_executors)]
+    numbers = [held_socket.getsockname()[1] for held_socket in held]
     for held_socket in held:
         held_socket.close()
-    pairs = zip(others[::2], others[1::2], strict=True)
-    return Ports(SchedulerPorts(api, admin, health), tuple(ExecutorPorts(first, second) for first, second in pairs))
+    pairs = zip(numbers[6::2], numbers[7::2], strict=True)
+    return Ports(
+        SchedulerPorts(*numbers[:3]),
+        SchedulerPorts(*numbers[3:6]),
+        tuple(ExecutorPorts(first, second) for first, second in pairs),
+    )
 
 
 def programs_of(deployment: Deployment) -> list[Program]:
-    """The scheduler and then the executors: also the order in which they are ended."""
+    """The schedulers, which are ended first, and the executors."""
     scheduler, executor = find_script("paceline-scheduler"), find_script("paceline-executor")
-    several = deployment.num_executors > 1
-    executors = [
-        Program(f"executor-{number}" if several else "executor", (executor, *_executor_options(deployment, ports)))
-        for number, ports in enumerate(deployment.ports.executors)
+    schedulers = [
+        Program(name, (scheduler, *_scheduler_options(deployment, ports)), _SCHEDULERS_STOP)
+        for name, ports in zip(deployment.scheduler_names, deployment.schedulers, strict=True)
     ]
-    return [Program(SCHEDULER, (scheduler, *_scheduler_options(deployment))), *executors]
+    executors = [
+        Program(name, (executor, *_executor_options(deployment, ports)), _EXECUTORS_STOP)
+        for name, ports in zip(deployment.executor_names, deployment.ports.executors, strict=True)
+    ]
+    return schedulers + executors
 
 
 def find_script(name: str) -> str:
@@ -123,8 +160,15 @@ def find_script(name: str) -> str:
     return found
 
 
-def _scheduler_options(deployment: Deployment) -> Sequence[str]:
-    ports = deployment.ports.scheduler
+def _names(kind: str, number: int) -> tuple[str, ...]:
+    return (kind,) if number == 1 else tuple(f"{kind}-{index}" for index in range(number))
+
+
+def _scheduler_ports(first: int) -> SchedulerPorts:
+    return SchedulerPorts(first, first + 1, first + _HEALTH_OFFSET)
+
+
+def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequence[str]:
     executors = ",".join(f"{LOOPBACK}:{executor.api}" for executor in deployment.ports.executors)
     return (
         *("--executors", executors),
@@ -133,6 +177,7 @@ def _scheduler_options(deployment: Deployment) -> Sequence[str]:
         *("--admin-port", str(ports.admin)),
         *("--health-port", str(ports.health)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
+        *(("--standby",) if deployment.with_standby else ()),
     )
 
 

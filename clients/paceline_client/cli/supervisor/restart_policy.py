@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-# No second start makes these better: 2 is what command-line parsers exit with, 3 to 5 are the executor's (its --help
-# explains them: model, port, memory), 64 to 78 the errors of sysexits.h.
-PERMANENT_EXIT_CODES = frozenset({*range(2, 6), *range(64, 79)})
+HOPELESS_EXIT_CODES = frozenset({2, 3, 5, *range(64, 79)})
+"""No second start makes these better: usage, model and memory (--help of the services explains them), sysexits.h."""
+# A port in use and a model that cannot be fetched may be better soon; but whoever waits for the first start, at a
+# terminal mostly, is told at once, and what starts `up` itself may start it again.
+_ENDS_FIRST_START = HOPELESS_EXIT_CODES | {4, 7}
 
 _INITIAL_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 10.0
@@ -21,7 +23,7 @@ class RestartAt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It never worked and says that it never will: a wrong option, a missing model, a port in use."""
+    """It never worked and says why: a wrong option, a missing model, a port in use."""
 
 
 Verdict = RestartAt | GiveUp
@@ -54,7 +56,7 @@ class RestartPolicy:
             if not (had_ended_early and self._has_ended_early):
                 self._num_failed_starts = 0
                 return RestartAt(now_seconds)
-        if exit_code in PERMANENT_EXIT_CODES and not self._was_ever_ready:
+        if exit_code in _ENDS_FIRST_START and not self._was_ever_ready:
             return GiveUp()
         self._num_failed_starts += 1
         # 2^7 passes the cap; the bound keeps the power small.

@@ -41,8 +41,8 @@ class ChildFailedError(Exception):
 class Supervisor:
     """Runs programs inside an `async with` block, on the main thread.
 
-    At the end of the block the first program is asked to end and waited for, then all others at once; one that takes
-    longer than `grace_seconds` is killed.
+    At the end of the block the programs are asked to end and waited for, one `Program.stop_stage` after another; one
+    that takes longer than `grace_seconds` is killed.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Supervisor:
         self._grace_seconds = grace_seconds
         self._is_stopping = asyncio.Event()
         self._posts = [_Post(program, listener, restarts, self._is_stopping) for program in programs]
+        self._post_of = {post.name: post for post in self._posts}
         self._tasks: dict[_Post, asyncio.Task[None]] = {}
 
     async def ready(self) -> None:
@@ -79,8 +80,12 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
+    def process_id(self, name: str) -> int | None:
+        """The id of the process that runs a program now; None while none does. KeyError for an unknown name."""
+        return self._post_of[name].process_id
+
     def kill(self) -> None:
-        """End every process at once; `stop` then returns soon."""
+        """End every process at once; the end of the block then comes soon."""
         for post in self._posts:
             post.kill()
 
@@ -96,7 +101,8 @@ class Supervisor:
     async def _stop(self) -> None:
         self._is_stopping.set()
         try:
-            for stage in filter(None, (self._posts[:1], self._posts[1:])):
+            for number in sorted({post.stop_stage for post in self._posts}):
+                stage = [post for post in self._posts if post.stop_stage == number]
                 for post in stage:
                     post.terminate()
                 await asyncio.wait([self._tasks[post] for post in stage], timeout=self._grace_seconds)
@@ -126,6 +132,21 @@ class _Post:
         self._policy = RestartPolicy()
         self._child: Child | None = None
         self.became_ready = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+        return self._program.name
+
+    @property
+    def stop_stage(self) -> int:
+        """When the program is ended."""
+        return self._program.stop_stage
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the process that runs now."""
+        return None if self._child is None else self._child.process_id
 
     async def keep(self) -> None:
         """Start the program again and again, until told to stop. `ChildFailedError` when it is given up."""

@@ -67,7 +67,8 @@ class ExecutorGroup:
         if not line or len(others) < 2:
             return Waiting(line, _for_nobody_else)
         views = {other.description.address: other.view() for other in others}
-        return Waiting(line, Dispatch(executor.description.address, views, limits, now).is_for_others)
+        dispatch = Dispatch(executor.description.address, views, limits, now)
+        return Waiting(line, lambda live: _left_to_others(live, executor, others, dispatch))
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
@@ -78,6 +79,16 @@ def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[Li
         return any(room.take_if_fits(live) for room in rooms)
 
     return takes
+
+
+def _left_to_others(
+    live: LiveRequest, executor: ExecutorState, others: Sequence[ExecutorState], dispatch: Dispatch
+) -> bool:
+    """Tell whether a request is better left to another executor; one with which a step failed here certainly is."""
+    if live.failed_at is None:
+        return dispatch.is_for_others(live)
+    is_from_here = live.failed_at == executor.description.address
+    return is_from_here and any(live.fits(other.description) for other in others if other is not executor)
 
 
 def _for_nobody_else(_: LiveRequest) -> bool:

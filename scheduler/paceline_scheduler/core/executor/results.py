@@ -17,6 +17,9 @@ from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
+NUMERIC_FAULT = "NUMERIC_FAULT"
+"""What an executor says of a row whose logits are no numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -55,6 +58,8 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
         rows.num_computed[landed.rows] = landed.num_scheduled_after
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     _append_tokens(executor, landed)
+    if len(step.index):
+        executor.is_doubted = False
     if executor.suspect_rows:
         _clear_suspects(executor)
     notices, failures, ended = _end_finished(executor, result, landed)
@@ -127,11 +132,13 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
 
 
 def _clear_suspects(executor: ExecutorState) -> None:
-    """What has got beyond the output it had when executors died of it was not why they died."""
+    """What has got beyond where it was when executors died of it, or a step failed, was not why."""
     for row in sorted(executor.suspect_rows):
         live = _live(executor, row)
-        if live.last_death_offset is None or executor.rows.num_output(row) > live.last_death_offset:
-            executor.suspect_rows.discard(row)
+        if executor.rows.num_computed[row] >= live.failed_until:
+            live.got_on()
+            if not live.is_deadly(executor.rows.num_output(row)):
+                executor.suspect_rows.discard(row)
 
 
 def _end_finished(
@@ -151,7 +158,10 @@ def _end_finished(
         num_output = executor.rows.num_output(row)
         executor.end_row(row, FinalRelease(num_output, reason))
         if reason is FinishReason.ERROR:
-            failures.append(Failure(live.request.handle, _row_error(result, row)))
+            error = _row_error(result, row)
+            failures.append(Failure(live.request.handle, error))
+            if error.reason == NUMERIC_FAULT:
+                executor.distrust(row)
             continue
         stop_token_id = int(executor.rows.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
         notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output)

@@ -14,6 +14,7 @@ from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
+    NO_KEY,
     BatchPlan,
     BlockCopy,
     BlockTag,
@@ -48,6 +49,15 @@ class StepInFlight:
     num_pairs: int
 
 
+@dataclass(frozen=True, slots=True)
+class UnansweredStep:
+    """A step without a result, by request: it outlives the rows, since what came of it may be told much later."""
+
+    step_id: int
+    positions: tuple[tuple[LiveRequest, int], ...]  # of each request that ran, planned up to and including this step
+    is_lone: bool  # nothing else ran, on whatever row
+
+
 class ExecutorState:
     """The scheduler's cache of an executor's truth, between an accepted Attach and the end of that stream."""
 
@@ -59,10 +69,13 @@ class ExecutorState:
         self.output_lengths = OutputLengths()
         self.in_flight: deque[StepInFlight] = deque()
         self.ending_rows: list[int] = []  # in state ENDING: they go out with the next plan
+        self.blocks_to_untag: list[int] = []  # that hold what is no number
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
         self.leaving_keys: set[RequestKey] = set()  # on rows that nobody waits for: not to be placed until they left
         self.suspect_rows: set[int] = set()  # whose requests run in steps of their own until they get on
+        self.is_doubted = False  # a step of one request failed, and none has succeeded since: others show that it can
+        self.unanswered: tuple[UnansweredStep, ...] = ()  # at the moment when it was lost
         self.accused: tuple[LiveRequest, ...] = ()  # of the executor's death, if it is lost
         self.attached = True
         self.draining = False
@@ -87,6 +100,7 @@ class ExecutorState:
             self.output_lengths,
             self.leaving_keys,
             self.suspect_rows,
+            self.is_doubted,
         )
 
     def carry_on(self, before: "ExecutorState") -> None:
@@ -95,6 +109,7 @@ class ExecutorState:
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
+            self.is_doubted = before.is_doubted
 
     def end_row(self, row: int, final: FinalRelease) -> None:
         """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
@@ -107,6 +122,11 @@ class ExecutorState:
             live.record_address = self.description.address
             if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self.output_lengths.observe(final.num_output_tokens)
+
+    def distrust(self, row: int) -> None:
+        """Numbers of a row are none: nobody shall begin behind its blocks, those included that it found computed."""
+        self.rows.num_computed[row] = 0
+        self.blocks_to_untag += self.pool.untag(self.rows.tables[row])
 
     def disown(self, row: int) -> None:
         """Its request goes on elsewhere, or from other output: the row only has to leave."""
@@ -124,11 +144,22 @@ class ExecutorState:
         """Return the rows of the step that runs, as far as is known: of the oldest that has no result."""
         return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
+    def unanswered_steps(self) -> tuple[UnansweredStep, ...]:
+        """Return the steps whose results have not come, the oldest first, also when it has been lost since."""
+        return (*self.unanswered, *(self._unanswered(step) for step in self.in_flight))
+
+    def _unanswered(self, step: StepInFlight) -> UnansweredStep:
+        found = zip(step.index.tolist(), step.num_scheduled_after.tolist(), strict=True)
+        positions = ((self.rows.live[row], position) for row, position in found)
+        ours = tuple((live, position) for live, position in positions if live is not None and not live.is_stranger)
+        return UnansweredStep(step.step_id, ours, is_lone=len(step.index) == 1)
+
     def settle(self) -> tuple[list[BlockTag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
-        ending, to_tag = sorted(self.ending_rows), self.rows_to_tag
-        self.ending_rows, self.rows_to_tag = [], []
-        tags = [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
+        ending, to_tag, to_untag = sorted(self.ending_rows), self.rows_to_tag, self.blocks_to_untag
+        self.ending_rows, self.rows_to_tag, self.blocks_to_untag = [], [], []
+        tags = [BlockTag(block, NO_KEY) for block in to_untag]
+        tags += [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
     def commit(self, decision: Decision, tags: list[BlockTag], releases: list[Release], now: float) -> BatchPlan:

@@ -79,17 +79,40 @@ class Decision:
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
-    """Return the next step. Requests that executors may have died of get steps of their own, before all others."""
+    """Return the next step. Requests that executors may have died of get steps of their own, before all others.
+
+    Right after one of them failed alone a step of others comes first: it tells the request from the executor. Suspects
+    are tried a second time when each has been tried once.
+    """
     decoding, prefilling = view.rows.decoding_and_prefilling()
-    for row in sorted(view.suspect_rows):
-        alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
-        if not alone.is_empty:
-            return alone
-    if waiting.line and waiting.line[0].is_suspect:
-        alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=waiting.line[:1], takes=None), limits)
-        if not alone.is_empty:
-            return alone
+    if view.is_doubted:
+        without = _without_suspects(view, decoding, prefilling, waiting, limits)
+        if without.num_tokens:
+            return without
+    on_rows = [(row, _live(view.rows, row)) for row in sorted(view.suspect_rows)]
+    in_line = list(takewhile(lambda live: live.is_suspect, islice(waiting.line, MAX_LOOKED_AT)))
+    for is_second_try in (False, True) if on_rows or in_line else ():
+        for row, live in on_rows:
+            if (live.num_lone_failures > 0) is is_second_try:
+                alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
+                if not alone.is_empty:
+                    return alone
+        first = [live for live in in_line if (live.num_lone_failures > 0) is is_second_try][:1]
+        if first:
+            alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=first, takes=None), limits)
+            if not alone.is_empty:
+                return alone
     return _decide(view, decoding, prefilling, waiting, limits)
+
+
+def _without_suspects(
+    view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
+) -> Decision:
+    """Return a step of those of which nothing bad is known."""
+    suspects = sorted(view.suspect_rows)
+    decoding, prefilling = (index[~np.isin(index, suspects)] for index in (decoding, prefilling))
+    line = [live for live in islice(waiting.line, MAX_SCANNED) if not live.is_suspect]
+    return _decide(view, decoding, prefilling, replace(waiting, line=line), limits)
 
 
 def _decide(
@@ -143,9 +166,13 @@ def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int,
 
 def _off_row(rows: RowColumns, row: int) -> LiveRequest:
     """Return a running request as it would be off its row."""
+    return replace(_live(rows, row), output_token_ids=rows.output_token_ids(row))
+
+
+def _live(rows: RowColumns, row: int) -> LiveRequest:
     live = rows.live[row]
     assert live is not None, "an occupied row has a request"
-    return replace(live, output_token_ids=rows.output_token_ids(row))
+    return live
 
 
 def _num_ahead(rows: RowColumns, prefilling: RowIndex, line: Sequence[LiveRequest]) -> int:
@@ -234,9 +261,7 @@ def _continue_prefills(
 
 def _wanted(rows: RowColumns, row: int) -> int:
     """Return how many of its known tokens a row would compute in one step."""
-    live = rows.live[row]
-    assert live is not None, "an occupied row has a request"
-    return min(int(rows.target[row] - rows.num_scheduled[row]), live.largest_chunk)
+    return min(int(rows.target[row] - rows.num_scheduled[row]), _live(rows, row).largest_chunk)
 
 
 class _Newcomers:
@@ -259,11 +284,11 @@ class _Newcomers:
                 return
             if not self._room.could_ever_hold(live):
                 continue
-            if live.is_suspect and self._budget.num_tokens:
-                return
             if self._is_for_others(live):
                 self._num_passed += 1
                 continue
+            if live.is_suspect and self._budget.num_tokens:
+                return
             fit = self._room.fit(live)
             if isinstance(fit, Hindrance):
                 if not fit.is_own:

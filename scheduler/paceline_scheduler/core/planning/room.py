@@ -33,6 +33,7 @@ class ExecutorView:
     output_lengths: OutputLengths
     leaving_keys: Set[RequestKey]  # an older placement of these is still on its way out
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
+    is_doubted: bool = False  # the last step, of one request, failed: others go first, if there are any
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
         """Return how many tokens the outputs of these rows are expected to get yet."""

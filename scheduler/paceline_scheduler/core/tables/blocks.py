@@ -71,6 +71,14 @@ class BlockPool:
         self._remember(block, key)
         return True
 
+    def untag(self, blocks: Iterable[int]) -> list[int]:
+        """Take the keys from used blocks; returns those that had one."""
+        tagged = [block for block in blocks if block in self._keys]
+        for block in tagged:
+            assert self._ref_counts[block] > 0, "what is cached has a key"
+            del self._blocks_by_key[self._keys.pop(block)]
+        return tagged
+
     def find(self, key: bytes) -> int | None:
         """Return the block with this key."""
         return self._blocks_by_key.get(key)

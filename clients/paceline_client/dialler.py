@@ -1,0 +1,252 @@
+"""Makes the channel that a client uses now: goes from address to address until one takes it in.
+
+Knows how long to try, and says what became of each address; `itinerary` says which is next, `addresses` which there
+are. Refuses to know what channels are for.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from paceline_client.addresses import Addresses
+from paceline_client.channel import Channel
+from paceline_client.config import Retry
+from paceline_client.errors import ClientClosedError, ConnectFailedError, PacelineError
+from paceline_client.itinerary import HEAD_START_SECONDS, Itinerary
+
+# Where the next pause is longer than the time that is left the last round is made so long before its end.
+_LAST_ROUND_SECONDS = 0.5
+_NO_ANSWER = "no answer in time"
+
+ChannelT_co = TypeVar("ChannelT_co", bound=Channel, covariant=True)
+
+
+@dataclass(slots=True, eq=False)
+class Way(Generic[ChannelT_co]):
+    """A channel, where it leads, and how many use it: it is closed when it was left and nobody does."""
+
+    address: str
+    channel: ChannelT_co
+    num_users: int = 0
+    is_left: bool = False
+
+
+class Dialler(Generic[ChannelT_co]):
+    """Holds one channel for whatever is new. Used on one event loop, by one caller of `connect` at a time.
+
+    `dial` makes a channel to an address, which has not connected yet.
+    """
+
+    def __init__(self, addresses: Addresses, *, dial: Callable[[str], ChannelT_co], retry: Retry) -> None:
+        self._addresses = addresses
+        self._dial = dial
+        self._itinerary = Itinerary(retry)
+        self._way: Way[ChannelT_co] | None = None
+        self._ways: dict[Way[ChannelT_co], None] = {}  # all whose channels are not closed yet
+        self._closing: set[asyncio.Task[None]] = set()
+        self._whys: dict[str, str] = {}  # what was the matter with an address last
+        self._stopped = asyncio.Event()
+
+    async def connect(self, deadline_s: float) -> Way[ChannelT_co]:
+        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop."""
+        loop = asyncio.get_running_loop()
+        await self.pause(0.0)
+        if self._way is not None:
+            if self._way.channel.is_ready:
+                return self._way
+            self.broke(self._way.address, loop.time())
+            self.leave(self._way)
+        resume_at_s = self._resume_at_s(deadline_s)
+        while True:
+            await self.pause(resume_at_s - loop.time())
+            await self._addresses.look()
+            await self.pause(0.0)
+            if (way := await self._go_round(deadline_s)) is not None:
+                self._way = way
+                return way
+            resume_at_s = self._resume_at_s(deadline_s)
+
+    def failure(self) -> ConnectFailedError:
+        """The error that says of each address why it cannot be reached."""
+        known = self._addresses.known
+        whys = {address: " ".join(self._whys.get(address, _NO_ANSWER).split()) for address in known}
+        if len(known) == 1:
+            what = f"{known[0]}: {whys[known[0]]}"
+        else:
+            what = ", ".join(f"{address} ({why})" for address, why in whys.items()) or str(self._addresses)
+        trouble = f"; {self._addresses.trouble}" if self._addresses.trouble else ""
+        return ConnectFailedError(f"cannot reach {what}{trouble}", reason="CONNECT_FAILED")
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long; `ClientClosedError` as soon as the client is closed."""
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._stopped.wait()
+        if self._stopped.is_set():
+            raise ClientClosedError("the client is closed")
+
+    async def stop(self) -> None:
+        """Connect no more; whoever pauses, looks up a name or connects is woken."""
+        self._stopped.set()
+        await self._addresses.close()
+
+    async def close(self) -> None:
+        """Close what is open, whoever uses it."""
+        await self.stop()
+        for way in tuple(self._ways):
+            self._close(way)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # Who uses a channel
+
+    @contextlib.contextmanager
+    def use(self, way: Way[ChannelT_co]) -> Iterator[ChannelT_co]:
+        """Keep the channel open meanwhile, also when it is left."""
+        self.hold(way)
+        try:
+            yield way.channel
+        finally:
+            self.release(way)
+
+    def hold(self, way: Way[ChannelT_co]) -> None:
+        """Keep the channel open until `release`."""
+        way.num_users += 1
+
+    def release(self, way: Way[ChannelT_co]) -> None:
+        """What it was held for is over."""
+        way.num_users -= 1
+        if way.is_left and not way.num_users:
+            self._close(way)
+
+    def leave(self, way: Way[ChannelT_co]) -> None:
+        """Use a channel for nothing new. It is closed once nobody uses it."""
+        if self._way is way:
+            self._way = None
+        way.is_left = True
+        if not way.num_users:
+            self._close(way)
+
+    def _close(self, way: Way[ChannelT_co]) -> None:
+        # In a task of its own: whoever is cancelled meanwhile must not leave it open.
+        if way in self._ways:
+            del self._ways[way]
+            task = asyncio.create_task(way.channel.close(), name="paceline-close")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    # What became of an address
+
+    def served(self, way: Way[ChannelT_co]) -> None:
+        """What was asked was answered."""
+        if self._way is way:
+            self._itinerary.served(way.address)
+
+    def turned_away(self, way: Way[ChannelT_co], error: PacelineError) -> None:
+        """The server says that another one is to be asked, or cannot be reached. What still runs there may end."""
+        if self._way is way:
+            self.leave(way)
+            self.refused(way.address, error, asyncio.get_running_loop().time())
+
+    def failed(self, address: str, why: str, at_s: float) -> None:
+        """A server took nothing."""
+        self._whys[address] = why
+        self._itinerary.failed(address, at_s)
+
+    def refused(self, address: str, error: PacelineError, at_s: float) -> None:
+        """A server says that another one is to be asked, perhaps which, and when it may be asked again itself."""
+        self._whys[address] = str(error)
+        self._itinerary.failed(address, at_s, asked_seconds=error.retry_after or 0.0)
+        self._itinerary.referred_to(error.metadata.get("active_address", ""))
+
+    def broke(self, address: str, at_s: float) -> None:
+        """The connection to a server that had answered broke, or the server fell silent."""
+        self._itinerary.broke(address, at_s)
+
+    def went_away(self, address: str, at_s: float) -> None:
+        """A server that had answered says that it is going."""
+        self._itinerary.went_away(address, self._addresses.known, at_s)
+
+    # One attempt after another, and beside those that are silent
+
+    async def _go_round(self, deadline_s: float) -> Way[ChannelT_co] | None:
+        """Try what is left of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
+        loop, known = asyncio.get_running_loop(), self._addresses.known
+        dialled: list[Way[ChannelT_co]] = []
+        try:
+            if (way := await self._race(known, deadline_s, dialled)) is not None:
+                dialled.remove(way)
+                return way
+            self._itinerary.end_round(loop.time())
+            if self._itinerary.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time():
+                await asyncio.gather(*(self._ask_why(way) for way in dialled))
+                raise self.failure()
+            return None
+        finally:
+            for way in dialled:
+                self.leave(way)
+
+    async def _race(
+        self, known: tuple[str, ...], deadline_s: float, dialled: list[Way[ChannelT_co]]
+    ) -> Way[ChannelT_co] | None:
+        """The first way that connects; each gets a head start. All that were made are in `dialled` afterwards."""
+        loop = asyncio.get_running_loop()
+        under_way: dict[asyncio.Task[bool], Way[ChannelT_co]] = {}
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            while True:
+                address = self._itinerary.next_address(known, [way.address for way in under_way.values()])
+                if address is not None:
+                    # A new channel for each attempt: gRPC's own pauses of an old one do not apply to it.
+                    dialled.append(self._new_way(address))
+                    limit = min(self._itinerary.attempt_seconds(known), deadline_s - loop.time())
+                    under_way[asyncio.create_task(dialled[-1].channel.becomes_ready(limit))] = dialled[-1]
+                elif not under_way:
+                    return None
+                head_start = None if address is None else HEAD_START_SECONDS
+                await asyncio.wait([*under_way, stopped], timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
+                await self.pause(0.0)
+                if (way := self._winner(under_way)) is not None:
+                    return way
+        except asyncio.CancelledError:
+            if len(known) > 1:
+                # The time of one caller was too short: the next one begins elsewhere.
+                self._note_silent(under_way.values())
+            raise
+        finally:
+            for task in (stopped, *under_way):
+                task.cancel()
+
+    def _new_way(self, address: str) -> Way[ChannelT_co]:
+        way = Way(address, self._dial(address))
+        self._ways[way] = None
+        return way
+
+    def _winner(self, under_way: dict[asyncio.Task[bool], Way[ChannelT_co]]) -> Way[ChannelT_co] | None:
+        """The first of the ways that is connected. Those that failed are taken out, and so are those it overtook."""
+        silent: list[Way[ChannelT_co]] = []
+        for task, way in tuple(under_way.items()):
+            if not task.done():
+                silent.append(way)
+            elif task.result():
+                self._note_silent(silent)
+                return way
+            else:
+                del under_way[task]
+                self._note_silent([way])
+        return None
+
+    def _note_silent(self, ways: Iterable[Way[ChannelT_co]]) -> None:
+        for way in ways:
+            self.failed(way.address, _NO_ANSWER, asyncio.get_running_loop().time())
+
+    async def _ask_why(self, way: Way[ChannelT_co]) -> None:
+        self._whys[way.address] = await way.channel.why_not_ready()
+
+    def _resume_at_s(self, deadline_s: float) -> float:
+        """When to begin the next round: after its pause, or at the last moment."""
+        resume_at_s = self._itinerary.resume_at_s
+        return resume_at_s if resume_at_s < deadline_s else deadline_s - _LAST_ROUND_SECONDS

@@ -1,0 +1,94 @@
+"""Which address is tried next, and when. Pure: it is told what happened and what time it is, and does nothing.
+
+Addresses are tried in rounds, each once in a round and without a pause; a round in which nobody took the client in is
+followed by one. A round begins with the address that served last. Times are seconds of the caller's clock.
+"""
+
+import math
+from collections.abc import Collection
+
+from paceline_client.config import Retry
+
+# One attempt: a host that drops packets must not use up the whole time, and less where others can be tried.
+_ATTEMPT_SECONDS = 3.0
+_ATTEMPT_BESIDE_OTHERS_SECONDS = 1.0
+HEAD_START_SECONDS = 0.15
+"""How long an address is tried alone before the next one is tried beside it, as in RFC 8305.
+
+One that drops packets or is frozen must hold up nobody, and one that is only slow still answers first. That matters
+where a connection was only cut: its server has the requests; a standby would first wait to see whether it has died.
+"""
+
+
+class Itinerary:
+    """The way of one client from address to address."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+        self._first: str | None = None  # where a round begins
+        self._referral: str | None = None
+        self._failures: dict[str, float] = {}  # in this round, with the pause that the server asked for
+        self._last_failure_at_s = -math.inf
+        self._num_failed_rounds = 0
+        self._outage_began_s: float | None = None
+        self._resume_at_s = -math.inf
+
+    @property
+    def resume_at_s(self) -> float:
+        """Before this time no address is tried."""
+        return self._resume_at_s
+
+    def next_address(self, known: tuple[str, ...], beside: Collection[str] = ()) -> str | None:
+        """The next one of this round, beside those that are being tried; None when none is left."""
+        referral, self._referral = self._referral, None
+        if referral in known and referral not in self._failures and referral not in beside:
+            return referral
+        start = known.index(self._first) if self._first in known else 0
+        left = (one for one in known[start:] + known[:start] if one not in self._failures and one not in beside)
+        return next(left, None)
+
+    def attempt_seconds(self, known: tuple[str, ...]) -> float:
+        """How long an attempt may take."""
+        return _ATTEMPT_SECONDS if len(known) == 1 else _ATTEMPT_BESIDE_OTHERS_SECONDS
+
+    def end_round(self, now_s: float) -> None:
+        """Nobody took the client in: the next round begins after a pause."""
+        self._num_failed_rounds += 1
+        began_s = now_s if self._outage_began_s is None else self._outage_began_s
+        asked_seconds = min(self._failures.values(), default=0.0)
+        pause = self._retry.delay_seconds(self._num_failed_rounds, outage_seconds=now_s - began_s)
+        self._resume_at_s = max(self._last_failure_at_s, began_s) + max(asked_seconds, pause)
+        self._failures.clear()
+
+    # What happened
+
+    def served(self, address: str) -> None:
+        """The server at an address is the right one: whatever happens next is not about what happened before."""
+        self._first = address
+        self._failures.clear()
+        self._num_failed_rounds = 0
+        self._outage_began_s = None
+        self._resume_at_s = -math.inf
+
+    def broke(self, address: str, at_s: float) -> None:
+        """The connection to a server that had served broke: it is tried once more, and then the others."""
+        self.served(address)
+        self._outage_began_s = at_s
+
+    def went_away(self, address: str, known: tuple[str, ...], at_s: float) -> None:
+        """A server that had served says that it is going: the next address is tried first."""
+        self.served(address)
+        self._outage_began_s = at_s
+        if address in known:
+            self._first = known[(known.index(address) + 1) % len(known)]
+
+    def failed(self, address: str, at_s: float, *, asked_seconds: float = 0.0) -> None:
+        """An attempt failed, or the server says that it is the wrong one, and when to ask again."""
+        self._failures[address] = asked_seconds
+        self._last_failure_at_s = at_s
+        if self._outage_began_s is None:
+            self._outage_began_s = at_s
+
+    def referred_to(self, address: str) -> None:
+        """A server named the one that serves: it is tried next, unless it was in this round."""
+        self._referral = address

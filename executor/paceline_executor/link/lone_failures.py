@@ -1,0 +1,50 @@
+"""Tells a request that makes steps fail from an executor whose steps fail whatever is in them.
+
+Knows which requests failed in steps of their own since a step last succeeded. It refuses to know why they failed and
+who drives.
+"""
+
+from paceline_executor.errors import DeviceError
+from paceline_executor.rows.plan import Plan, RecordId
+from paceline_executor.rows.table import RowTable
+
+MAX_BLAMED = 2
+"""So many requests may fail alone, one after another: two bad ones can come together, and a client must not be able to
+end the process with them."""
+
+
+class LoneFailures:
+    """Steps that failed in a row with one request each, or none: that few requests may be to blame, more are not."""
+
+    def __init__(self) -> None:
+        self._blamed: list[RecordId | None] = []  # no request twice, whatever the completion; None: the plan ran none
+
+    def succeeded(self, plan: Plan) -> None:
+        """A step was executed: what computed something shows that this executor can."""
+        if plan.rows.size:
+            self._blamed.clear()
+
+    def failed(self, plan: Plan, table: RowTable) -> None:
+        """A step failed and was taken back. Raises DeviceError when more requests failed alone than may be to blame."""
+        if plan.rows.size > 1:
+            return
+        record_id = _request_on(int(plan.rows[0]), plan, table) if plan.rows.size else None
+        if any(_are_one_request(record_id, blamed) for blamed in self._blamed):
+            return
+        self._blamed.append(record_id)
+        if len(self._blamed) > MAX_BLAMED:
+            names = ", ".join("none" if blamed is None else repr(blamed.request_id) for blamed in self._blamed)
+            raise DeviceError(
+                f"{len(self._blamed)} steps in a row failed, each with another request and nothing else in it "
+                f"({names}): not they but this executor is to blame, so it ends; the log says why"
+            )
+
+
+def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
+    return one is not None and other is not None and (one.tenant, one.request_id) == (other.tenant, other.request_id)
+
+
+def _request_on(row: int, plan: Plan, table: RowTable) -> RecordId | None:
+    """The request that the plan ran on a row; the plan itself may have placed it there."""
+    placed = next((placement.record_id for placement in plan.placements if placement.row == row), None)
+    return placed if placed is not None else table.record_id_on(row)

@@ -1,0 +1,100 @@
+"""The running executor: listens, loads, serves until a signal says to stop or a part of it fails, then drains."""
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from typing import Any, NoReturn
+
+import structlog
+
+from paceline_executor.broken_callbacks import watch_callbacks
+from paceline_executor.config import Config
+from paceline_executor.link.description import Description
+from paceline_executor.link.service import ExecutorService, ServiceConfig
+from paceline_executor.loading import load
+
+_log = structlog.get_logger()
+
+
+async def run(config: Config) -> bool:
+    """Serve until a signal says to stop; returns whether all work was finished then. Raises what a part fails with."""
+    start_s = time.monotonic()
+    stopping = _follow_signals()
+    broken = watch_callbacks(asyncio.get_running_loop())
+    service = ExecutorService(ServiceConfig(config.host, config.port, config.health_port), lambda: load(config))
+    port, health_port = await service.listen()
+    where = {"host": config.host, "port": port, "health_port": health_port}
+    _log.info("listening", **where, pid=os.getpid())
+    try:
+        loading = asyncio.create_task(service.load())
+        await _first(stopping, loading, broken)
+        if not loading.done():
+            loading.cancel()
+            return True
+        description = loading.result()
+        gc.collect()
+        gc.freeze()  # the model's objects stay; looking through them again and again would cost steps time
+        _say_ready(description, where, time.monotonic() - start_s)
+        running = asyncio.create_task(service.run())
+        await _first(stopping, running, broken)
+        _log.info("draining", shutdown_timeout_s=config.shutdown_timeout)
+        return await _drain(service, running, broken, config.shutdown_timeout)
+    finally:
+        await service.stop()
+        _log.info("stopped")
+
+
+async def _drain(
+    service: ExecutorService, running: asyncio.Task[None], broken: asyncio.Future[NoReturn], timeout_s: float
+) -> bool:
+    """Let what runs finish; returns whether it did in time. Raises what fails meanwhile: a drain would wait for it."""
+    draining = asyncio.create_task(service.drain(timeout_s))
+    await asyncio.wait((draining, running, broken), return_when=asyncio.FIRST_COMPLETED)
+    for part in (running, broken):
+        if part.done():
+            part.result()
+    return await draining
+
+
+def _say_ready(description: Description, where: dict[str, object], start_s: float) -> None:
+    limits = description.limits
+    _log.info(
+        "ready",
+        model=description.model,
+        **where,
+        device=description.device,
+        num_threads=description.num_threads,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_model_len=limits.max_model_len,
+        max_num_rows=limits.num_rows,
+        kv_cache_bytes=limits.num_blocks * description.geometry.bytes_per_block,
+        start_s=round(start_s, 3),
+    )
+
+
+def _follow_signals() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
+    stopping = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stopping
+
+
+async def _first(stopping: asyncio.Event, *parts: "asyncio.Future[Any]") -> None:
+    """Wait until one of these parts has ended, and raise what it failed with, or until the event is set."""
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait((*parts, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for part in parts:
+        if part.done():
+            part.result()

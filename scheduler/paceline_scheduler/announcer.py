@@ -1,0 +1,58 @@
+"""Says how this scheduler stands, to health checks and in the log.
+
+Knows the events `ready`, `standing_by` and `not_ready`. Refuses to know why a scheduler stands as it does.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.readiness import Readiness, Standing
+
+_log = structlog.get_logger(__name__)
+
+
+class Announcer:
+    """Is told of each change. `ready_when` are the standings in which health says SERVING: a standby's is one more.
+
+    `where` goes into each `ready`, as the ports do; `is_stopping` says that nobody needs to be told why not.
+    """
+
+    def __init__(
+        self,
+        ready_when: frozenset[Standing],
+        set_ready: Callable[[bool], None],
+        models: Callable[[], list[str]],
+        is_stopping: Callable[[], bool],
+        where: Mapping[str, object],
+    ) -> None:
+        self._ready_when = ready_when
+        self._set_ready = set_ready
+        self._models = models
+        self._is_stopping = is_stopping
+        self._where = where
+        self._standing = Standing.UNREADY
+
+    def changed(self, readiness: Readiness) -> None:
+        """Say how the scheduler stands from now on."""
+        before, self._standing = self._standing, readiness.standing
+        is_ready = self._standing in self._ready_when
+        self._set_ready(is_ready)
+        if readiness.standing is Standing.READY:
+            _log.info("ready", models=self._models(), **self._where)
+        elif readiness.active is not None:
+            self._stands_by(readiness.active, is_new=is_ready and before is not Standing.STANDING_BY)
+        elif not self._is_stopping():
+            _log.warning("not_ready", reason="no executor takes new requests; they are refused until one does")
+
+    def _stands_by(self, active: Holder, *, is_new: bool) -> None:
+        _log.info(
+            "standing_by",
+            reason=f"{active} serves",
+            active_address=active.address,
+            active_scheduler_id=active.scheduler_id,
+            active_term=active.term,
+        )
+        if is_new:
+            _log.info("ready", standby=True, **self._where)

@@ -1,0 +1,16 @@
+"""Who drives executors, as these tell a scheduler that does not."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An acting scheduler. `address` is where its clients reach it, as `host:port`; empty when it did not say."""
+
+    scheduler_id: str
+    term: int
+    address: str = ""
+
+    def __str__(self) -> str:
+        """Name it as people can find it."""
+        return f"{self.address or f'scheduler {self.scheduler_id}'} (term {self.term})"

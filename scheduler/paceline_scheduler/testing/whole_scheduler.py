@@ -1,0 +1,48 @@
+"""A whole scheduler inside this process, over real sockets both ways: what a test can look into while it serves."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import grpc.aio
+
+from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
+from paceline_scheduler.api.servicer_inference import InferenceServicer
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.testing.rig import SchedulerRig
+
+
+@dataclass(frozen=True, slots=True)
+class WholeScheduler:
+    """A running scheduler; clients find it at `address`."""
+
+    address: str
+    edge: Edge
+    driver: Driver
+
+
+@asynccontextmanager
+async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> AsyncIterator[WholeScheduler]:
+    """Serve clients on 127.0.0.1 from when an executor is attached until the block ends."""
+    limits = limits or EdgeLimits()
+    rig = SchedulerRig(executors, GrpcTransport())
+    texts = Texts(limits, datetime.now)
+    edge = Edge(rig.driver, texts, limits)
+    rig.driver.connect(edge)
+    server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+    add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    async with rig:
+        await rig.until_ready()
+        await server.start()
+        try:
+            yield WholeScheduler(f"127.0.0.1:{port}", edge, rig.driver)
+        finally:
+            await server.stop(0)
+            await texts.close()

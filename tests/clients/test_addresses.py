@@ -1,0 +1,216 @@
+"""Where a target leads to: lists, and names that are looked up again."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_client import AsyncClient, ClientClosedError, ConnectFailedError, Keepalive, Limits, Retry
+from paceline_client.addresses import Addresses, resolve_with_system
+from paceline_client.connection import Connection
+from paceline_client.itinerary import Itinerary
+from paceline_client.testing import FakeServer
+
+ADDRESSES = ("a:1", "b:1", "c:1")
+
+
+class Names:
+    """A resolver that is told what to answer."""
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+
+    async def resolve(self, _name, _port):
+        """The next answer."""
+        answer = self._answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("target", "known"),
+    [
+        ("a:1", ("a:1",)),
+        ("a:1, b:2,a:1", ("a:1", "b:2")),
+        (["a:1", "b:2"], ("a:1", "b:2")),
+        (("[::1]:5", "unix:/run/paceline"), ("[::1]:5", "unix:/run/paceline")),
+    ],
+)
+def test_a_target_lists_addresses(target, known):
+    """In one text or in several, each once, in their order."""
+    assert Addresses(target).known == known
+
+
+async def test_a_name_stands_for_all_its_addresses():
+    """Beside others; each knows the name that its server presents itself as."""
+    addresses = Addresses("first:1,dns:///pace.line:50051", Names(("10.0.0.1", "::2")).resolve)
+    await addresses.look()
+    await asyncio.sleep(0)
+    assert addresses.known == ("first:1", "10.0.0.1:50051", "[::2]:50051")
+    assert [addresses.name_of(address) for address in addresses.known] == [None, "pace.line", "pace.line"]
+
+
+async def test_a_name_is_looked_up_again_and_keeps_its_last_answer():
+    """A resolver that fails takes nothing away, and the trouble is told until it is over."""
+    addresses = Addresses("dns:///x:1", Names(("10.0.0.1",), OSError(-3, "Try again"), ("10.0.0.2",)).resolve)
+    await addresses.look()
+    assert (addresses.known, addresses.trouble) == (("10.0.0.1:1",), "")
+    await addresses.look()
+    await asyncio.sleep(0)
+    assert (addresses.known, addresses.trouble) == (("10.0.0.1:1",), "cannot resolve x: Try again")
+    await addresses.look()
+    await asyncio.sleep(0)
+    assert (addresses.known, addresses.trouble) == (("10.0.0.2:1",), "")
+
+
+async def test_a_resolver_that_hangs_holds_up_nobody_who_knows_an_address():
+    """One look at a time; closing ends it."""
+    hanging = asyncio.Event()
+
+    async def resolve(_name, _port):
+        await hanging.wait()
+        return ()
+
+    addresses = Addresses("a:1,dns:///x:1", resolve)
+    await addresses.look()
+    await addresses.look()
+    await asyncio.sleep(0)
+    assert (addresses.known, addresses.trouble) == (("a:1",), "cannot resolve x: no answer in time")
+    await addresses.close()
+
+
+async def test_an_address_keeps_its_name_when_the_name_has_moved_on():
+    """Who is about to dial it still asks its server for the right certificate."""
+    addresses = Addresses("dns:///pace.line:1", Names(("10.0.0.1",), ("10.0.0.2",)).resolve)
+    for _ in range(2):
+        await addresses.look()
+        await asyncio.sleep(0)
+    assert addresses.known == ("10.0.0.2:1",)
+    assert addresses.name_of("10.0.0.1:1") == "pace.line"
+
+
+async def test_closing_ends_a_look_that_somebody_waits_for():
+    """Who waits is told, and not cancelled."""
+
+    async def resolve(_name, _port):
+        await asyncio.Event().wait()
+        return ()
+
+    addresses = Addresses("dns:///x:1", resolve)
+    connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
+    waiting = asyncio.create_task(connection.way(connect_seconds=3600))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await connection.close()
+    with pytest.raises(ClientClosedError):
+        await waiting
+
+
+def test_a_look_up_that_hangs_does_not_hold_up_the_exit(monkeypatch):
+    """It runs in a thread that nobody waits for; what it finds in the end is for nobody."""
+    released, threads = threading.Event(), []
+
+    def hang(*_args, **_options):
+        threads.append(threading.current_thread())
+        released.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+
+    async def look():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(resolve_with_system("pace.line", 1), 0.01)
+
+    asyncio.run(look())
+    [thread] = threads
+    assert thread.daemon
+    assert thread.is_alive()
+    released.set()
+    thread.join()
+
+
+async def test_a_client_follows_a_name():
+    """Over a real socket and the system's resolver."""
+    async with FakeServer() as server, AsyncClient(f"dns:///localhost:{server.port}") as client:
+        assert [model.name for model in await client.list_models()] == ["fake"]
+
+
+async def test_what_the_system_cannot_look_up_is_an_error_of_its_own():
+    """Also a name that no name can be; numbers need no server."""
+    assert await resolve_with_system("127.0.0.1", 1) == ("127.0.0.1",)
+    with pytest.raises(OSError, match="label"):
+        await resolve_with_system("x" * 70, 1)
+
+
+async def test_a_name_that_leads_nowhere_is_the_reason():
+    """The error names it, and says what the resolver said."""
+    unknown = OSError(-2, "Name or service not known")
+    addresses = Addresses("dns:///pace.line:1", Names(unknown, unknown).resolve)
+    connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
+    with pytest.raises(ConnectFailedError) as caught:
+        await connection.way(connect_seconds=0.05)
+    assert str(caught.value) == ("cannot reach dns:///pace.line:1; cannot resolve pace.line: Name or service not known")
+    await connection.close()
+
+
+# The order in which they are tried
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["failed", "served", "broke", "went_away", "referred_to", "next"]),
+            st.sampled_from(ADDRESSES),
+        ),
+        max_size=30,
+    )
+)
+def test_a_round_tries_each_address_once(history):
+    """Whatever happened before, and whatever servers say of each other."""
+    itinerary = Itinerary(Retry())
+    for now_s, (what, address) in enumerate(history):
+        match what:
+            case "failed" | "broke":
+                getattr(itinerary, what)(address, now_s)
+            case "went_away":
+                itinerary.went_away(address, ADDRESSES, now_s)
+            case "next":
+                itinerary.next_address(ADDRESSES)
+            case _:
+                getattr(itinerary, what)(address)
+    itinerary.end_round(len(history))
+    tried = []
+    while (address := itinerary.next_address(ADDRESSES)) is not None:
+        tried.append(address)
+        itinerary.failed(address, len(history))
+        itinerary.referred_to("a:1")
+    assert sorted(tried) == sorted(ADDRESSES)
+    itinerary.end_round(len(history))
+    assert itinerary.resume_at_s > len(history)
+
+
+def test_the_shortest_pause_that_a_server_asked_for_is_kept():
+    """It counts from the last refusal; one address that only refused the connection asks for nothing."""
+    itinerary = Itinerary(Retry(draw=lambda: 0.5))
+    for address, asked_seconds in (("a:1", 3.0), ("b:1", 2.0)):
+        itinerary.failed(address, 10.0, asked_seconds=asked_seconds)
+    itinerary.end_round(10.0)
+    assert itinerary.resume_at_s == 12.0
+    itinerary.failed("a:1", 12.0, asked_seconds=3.0)
+    itinerary.failed("b:1", 12.0)
+    itinerary.end_round(12.0)
+    assert itinerary.resume_at_s == pytest.approx(12.15)
+
+
+def test_a_connection_that_broke_is_tried_again_once():
+    """Then the next address; beside it while it is silent, the same one."""
+    itinerary = Itinerary(Retry())
+    itinerary.broke("b:1", 0.0)
+    assert itinerary.next_address(ADDRESSES) == "b:1"
+    assert itinerary.next_address(ADDRESSES, beside=["b:1"]) == "c:1"
+    itinerary.failed("b:1", 0.1)
+    assert itinerary.next_address(ADDRESSES) == "c:1"

@@ -1,0 +1,236 @@
+"""Requests that make steps fail: found by running alone, and nobody else loses a token."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_scheduler.core.executors import FailedStep
+from paceline_scheduler.core.plan import RowError
+from paceline_scheduler.errors import QuarantinedError, StepFailedError
+from paceline_scheduler.simulator.failures import SimulatedStepError
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+
+FIRST = "executor-0"
+
+
+def failing_in(harness, *requests):
+    """From now on steps with these requests fail on every executor."""
+    for executor in harness.executors.values():
+        executor.failing |= {request.key for request in requests}
+
+
+def fails(harness, address=FIRST):
+    """The next step is planned, and it fails; returns its plan."""
+    plan = harness.plan(address)
+    epoch = harness.executors[address].epoch
+    harness.run(address)
+    assert harness.executors[address].epoch == epoch + 1, "the link has attached again"
+    return plan
+
+
+def fails_or_ends(harness, address=FIRST):
+    """The next step is planned, and it fails; the executor may end because of it."""
+    assert harness.plan(address) is not None
+    harness.run(address)
+
+
+def assert_whole(harness, *requests):
+    """Their output is what it is without any failure."""
+    for request in requests:
+        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6),
+    num_executors=st.integers(1, 2),
+    culprits=st.sets(st.integers(0, 5)),
+    num_steps_before=st.integers(0, 6),
+    num_blocks=st.integers(8, 16),
+)
+def test_exactly_the_requests_that_make_steps_fail_do_fail(
+    shapes, num_executors, culprits, num_steps_before, num_blocks
+):
+    """Whatever runs beside them, at whatever point it begins, however short blocks are."""
+    requests = [make_request(prompt, max_tokens) for prompt, max_tokens in shapes]
+    executors = [make_executor(num_blocks=num_blocks, incarnation=10 * number + 1) for number in range(num_executors)]
+    harness = CoreHarness(*executors)
+    harness.submit(*requests)
+    for number in range(num_steps_before):
+        harness.step(f"executor-{number % num_executors}")
+    failing = [request for number, request in enumerate(requests) if number in culprits]
+    over = {request.handle for request in failing if request.handle in harness.client.finishes}
+    failing_in(harness, *failing)
+    harness.finish()
+    harness.core.check()
+    failed = {request.handle for request in failing} - over
+    assert harness.client.failures.keys() == failed
+    kinds = StepFailedError if not harness.num_ended_by_themselves else (StepFailedError, QuarantinedError)
+    assert all(isinstance(error, kinds) for error in harness.client.failures.values())
+    assert len(failed) > 2 or not harness.num_ended_by_themselves
+    assert_whole(harness, *(request for request in requests if request.handle not in failed))
+
+
+def test_one_failure_is_enough_to_run_alone():
+    """Unlike a death, which may have had any cause, a failed step is told by the executor itself."""
+    harness = CoreHarness(make_executor())
+    requests = [make_request(3, 8) for _ in range(3)]
+    harness.submit(*requests)
+    failing_in(harness, requests[1])
+    assert len(fails(harness).rows) == 3
+    assert len(harness.plan().rows) == 1
+
+
+def test_what_fails_alone_twice_fails_with_the_executors_words():
+    """It is not tried a third time."""
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 8)
+    harness.submit(request)
+    failing_in(harness, request)
+    fails(harness)
+    assert not harness.client.failures
+    fails(harness)
+    assert "failed on the simulated executor" in str(harness.client.failures[request.handle])
+    harness.finish()
+    assert harness.executors[FIRST].num_steps <= 1  # its row is released
+
+
+def test_suspects_that_got_beyond_the_step_that_failed_run_together_again():
+    """A chunk of a prompt as long as that of the failure is enough: they need not come to their first token."""
+    harness = CoreHarness(make_executor(max_num_batched_tokens=34, num_blocks=64))
+    good = [make_request(20, 3), make_request(20, 3)]
+    bad = make_request(4, 3)
+    harness.submit(bad, *good)
+    failing_in(harness, bad)
+    num_rows = [len(plan.rows) for plan in iter(harness.step, None)]
+    assert num_rows[:6] == [3, 1, 1, 1, 1, 2]  # all, the bad one, each good one, the bad one again, the good ones
+    assert harness.client.failures.keys() == {bad.handle}
+    assert_whole(harness, *good)
+
+
+def test_what_fails_alone_once_goes_on():
+    """Memory may have been short for a moment."""
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 8)
+    harness.submit(request)
+    failing_in(harness, request)
+    fails(harness)
+    harness.executors[FIRST].failing.clear()
+    harness.finish()
+    assert not harness.client.failures
+    assert_whole(harness, request)
+
+
+def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
+    """Where it does not fail it was not to blame."""
+    harness = CoreHarness(make_executor(incarnation=1), make_executor(incarnation=11))
+    request, sick = make_request(3, 8), harness.executors[FIRST]
+    harness.submit(request)
+    sick.failing = {request.key}
+    fails(harness)
+    harness.finish()
+    assert not harness.client.failures
+    assert sick.num_steps <= 1  # its row is released
+    assert_whole(harness, request)
+
+
+def test_after_a_failure_alone_what_nobody_suspects_runs_first():
+    """So an executor that is well shows it before the next suspect fails."""
+    harness = CoreHarness(make_executor())
+    bad, worse, good = make_request(3, 8), make_request(3, 8), make_request(3, 30)
+    harness.submit(bad, worse)
+    failing_in(harness, bad, worse)
+    assert len(fails(harness).rows) == 2
+    harness.submit(good)
+    for _ in range(4):
+        assert len(fails(harness).rows) == 1
+        assert [placement.request.key for placement in harness.step().placements] in ([good.key], [])
+    harness.finish()
+    assert harness.client.failures.keys() == {bad.handle, worse.handle}
+    assert_whole(harness, good)
+
+
+def test_an_executor_that_is_to_blame_takes_no_request_of_several_with_it():
+    """It ends at the third one that fails alone; to the request that is no more than a first death."""
+    harness = CoreHarness(make_executor())
+    requests = [make_request(3, 8) for _ in range(4)]
+    harness.submit(*requests)
+    failing_in(harness, *requests)
+    while not harness.num_ended_by_themselves:
+        fails_or_ends(harness)
+    harness.executors[FIRST].failing.clear()
+    harness.finish()
+    assert not harness.client.failures
+    assert_whole(harness, *requests)
+
+
+def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
+    """Its requests are suspects when it attaches again, and not planned together as before."""
+    harness = CoreHarness(make_executor())
+    requests = [make_request(3, 8) for _ in range(3)]
+    harness.submit(*requests)
+    harness.step()
+    plan = harness.plan()
+    executor = harness.executors[FIRST]
+    executor.failing = {requests[1].key}
+    with pytest.raises(SimulatedStepError):
+        executor.run_next()
+    for _ in range(2):  # as often as it cannot be reached
+        harness.client.deliver(harness.core.lose(FIRST, harness.clock()))
+    harness.attach(FIRST)
+    assert len(plan.rows) == 3
+    assert harness.core.executor(FIRST).suspect_rows == {0, 1, 2}
+    harness.finish()
+    assert harness.client.failures.keys() == {requests[1].handle}
+    assert_whole(harness, requests[0], requests[2])
+
+
+def test_a_failure_of_another_schedulers_step_accuses_nobody():
+    """It is told to whoever attaches, and names an epoch that this one did not drive in."""
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 8)
+    harness.submit(request)
+    harness.plan()
+    executor = harness.executors[FIRST]
+    description, snapshot = executor.attach(FIRST)
+    told = replace(description, failed_step=FailedStep(description.epoch - 2, 1, "of somebody else"))
+    harness.client.deliver(harness.core.attach(told, snapshot, harness.clock()))
+    harness.finish()
+    assert not harness.client.failures
+    assert_whole(harness, request)
+
+
+def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
+    """It is over; its row goes out."""
+    harness = CoreHarness(make_executor())
+    request, other = make_request(3, 8), make_request(3, 4)
+    harness.submit(request)
+    failing_in(harness, request)
+    harness.plan()
+    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
+    harness.run()
+    harness.submit(other)
+    harness.finish()
+    assert not harness.client.failures
+    assert_whole(harness, other)
+
+
+@pytest.mark.parametrize(("reason", "num_hit"), [("NUMERIC_FAULT", 0), ("NO_TOKEN_LEFT", 8)])
+def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(reason, num_hit):
+    """Chunks of a prompt are tagged before anybody looks at a number of it; then their keys are taken back."""
+    harness = CoreHarness(make_executor(block_size=4, max_num_batched_tokens=8))
+    prompt = [*range(12)]
+    first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)
+    harness.submit(first)
+    harness.step()
+    harness.executors[FIRST].fail_row(first.key, RowError(reason, "of the simulated executor"))
+    harness.step()
+    assert first.handle in harness.client.failures
+    harness.submit(second)
+    harness.finish()
+    harness.core.check()
+    assert harness.client.finishes[second.handle].num_cached_tokens == num_hit
+    assert len(harness.executors[FIRST].snapshot().tags) == len(harness.core.executor(FIRST).pool._keys)
+    assert_whole(harness, second)

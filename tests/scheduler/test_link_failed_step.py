@@ -1,0 +1,63 @@
+"""What a welcome says of the last step that failed, as the simulated executor writes it and the link reads it."""
+
+import asyncio
+
+import pytest
+
+from paceline_scheduler.core.executors import FailedStep
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.wire import decode_message
+from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
+from paceline_scheduler.simulator.failures import SimulatedStepError
+from paceline_scheduler.simulator.wire import write_welcome
+from paceline_scheduler.testing.deployment import Deployment, scenario
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+
+
+def welcome_of(executor):
+    """The welcome of an executor, over the wire."""
+    description, _ = executor.attach("executor-0")
+    message = write_welcome(description, executor.config, make_bytes_tokenizer(), 1)
+    return decode_message(message.SerializeToString(), "executor-0")
+
+
+def test_a_failed_step_is_named_until_the_executor_boots_again():
+    """By its epoch and number there; before the first failure nothing is said."""
+    harness = CoreHarness(make_executor())
+    executor, request = harness.executors["executor-0"], make_request(3, 4)
+    harness.submit(request)
+    assert welcome_of(make_executor()).description.failed_step is None
+    executor.failing.add(request.key)
+    executor.receive(harness.core.plan("executor-0", harness.clock()))
+    with pytest.raises(SimulatedStepError):
+        executor.run_next()
+    assert welcome_of(executor).description.failed_step == FailedStep(1, 1, "a step failed on the simulated executor")
+    executor.restart()
+    assert welcome_of(executor).description.failed_step is None
+
+
+@scenario
+async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_others():
+    """Streams that end so soon, again and again, are no reason to wait longer each time."""
+    good = [make_request(3, 50) for _ in range(16)]
+    bad = [make_request(3, 8) for _ in range(8)]
+    seen = []
+    async with Deployment("executor:1") as deployment, deployment.rig() as rig:
+        await rig.until_ready()
+        executor = deployment["executor:1"].executor
+        executor.failing |= {request.key for request in bad}
+        for number, request in enumerate(bad):
+            rig.submit(request, *good[2 * number : 2 * number + 2])
+            await asyncio.sleep(0.5)
+            seen.append(rig.states()["executor:1"])
+        began_s = asyncio.get_running_loop().time()
+        await rig.driver.wait_until_idle()
+        lasted_s = asyncio.get_running_loop().time() - began_s
+
+    assert ExecutorState.LOST not in seen
+    assert executor.epoch <= 1 + 3 * len(bad)
+    assert lasted_s < 5  # virtual ones
+    assert rig.client.failures.keys() == {request.handle for request in bad}
+    for request in good:
+        assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)

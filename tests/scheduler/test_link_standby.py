@@ -1,0 +1,255 @@
+"""A scheduler that stands in line knows who serves, says so, and has what it needs to take over. In virtual time."""
+
+import asyncio
+import contextlib
+
+import pytest
+from structlog.testing import capture_logs
+
+from paceline_scheduler.announcer import Announcer
+from paceline_scheduler.backend import Arrival
+from paceline_scheduler.errors import StandbyError
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.readiness import Readiness, Standing
+from paceline_scheduler.simulator import fence
+from paceline_scheduler.testing.deployment import Deployment, scenario
+from paceline_scheduler.testing.requests import make_request
+
+FIRST, SECOND = "executor:1", "executor:2"
+ACTIVE = Holder("scheduler-a", 1, "scheduler-a:50051")
+
+
+@contextlib.asynccontextmanager
+async def active_and_standby(*addresses):
+    """A scheduler that drives these executors, and one that stands in line at each."""
+    async with (
+        Deployment(*addresses) as deployment,
+        deployment.rig() as active,
+        deployment.rig(scheduler_id="scheduler-b") as standby,
+    ):
+        await active.until_ready(len(addresses))
+        await active.until(lambda: all(deployment[address].fence.num_waiting == 1 for address in addresses))
+        yield deployment, active, standby
+
+
+async def refusal_of(rig, arrival):
+    """How long it takes until a request is refused, and by what."""
+    started_s = asyncio.get_running_loop().time()
+    with pytest.raises(StandbyError) as refusal:
+        await rig.driver.until_synced(arrival)
+    return asyncio.get_running_loop().time() - started_s, refusal.value
+
+
+@scenario
+async def test_a_new_request_is_sent_to_the_active_scheduler_at_once():
+    """By address and term; it is told to come back soon if that one does not answer."""
+    async with active_and_standby(FIRST, SECOND) as (_, _, standby):
+        seconds, refusal = await refusal_of(standby, Arrival.NEW)
+        assert (seconds, refusal.active) == (0, ACTIVE)
+        assert str(refusal) == "this scheduler stands by; scheduler-a:50051 serves (term 1)"
+        assert refusal.retry_after_s <= 0.2
+
+
+@scenario
+async def test_a_request_that_was_begun_is_sent_there_when_its_holder_surely_lives():
+    """1.5 s are longer than a dead holder is named."""
+    async with active_and_standby(FIRST) as (_, _, standby):
+        seconds, refusal = await refusal_of(standby, Arrival.BACK)
+        assert (seconds, refusal.active) == (pytest.approx(1.5), ACTIVE)
+
+
+@scenario
+async def test_a_request_that_was_begun_waits_for_the_lease_of_a_holder_that_has_died():
+    """100 ms at an executor whose stream has ended, and nothing on top of it."""
+    async with active_and_standby(FIRST, SECOND) as (_, active, standby):
+        waiting = asyncio.create_task(standby.driver.until_synced(Arrival.BACK))
+        await asyncio.sleep(0.01)
+        await active.stop()
+        died_s = asyncio.get_running_loop().time()
+        await waiting
+        assert asyncio.get_running_loop().time() - died_s == pytest.approx(0.1, abs=0.02)
+
+
+@scenario
+async def test_while_the_executors_change_hands_new_requests_are_not_sent_to_the_dead():
+    """As soon as one executor is ours they wait for the others."""
+    async with active_and_standby(FIRST, SECOND) as (deployment, active, standby):
+        deployment.network.freeze(SECOND)
+        await active.stop()
+        await standby.until_ready(1)
+        waiting = asyncio.create_task(standby.driver.until_synced(Arrival.NEW))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        deployment.network.start(SECOND)
+        await waiting
+
+
+@scenario
+async def test_a_standby_has_the_tokenizer_before_it_takes_over():
+    """Fetching and reading one takes longer than a client should wait."""
+    async with active_and_standby(FIRST) as (deployment, active, standby):
+        assert deployment.network.num_tokenizer_calls == 2
+        await active.stop()
+        await standby.until_ready()
+        assert deployment.network.num_tokenizer_calls == 2
+
+
+@scenario
+async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
+    """Once for each holder, for health checks, the log and operators."""
+    async with active_and_standby(FIRST) as (deployment, active, standby):
+        told = []
+        standby.driver.connect(standby.client, told.append)
+        assert standby.driver.readiness == Readiness(Standing.STANDING_BY, ACTIVE)
+        assert [status.holder for status in standby.driver.executors()] == [ACTIVE]
+        third = deployment[FIRST].hello("scheduler-c", 2, fence.Approach.TAKE_OVER, address="c:1")
+        await standby.until(lambda: bool(told))
+        await active.stop()
+        deployment[FIRST].leave(third)
+        await standby.until_ready()
+        assert told == [
+            Readiness(Standing.STANDING_BY, Holder("scheduler-c", 2, "c:1")),
+            Readiness(Standing.READY),
+        ]
+        assert [status.holder for status in standby.driver.executors()] == [None]
+
+
+@scenario
+async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over():
+    """To those whose requests it ran, and to those who come later."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as old:
+        await old.until_ready(2)
+        request = make_request(5, 200)
+        old.submit(request)
+        async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
+            await old.until(lambda: request.handle in old.client.failures)
+            taken_by = Holder("scheduler-b", new.identity.term, "scheduler-b:50051")
+            assert old.client.failures[request.handle].active == taken_by
+            seconds, refusal = await refusal_of(old, Arrival.NEW)
+            assert (seconds, refusal.active) == (0, taken_by)
+            assert Standing.UNREADY not in old.standings
+
+
+@scenario
+async def test_a_scheduler_that_had_given_an_executor_up_stands_by_all_the_same():
+    """While it loads both give it up; whoever does not get it then stands by, and knows behind whom."""
+    async with Deployment(FIRST) as deployment:
+        deployment.network.freeze(FIRST)
+        async with deployment.rig() as active:
+            await asyncio.sleep(5)
+            async with deployment.rig(scheduler_id="scheduler-b") as standby:
+                await asyncio.sleep(5)
+                deployment.network.start(FIRST)
+                await active.until(lambda: Standing.STANDING_BY in (*active.standings, *standby.standings))
+
+
+def stands_in_line(deployment, *addresses):
+    """Whether somebody does at each of these executors."""
+    return all(deployment[address].fence.num_waiting == 1 for address in addresses)
+
+
+async def restart(deployment, address, seconds):
+    """Let an executor be away for so long, and return as another process."""
+    deployment.network.stop(address)
+    await asyncio.sleep(seconds)
+    deployment.network.start(address)
+
+
+@scenario
+async def test_an_executor_that_returns_goes_to_the_scheduler_that_had_it():
+    """Its fence takes whoever comes first, and the standby has the higher claim: it would be given all of them."""
+    async with active_and_standby(FIRST, SECOND) as (deployment, active, _):
+        for seconds in (0.05, 0.2, 0.4, 0.8, 3.0):
+            await restart(deployment, FIRST, seconds)
+            await active.until(lambda: stands_in_line(deployment, FIRST, SECOND))
+            assert {deployment[each].holder_scheduler_id for each in (FIRST, SECOND)} == {"scheduler-a"}
+        assert Standing.STANDING_BY not in active.standings
+
+
+@scenario
+async def test_the_only_executor_goes_to_the_scheduler_that_had_it_as_well():
+    """Nobody knows then whether that scheduler lives; it is given the time that it needs if it does."""
+    async with active_and_standby(FIRST) as (deployment, active, standby):
+        for seconds in (0.05, 0.2, 0.4, 0.8, 3.0):
+            await restart(deployment, FIRST, seconds)
+            await active.until(lambda: stands_in_line(deployment, FIRST))
+            assert deployment[FIRST].holder_scheduler_id == "scheduler-a"
+        await asyncio.gather(active.stop(), restart(deployment, FIRST, 0.2))
+        returned_s = asyncio.get_running_loop().time()
+        await standby.until_ready()
+        assert asyncio.get_running_loop().time() - returned_s < 3.0
+
+
+@scenario
+async def test_a_standby_is_as_quick_after_many_restarts_of_an_executor():
+    """What it waits between attempts begins anew each time it stands in line."""
+    async with active_and_standby(FIRST) as (deployment, active, standby):
+        for _ in range(8):
+            await restart(deployment, FIRST, 0.3)
+            await active.until(lambda: stands_in_line(deployment, FIRST))
+        deployment.network.stop(FIRST)
+        deployment.network.start(FIRST)
+        returned_s = asyncio.get_running_loop().time()
+        await standby.until(lambda: stands_in_line(deployment, FIRST))
+        assert asyncio.get_running_loop().time() - returned_s < 1.0
+
+
+@scenario
+async def test_a_displaced_scheduler_is_in_line_again_at_once():
+    """The one that took over may die as soon as it has the executors."""
+    async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as old:
+        await old.until_ready(2)
+        async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
+            await new.until_ready(2)
+            await asyncio.sleep(0.4)
+            assert stands_in_line(deployment, FIRST, SECOND)
+        ended_s = asyncio.get_running_loop().time()
+        await old.until_ready(2)
+        assert asyncio.get_running_loop().time() - ended_s < 0.2
+
+
+async def keep_alive(service, stream):
+    """Be a scheduler that drives an executor and has nothing to do."""
+    while True:
+        service.hear(stream, None)
+        await asyncio.sleep(0.2)
+
+
+@scenario
+async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_still_stands_by():
+    """The other one has lost its way to them, and serves with the rest."""
+    async with Deployment(FIRST, SECOND) as deployment:
+        first, second = (deployment[each].hello("scheduler-0", 1, address="a:1") for each in (FIRST, SECOND))
+        alive = [asyncio.create_task(keep_alive(deployment[FIRST], first))]
+        alive.append(asyncio.create_task(keep_alive(deployment[SECOND], second)))
+        async with deployment.rig(scheduler_id="scheduler-b") as standby:
+            await standby.until(lambda: stands_in_line(deployment, FIRST, SECOND))
+            alive[0].cancel()
+            deployment[FIRST].leave(first)
+            await standby.until_ready(1)
+            await asyncio.sleep(2)
+            assert standby.driver.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-0", 1, "a:1"))
+            seconds, refusal = await refusal_of(standby, Arrival.NEW)
+            assert (seconds, refusal.active.address) == (0, "a:1")
+            alive[1].cancel()
+            deployment[SECOND].leave(second)
+            await standby.until_ready(2)
+            assert standby.driver.readiness == Readiness(Standing.READY)
+
+
+def test_each_time_a_scheduler_comes_to_stand_by_it_says_that_it_is_ready():
+    """Once displaced it is as ready as from the start: whoever watches it learns what it is now."""
+    both = frozenset({Standing.READY, Standing.STANDING_BY})
+    announcer = Announcer(both, lambda _: None, lambda: ["m"], lambda: False, {})
+    with capture_logs() as logged:
+        for readiness in (
+            Readiness(Standing.READY),
+            Readiness(Standing.STANDING_BY, ACTIVE),
+            Readiness(Standing.STANDING_BY, Holder("c", 3, "c:1")),
+            Readiness(Standing.READY),
+        ):
+            announcer.changed(readiness)
+    told = [(event["event"], event.get("standby", False)) for event in logged]
+    standing_by = ("standing_by", False)
+    assert told == [("ready", False), standing_by, ("ready", True), standing_by, ("ready", False)]

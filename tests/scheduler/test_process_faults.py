@@ -1,0 +1,118 @@
+"""The scheduler process where the machine denies it something: a log, file descriptors, other processes."""
+
+import asyncio
+import contextlib
+import resource
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
+from paceline_scheduler.core.executors import StepPoint
+from paceline_scheduler.simulator.measured_processes import module_process
+from paceline_scheduler.simulator.server import SimulatedServer, server_config
+from paceline_scheduler.testing.processes import SchedulerTestProcess
+
+GENEROUS_S = 60
+ANEW = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+NUM_EVENTS = 100  # that a log takes which nobody reads: more than fit into its pipe
+
+
+@contextlib.asynccontextmanager
+async def scheduler_process(step_ms=2):
+    """Run a simulated executor and a scheduler process; yields both and the stubs of clients and operators."""
+    step_ns = step_ms * 1_000_000
+    config = server_config(step_points=(StepPoint(1, step_ns), StepPoint(512, step_ns)))
+    server = await SimulatedServer.start(config)
+    process = await SchedulerTestProcess.start("--executors", server.address)
+    try:
+        ready = await process.event("ready")
+        async with (
+            grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}") as clients,
+            grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}") as operators,
+        ):
+            stubs = inference_pb2_grpc.InferenceServiceStub(clients), admin_pb2_grpc.AdminServiceStub(operators)
+            yield server, process, *stubs
+    finally:
+        await process.stop()
+        await server.stop()
+
+
+async def num_tokens(client, max_tokens=20):
+    """How many tokens a request gets that may have so many."""
+    request = inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=[1, 2, 3]),
+        stopping=sampling_pb2.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
+    )
+    return sum([len(response.delta.token_ids) async for response in client.Generate(request)])
+
+
+async def test_a_log_that_nobody_reads_or_that_is_closed_stalls_nothing():
+    """Calls are answered meanwhile; who reads again finds every event; what is lost is counted; the end is in order."""
+    async with scheduler_process() as (server, process, _, operator):
+        process.clog_log()
+        for _ in range(NUM_EVENTS):
+            await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=server.address))
+        assert (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines == 0
+        server.service.restart()
+        process.unclog_log()
+        await process.event("ready", lambda _: process.names().count("ready") == 2)
+        assert process.names().count("executor_draining") == NUM_EVENTS
+        process.close_log()
+        await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=server.address))
+        async with asyncio.timeout(GENEROUS_S):
+            while not (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines:
+                pass
+        process.signal(signal.SIGTERM)
+        assert (await process.ended()) == (0, "")
+
+
+async def until(holds):
+    """Wait until something is so."""
+    async with asyncio.timeout(GENEROUS_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def num_files(process_id):
+    """How many descriptors a process has."""
+    return len(list(Path(f"/proc/{process_id}/fd").iterdir()))
+
+
+async def test_a_scheduler_out_of_descriptors_serves_whom_it_has_and_then_others_again():
+    """Connections that find no room wait; those that say nothing are closed, or go by themselves."""
+    async with scheduler_process() as (_, process, client, _), AsyncExitStack() as strangers:
+        assert await num_tokens(client, 1) == 1
+        limit = num_files(process.process_id) + 4
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit, limit))
+        port = (await process.event("listening"))["port"]
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            strangers.callback(writer.close)
+        await until(lambda: num_files(process.process_id) >= limit)
+        assert await num_tokens(client) == 20
+        await strangers.aclose()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=ANEW) as channel:
+            assert await num_tokens(inference_pb2_grpc.InferenceServiceStub(channel)) == 20
+
+
+@pytest.mark.soak
+async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_their_window():
+    """Its connection stays open; nobody else is held up."""
+    async with scheduler_process(step_ms=20) as (server, process, client, _), AsyncExitStack() as stack:
+        port = (await process.event("listening"))["port"]
+        load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
+        other = await stack.enter_async_context(load)
+        rows = server.service.executor.rows
+        await until(lambda: len(rows) == 4)
+        await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides
+        other.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(GENEROUS_S):
+            await process.event("session_silent")
+        assert await num_tokens(client) == 20
+        await until(lambda: len(rows) == 4)  # its own are left by then, the others go on without a listener
+        await until(lambda: not rows)
+        other.send_signal(signal.SIGCONT)
