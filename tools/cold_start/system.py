@@ -1,0 +1,154 @@
+"""Simulated executors and a scheduler as processes, and what they say of how far a comeback is."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+_GIVE_UP_S = 30.0
+_BLOCKS_PER_STREAM = 130
+_STEP_MS = 25
+_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")  # all streams run beside each other, however slowly
+
+
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """What followed a kill: seconds until each part of the comeback, and the pause of each stream."""
+
+    parts: dict[str, float]
+    gaps_s: list[float]
+
+
+class _Process:
+    """A module that runs, and the lines it prints as they come."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.lines: list[str] = []
+        self._printed = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, module: str, *options: str) -> "_Process":
+        command = (sys.executable, "-m", module, *options)
+        compiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # as an installed program is
+        return cls(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=compiled))
+
+    async def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time it has taken so far, of all its threads, in seconds."""
+        # The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+        return time.clock_gettime((~self._process.pid << 3) | 2)
+
+    async def line(self, *words: str) -> str:
+        """Return the first line that has all these words, waiting for it."""
+        async with asyncio.timeout(_GIVE_UP_S):
+            while True:
+                self._printed.clear()
+                for line in self.lines:
+                    if all(word in line for word in words):
+                        return line
+                await self._printed.wait()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None, "it was asked for"
+        async for line in self._process.stdout:
+            self.lines.append(line.decode())
+            self._printed.set()
+
+
+@dataclass(slots=True)
+class System:
+    """Executors that stay, and one scheduler after another."""
+
+    executors: list[_Process]
+    addresses: list[str]
+    options: tuple[str, ...]
+    target: str
+    _scheduler: _Process | None = field(default=None)
+
+    @staticmethod
+    @asynccontextmanager
+    async def running(num_executors: int, num_streams: int, vocab_size: int) -> AsyncIterator["System"]:
+        """Run everything until the block ends, which begins when the scheduler is ready."""
+        options = ["--port", "0", "--max-num-seqs", str(num_streams), "--step-ms", str(_STEP_MS)]
+        options += ["--num-blocks", str(_BLOCKS_PER_STREAM * num_streams), "--vocab-size", str(vocab_size)]
+        async with AsyncExitStack() as stack:
+            executors = []
+            for _ in range(num_executors):
+                executors.append(await _Process.start("paceline_scheduler.simulator.server", *options))
+                stack.push_async_callback(executors[-1].kill)
+            addresses = [(await executor.line("listening")).split()[-1] for executor in executors]
+            port, admin, health = _free_ports()
+            cache_dir = stack.enter_context(tempfile.TemporaryDirectory())
+            own = (
+                "--cache-dir",
+                cache_dir,
+                "--port",
+                str(port),
+                "--admin-port",
+                str(admin),
+                "--health-port",
+                str(health),
+            )
+            system = System(executors, addresses, own, f"127.0.0.1:{port}")
+            stack.push_async_callback(system.kill_scheduler)
+            await system.start_scheduler()
+            await system.scheduler.line('"ready"')
+            yield system
+
+    @property
+    def scheduler(self) -> _Process:
+        """The one that runs."""
+        assert self._scheduler is not None, "it was started"
+        return self._scheduler
+
+    async def start_scheduler(self) -> None:
+        """Start a scheduler, without waiting until it serves."""
+        options = ("--executors", ",".join(self.addresses), *self.options, *_NO_BUDGETS)
+        self._scheduler = await _Process.start("paceline_scheduler", *options)
+
+    async def kill_scheduler(self) -> float:
+        """Kill the scheduler; returns the time by the wall clock."""
+        for executor in self.executors:
+            executor.lines.clear()
+        killed_s = time.time()
+        await self.scheduler.kill()
+        return killed_s
+
+    async def parts_since(self, killed_s: float) -> dict[str, float]:
+        """Wait until every executor runs plans again; returns how long after the kill that and what precedes it was."""
+        events = {
+            "the scheduler listens": await self.scheduler.line('"listening"'),
+            **{
+                f"executor {i}": await self.scheduler.line("executor_attached", a) for i, a in enumerate(self.addresses)
+            },
+        }
+        parts = {
+            name: datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() - killed_s
+            for name, line in events.items()
+        }
+        attached = max(parts.pop(name) for name in list(parts) if name.startswith("executor "))
+        plans = [float((await executor.line("first plan")).split()[-1]) - killed_s for executor in self.executors]
+        return parts | {"attached to all": attached, "first plan": min(plans), "first plan of all": max(plans)}
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Return ports that are free now, outside of the range that the system gives out by itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = 21000 + probe.getsockname()[1] % 5000
+    return first, first + 1, first + 2
