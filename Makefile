@@ -27,7 +27,7 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 	@$(BIN)/python -m pytest -m lint
 
 .PHONY: soak
-soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, a longer random search. Takes hours.
+soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times. Takes hours.
 	@$(BIN)/python -m pytest -m "soak or hypothesis" --soak --timeout 0
 
 .PHONY: figures

@@ -16,7 +16,7 @@ from paceline_client.cli.app import app
 from paceline_client.cli.explain import explained
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say
 
-COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo"]
+COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo", "chaos"]
 
 
 def run(*arguments, target=None, stdin=None):

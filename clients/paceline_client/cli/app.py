@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline_client.cli.bench import bench
+from paceline_client.cli.chaos import chaos
 from paceline_client.cli.chat import chat
 from paceline_client.cli.demo import demo
 from paceline_client.cli.explain import estimate, explain
@@ -54,5 +55,5 @@ def paceline(
     """
 
 
-for command in (up, chat, generate, models, explain, estimate, bench, demo):
+for command in (up, chat, generate, models, explain, estimate, bench, demo, chaos):
     app.command()(command)

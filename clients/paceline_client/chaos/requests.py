@@ -1,0 +1,85 @@
+"""What the load asks: a fixed set of requests, as different as the API lets them be, each with a repeatable output.
+
+Knows requests only. Each is greedy or has a seed, so that its output is the same whenever and beside whatever it runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline_client.async_client import AsyncClient, AsyncStream
+from paceline_client.requests import Message, Output, Sampling, Stopping
+
+_GREEDY = Sampling(temperature=0.0)
+_PLAIN = Output()
+_SUBJECTS = ("a lighthouse", "two rivers", "the night train", "an old piano", "the first snow", "a paper boat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosRequest:
+    """One request of the set. Exactly one of `prompt` and `messages` is set."""
+
+    name: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    sampling: Sampling = _GREEDY
+    stopping: Stopping
+    output: Output = _PLAIN
+
+    def stream(self, client: AsyncClient, model: str) -> AsyncStream:
+        """The request, not yet sent: it goes out when its first delta is asked for."""
+        return client.stream(
+            self.prompt,
+            messages=self.messages,
+            sampling=self.sampling,
+            stopping=self.stopping,
+            output=self.output,
+            model=model,
+        )
+
+
+def chaos_requests(max_tokens: int) -> tuple[ChaosRequest, ...]:
+    """24 requests with outputs of a half to all of `max_tokens`: half of them greedy, half sampled with a seed."""
+    lengths = (max_tokens, max_tokens * 3 // 4, max_tokens // 2, max_tokens * 5 // 8)
+    plain = [
+        ChaosRequest(
+            name=f"story {number}",
+            prompt=f"Once upon a time there was {_SUBJECTS[number % 6]}. " * (1 + 3 * (number % 3)),
+            sampling=Sampling(temperature=0.8, seed=number) if number % 2 else _GREEDY,
+            stopping=Stopping(max_tokens=max(lengths[number % 4], 1), ignore_eos=True),
+        )
+        for number in range(12)
+    ]
+    return (*plain, *(replace(request, name=name) for name, request in _special(max_tokens).items()))
+
+
+def _special(max_tokens: int) -> dict[str, ChaosRequest]:
+    """Requests that carry more state than their tokens: counts, alternatives, texts held back, several outputs."""
+    whole = Stopping(max_tokens=max_tokens, ignore_eos=True)
+    half = Stopping(max_tokens=max(max_tokens // 2, 1), ignore_eos=True)
+
+    def ask(subject: str, sampling: Sampling, stopping: Stopping, output: Output = _PLAIN) -> ChaosRequest:
+        return ChaosRequest(
+            name="", prompt=f"Tell me of {subject}.", sampling=sampling, stopping=stopping, output=output
+        )
+
+    def until(texts: Sequence[str], *, is_shown: bool) -> Stopping:
+        return replace(whole, stop=texts, min_tokens=max_tokens // 4, include_stop_str_in_output=is_shown)
+
+    return {
+        "two completions": ask("a lake", Sampling(temperature=0.9, seed=21, n=2), half),
+        "three completions": ask("a hill", Sampling(temperature=1.2, top_k=50, seed=22, n=3), half),
+        "log-probabilities": ask("a bell", _GREEDY, whole, Output(logprobs=2)),
+        "prompt's log-probabilities": ask("a mill", Sampling(seed=23), half, Output(logprobs=0, prompt_logprobs=1)),
+        "stop texts": ask("a wolf", _GREEDY, until((" and the", ", and", ".\n"), is_shown=False)),
+        "stop text shown": ask("a king", Sampling(temperature=0.7, seed=24), until((", ", ". "), is_shown=True)),
+        "penalties": ask("a road", Sampling(temperature=0.0, frequency_penalty=0.6, presence_penalty=0.4), whole),
+        "repetition penalty": ask("a song", Sampling(temperature=0.6, repetition_penalty=1.3, seed=25), whole),
+        "narrow draw": ask("a door", Sampling(temperature=1.5, top_p=0.7, min_p=0.05, seed=26), whole),
+        "words it may not say": ask("a ship", Sampling(temperature=0.0, bad_words=(" ship", " sea")), half),
+        "few messages": ask("a star", Sampling(temperature=1.0, seed=27), whole, Output(stream_interval=5)),
+        "chat": ChaosRequest(
+            name="",
+            messages=(Message("system", "You answer in one sentence."), Message("user", "What is a comet?")),
+            stopping=whole,
+        ),
+    }

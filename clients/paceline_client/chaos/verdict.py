@@ -1,0 +1,139 @@
+"""Whether a stream was delivered as it should have been: each delta at its offset, then the end.
+
+Knows the undisturbed result of the same request. Counts by itself and trusts no check of the client library, since a
+fault in one of them must show here.
+"""
+
+from dataclasses import dataclass, field
+
+from paceline_client.results import Completion, Delta, Result, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Flaws:
+    """What is wrong with one stream or with many, in tokens."""
+
+    num_lost: int = 0
+    """Tokens of the undisturbed output that never came."""
+    num_doubled: int = 0
+    """Tokens that came again."""
+    num_changed: int = 0
+    """Tokens that are others, or have other log-probabilities; and each text, reason or count that is another."""
+    first: str | None = None
+    """The first of them in words."""
+
+    def __bool__(self) -> bool:
+        return self.first is not None
+
+    def add(self, other: "Flaws") -> None:
+        """Count another stream's."""
+        self.num_lost += other.num_lost
+        self.num_doubled += other.num_doubled
+        self.num_changed += other.num_changed
+        self.first = self.first or other.first
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has arrived of one completion."""
+
+    num_tokens: int = 0
+    text: str = ""
+    has_other_text: bool = False
+
+
+@dataclass(slots=True)
+class StreamJudge:
+    """Compares one stream with the result it should have, while it arrives. `name` is the request's."""
+
+    name: str
+    expected: Result
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _num_prompt_logprobs: int = 0
+    _found: Flaws = field(default_factory=Flaws)
+
+    def take(self, delta: Delta) -> Flaws:
+        """A delta arrived: what is wrong with it."""
+        self._found = Flaws()
+        if delta.index >= len(self.expected.completions):
+            self._changed(len(delta.token_ids) or 1, f"completion {delta.index} was not asked for")
+            return self._found
+        expected = self.expected.completions[delta.index]
+        seen = self._seen.setdefault(delta.index, _Seen())
+        self._place(seen, delta)
+        self._compare_tokens(expected, delta)
+        self._compare_text(expected, seen, delta)
+        seen.num_tokens = max(seen.num_tokens, delta.offset + len(delta.token_ids))
+        if delta.prompt_logprobs:
+            self._compare_prompt(delta.prompt_logprobs)
+        return self._found
+
+    def conclude(self, result: Result) -> Flaws:
+        """The stream ended with this result: what is wrong with its end, or was missing before."""
+        self._found = Flaws()
+        for expected in self.expected.completions:
+            seen = self._seen.get(expected.index, _Seen())
+            num_missing = len(expected.token_ids) - seen.num_tokens
+            if num_missing > 0:
+                self._lost(num_missing, f"the last {num_missing} tokens of completion {expected.index} did not come")
+            if seen.text != expected.text and not seen.has_other_text:
+                self._changed(1, f"the text of completion {expected.index} is {seen.text!r}, not {expected.text!r}")
+        if self._num_prompt_logprobs != len(self.expected.prompt_logprobs):
+            self._changed(1, "log-probabilities of the prompt are missing")
+        ends, expected_ends = _ends(result), _ends(self.expected)
+        if ends != expected_ends:
+            self._changed(1, f"the end is {ends}, not {expected_ends}")
+        return self._found
+
+    def _place(self, seen: _Seen, delta: Delta) -> None:
+        gap = delta.offset - seen.num_tokens
+        if gap > 0:
+            self._lost(gap, f"{gap} tokens before offset {delta.offset} did not come")
+        elif gap < 0:
+            num_again = min(-gap, len(delta.token_ids))
+            self._doubled(num_again, f"{num_again} tokens from offset {delta.offset} came again")
+
+    def _compare_tokens(self, expected: Completion, delta: Delta) -> None:
+        part = slice(delta.offset, delta.offset + len(delta.token_ids))
+        wanted, wanted_logprobs = expected.token_ids[part], expected.logprobs[part]
+        num_wrong = len(delta.token_ids) - len(wanted)
+        num_wrong += sum(got != right for got, right in zip(delta.token_ids, wanted, strict=False))
+        if num_wrong:
+            self._changed(num_wrong, f"at offset {delta.offset} came {delta.token_ids}, not {wanted}")
+        elif delta.logprobs != wanted_logprobs:
+            num_wrong = sum(got != right for got, right in zip(delta.logprobs, wanted_logprobs, strict=False))
+            what = f"at offset {delta.offset} log-probabilities are {delta.logprobs}, not {wanted_logprobs}"
+            self._changed(max(num_wrong, 1), what)
+
+    def _compare_text(self, expected: Completion, seen: _Seen, delta: Delta) -> None:
+        seen.text += delta.text
+        if not expected.text.startswith(seen.text) and not seen.has_other_text:
+            seen.has_other_text = True
+            self._changed(1, f"the text {seen.text!r} is not how {expected.text!r} begins")
+
+    def _compare_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        self._num_prompt_logprobs += len(logprobs)
+        if logprobs != self.expected.prompt_logprobs:
+            self._changed(1, "log-probabilities of the prompt are others")
+
+    def _lost(self, count: int, what: str) -> None:
+        self._found.add(Flaws(num_lost=count, first=f"{self.name}: {what}"))
+
+    def _doubled(self, count: int, what: str) -> None:
+        self._found.add(Flaws(num_doubled=count, first=f"{self.name}: {what}"))
+
+    def _changed(self, count: int, what: str) -> None:
+        self._found.add(Flaws(num_changed=count, first=f"{self.name}: {what}"))
+
+
+def _ends(result: Result) -> list[tuple[str, str | int | None, int, int]]:
+    """How each completion ended, but for what may differ: cached tokens of the prompt, and attempts."""
+    return [
+        (
+            completion.finish_reason.value,
+            completion.matched_stop,
+            completion.usage.num_prompt_tokens,
+            completion.usage.num_output_tokens,
+        )
+        for completion in result.completions
+    ]

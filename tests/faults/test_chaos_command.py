@@ -1,0 +1,80 @@
+"""`paceline chaos` with stand-ins for the services: what it prints, and when it ends with which exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline_client.chaos.faults import FaultKind
+from paceline_client.cli.app import app
+from paceline_client.cli.chaos import kinds_in_turn, parse_kinds
+from paceline_client.cli.supervisor import programs
+
+FAKE_SERVICES = Path(__file__).with_name("fake_chaos_services.py")
+OPTIONS = ["--streams", "4", "--pause", "0.1", "--executors", "2"]
+
+
+@pytest.fixture
+def chaos(tmp_path, monkeypatch):
+    """Run the command with stand-ins and these options."""
+
+    def run(*options, forgetful=False):
+        for name in ("scheduler", "executor"):
+            script = tmp_path / f"paceline-{name}"
+            variable = f"FORGETFUL={tmp_path / 'marker'} " if forgetful else ""
+            script.write_text(f'#!/bin/sh\n{variable}exec "{sys.executable}" "{FAKE_SERVICES}" {name} "$@"\n')
+            script.chmod(0o755)
+        monkeypatch.setattr(programs, "find_script", lambda name: str(tmp_path / name))
+        return CliRunner().invoke(app, ["chaos", *OPTIONS, *options])
+
+    return run
+
+
+def test_a_system_that_loses_nothing_is_exit_code_0(chaos, tmp_path):
+    """A line per fault on stderr, the table and a sentence on stdout, everything in the file."""
+    figures = tmp_path / "figures.json"
+    kinds = "scheduler-kill,executor-freeze,client-cut,client-delay"
+    result = chaos("--faults", kinds, "--count", "4", "--json", str(figures))
+    assert result.exit_code == 0, result.output
+    assert "4/4 " in result.stderr
+    assert "4 faults, " in result.stdout
+    assert "0 failed, 0 lost, 0 doubled, 0 changed." in result.stdout
+    report = json.loads(figures.read_text())
+    assert {fault["kind"] for fault in report["faults"]} == {"(no fault)", *kinds.split(",")}
+    assert sum(kind["num_done"] for kind in report["kinds"]) > 0
+
+
+def test_a_system_that_changes_tokens_is_exit_code_1(chaos):
+    """Its scheduler remembers nothing and answers otherwise after a restart; the first flaw is told in words."""
+    result = chaos("--faults", "scheduler-kill", "--count", "1", forgetful=True)
+    assert result.exit_code == 1, result.output
+    assert "something failed, was lost, doubled or changed" in result.stderr
+    assert "the first that was wrong was " in result.stdout
+
+
+def test_a_fault_that_does_not_exist_is_a_wrong_use(chaos):
+    """The ones that exist are named."""
+    result = chaos("--faults", "scheduler-kill,flood")
+    assert result.exit_code == 2
+    assert "there is no fault 'flood'" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_all_means_every_fault():
+    """Also those that are not done by default."""
+    assert parse_kinds("all") == tuple(FaultKind)
+
+
+def test_faults_come_in_turn():
+    """Each kind once before any comes again, in an order that the seed decides."""
+    kinds = (FaultKind.RIVAL, FaultKind.BOTH_KILL, FaultKind.CLIENT_CUT)
+    order = list(kinds_in_turn(kinds, 7, None, seed=3))
+    assert len(order) == 7
+    assert set(order[:3]) == set(order[3:6]) == set(kinds)
+    assert order == list(kinds_in_turn(kinds, 7, None, seed=3))
+
+
+def test_no_fault_begins_when_the_time_is_up():
+    """Without a time to spend there is none at all."""
+    assert list(kinds_in_turn((FaultKind.RIVAL,), None, 0.0, seed=1)) == []

@@ -1,0 +1,99 @@
+"""What is counted for which fault."""
+
+from paceline_client.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
+from paceline_client.chaos.report import figures_by_kind, figures_of, report_fields
+from paceline_client.chaos.verdict import Flaws
+
+CLEAN = Flaws()
+
+
+def delivering(ledger, *times):
+    """A stream that has got a token at each of these times."""
+    stream = StreamProgress("story")
+    ledger.began(stream)
+    for now_s in times:
+        ledger.arrived(stream, 1, CLEAN, now_s)
+    return stream
+
+
+def test_a_pause_that_spans_the_fault_counts_from_the_token_before_it():
+    """What the reader sees is the whole pause; later ones are shorter."""
+    ledger = Ledger(0.0)
+    stream = delivering(ledger, 1.0, 1.1)
+    window = ledger.open_window("kill", "", 1.2)
+    for now_s in (1.9, 2.0, 2.1):
+        ledger.arrived(stream, 1, CLEAN, now_s)
+    assert [round(stall, 6) for stall in window.stalls.values()] == [0.8]
+
+
+def test_tokens_that_were_under_way_do_not_hide_the_pause():
+    """They arrive just after the fault; the pause comes then."""
+    ledger = Ledger(0.0)
+    stream = delivering(ledger, 1.0)
+    window = ledger.open_window("kill", "", 1.05)
+    for now_s in (1.1, 2.0):
+        ledger.arrived(stream, 1, CLEAN, now_s)
+    assert [round(stall, 6) for stall in window.stalls.values()] == [0.9]
+
+
+def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
+    """A stream that hangs for ever must not look well."""
+    ledger = Ledger(0.0)
+    delivering(ledger, 1.0)
+    window = ledger.open_window("kill", "", 1.5)
+    ledger.close(9.0)
+    assert list(window.stalls.values()) == [8.0]
+    assert ledger.num_waiting == 1
+
+
+def test_a_stream_that_has_not_begun_to_deliver_does_not_stall():
+    """It waits for its first token, which is another time; nor is it waited for."""
+    ledger = Ledger(0.0)
+    ledger.began(StreamProgress("late"))
+    window = ledger.open_window("kill", "", 1.0)
+    assert (window.num_in_flight, window.stalls, ledger.num_waiting) == (0, {}, 0)
+
+
+def test_streams_that_end_or_fail_are_not_waited_for():
+    """A failure is counted by its reason, for the fault that came last."""
+    ledger = Ledger(0.0)
+    ends, fails, goes_on = (delivering(ledger, 1.0) for _ in range(3))
+    window = ledger.open_window("kill", "", 1.1)
+    ledger.done(ends, CLEAN)
+    ledger.failed(fails, "GIVEN_UP", "it was given up")
+    assert ledger.num_waiting == 1
+    ledger.arrived(goes_on, 1, CLEAN, 1.2)
+    assert ledger.num_waiting == 0
+    assert (window.num_done, dict(window.failures)) == (1, {"GIVEN_UP": 1})
+    assert ledger.first_failure == "story: it was given up"
+
+
+def test_a_flaw_is_counted_where_it_shows_and_nothing_is_clean_then():
+    """One changed token is enough."""
+    ledger = Ledger(0.0)
+    stream = delivering(ledger, 1.0)
+    ledger.open_window("kill", "", 1.1)
+    ledger.arrived(stream, 1, Flaws(num_changed=1, first="story: other"), 1.2)
+    quiet, kill = figures_by_kind(ledger.windows)
+    assert (quiet.kind, quiet.is_clean) == (UNDISTURBED, True)
+    assert (kill.kind, kill.is_clean, kill.flaws.num_changed) == ("kill", False, 1)
+
+
+def test_a_system_that_did_not_come_back_is_not_clean():
+    """Though no stream failed."""
+    ledger = Ledger(0.0)
+    ledger.open_window("kill", "", 1.0).is_given_up = True
+    assert not figures_of("all", ledger.windows).is_clean
+
+
+def test_pauses_of_all_faults_of_a_kind_are_taken_together():
+    """Median, 99th percentile and longest over streams and faults; a program reads the same."""
+    ledger = Ledger(0.0)
+    stream = delivering(ledger, 1.0)
+    for began_s, next_s in ((1.0, 1.5), (2.0, 5.5)):
+        ledger.arrived(stream, 1, CLEAN, began_s)
+        ledger.open_window("kill", "", began_s)
+        ledger.arrived(stream, 1, CLEAN, next_s)
+    _, kill = figures_by_kind(ledger.windows)
+    assert (kill.num_faults, kill.num_stalls, kill.stall.p50, kill.stall.longest) == (2, 2, 2.0, 3.5)
+    assert report_fields(ledger.windows)["kinds"][1]["stall_seconds"]["longest"] == 3.5

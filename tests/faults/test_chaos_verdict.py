@@ -1,0 +1,153 @@
+"""The judge of streams sees every kind of flaw: an honest stream passes however it is cut, a doctored one never."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_client import Completion, Delta, FinishReason, Result, TokenLogprobs, Usage
+from paceline_client.chaos.verdict import StreamJudge
+
+TOKEN_IDS = (11, 12, 13, 14, 15, 16)
+TEXTS = ("One", " two", " three", " four", " five", " six")
+LOGPROBS = tuple(TokenLogprobs(token_id, -0.5 * number, ()) for number, token_id in enumerate(TOKEN_IDS))
+PROMPT_LOGPROBS = (TokenLogprobs(7, -1.25, ()),)
+
+
+def undisturbed_result(num_completions=1):
+    """What the stream is without faults."""
+    completions = tuple(
+        Completion(
+            index=index,
+            text="".join(TEXTS),
+            token_ids=TOKEN_IDS,
+            finish_reason=FinishReason.LENGTH,
+            matched_stop=None,
+            usage=Usage(3, 0, len(TOKEN_IDS)),
+            attempt=1,
+            logprobs=LOGPROBS,
+        )
+        for index in range(num_completions)
+    )
+    return Result("r", completions, PROMPT_LOGPROBS)
+
+
+def honest_deltas(cuts=(2, 4), index=0):
+    """The stream in pieces that end at these tokens."""
+    bounds = [0, *sorted(cuts), len(TOKEN_IDS)]
+    return [
+        Delta(
+            text="".join(TEXTS[first:end]),
+            token_ids=TOKEN_IDS[first:end],
+            offset=first,
+            attempt=1,
+            logprobs=LOGPROBS[first:end],
+            index=index,
+            prompt_logprobs=PROMPT_LOGPROBS if first == 0 and index == 0 else (),
+        )
+        for first, end in itertools.pairwise(bounds)
+    ]
+
+
+def flaws_of(deltas, result=None, num_completions=1):
+    """(lost, doubled, changed) of a stream."""
+    judge = StreamJudge("story", undisturbed_result(num_completions))
+    found = [*(judge.take(delta) for delta in deltas), judge.conclude(result or undisturbed_result(num_completions))]
+    return tuple(sum(getattr(flaws, name) for flaws in found) for name in ("num_lost", "num_doubled", "num_changed"))
+
+
+def ended_with(**changes):
+    """A result whose only completion differs."""
+    result = undisturbed_result()
+    return replace(result, completions=(replace(result.completions[0], **changes),))
+
+
+@given(st.sets(st.integers(1, 5)), st.integers(1, 3), st.randoms())
+def test_an_honest_stream_has_no_flaw_however_it_is_cut(cuts, num_completions, chance):
+    """Deltas of several completions may come in any order among each other, and attempts may differ."""
+    unread = [honest_deltas(cuts, index) for index in range(num_completions)]
+    deltas = []
+    while unread := [deltas_of_one for deltas_of_one in unread if deltas_of_one]:
+        deltas.append(replace(chance.choice(unread).pop(0), attempt=2))
+    assert flaws_of(deltas, num_completions=num_completions) == (0, 0, 0)
+
+
+@given(st.integers(0, 5), st.sets(st.integers(1, 5)))
+def test_a_token_that_is_another_is_changed(place, cuts):
+    """Wherever it stands."""
+    doctored = []
+    for delta in honest_deltas(cuts):
+        token_ids = [99 if delta.offset + number == place else t for number, t in enumerate(delta.token_ids)]
+        doctored.append(replace(delta, token_ids=tuple(token_ids)))
+    assert flaws_of(doctored) == (0, 0, 1)
+
+
+def test_a_delta_that_is_left_out_is_lost():
+    """Its tokens are counted when the next one shows the gap; the text shows it too."""
+    first, _, last = honest_deltas()
+    num_lost, num_doubled, num_changed = flaws_of([first, last])
+    assert (num_lost, num_doubled) == (2, 0)
+    assert num_changed == 1
+
+
+def test_a_delta_that_comes_again_is_doubled():
+    """Its tokens are counted; the text shows it too."""
+    first, second, last = honest_deltas()
+    num_lost, num_doubled, num_changed = flaws_of([first, second, second, last])
+    assert (num_lost, num_doubled) == (0, 2)
+    assert num_changed == 1
+
+
+def test_an_end_that_comes_early_is_lost():
+    """The missing tokens are counted at the end, and the text is short."""
+    assert flaws_of(honest_deltas()[:-1]) == (2, 0, 1)
+
+
+def test_tokens_beyond_the_end_are_changed():
+    """There is nothing they could be."""
+    more = Delta(text="", token_ids=(17, 18), offset=6, attempt=1)
+    assert flaws_of([*honest_deltas(), more]) == (0, 0, 2)
+
+
+def test_a_completion_nobody_asked_for_is_changed():
+    """Each of its tokens."""
+    assert flaws_of([*honest_deltas(), Delta(text="", token_ids=(1, 2), offset=0, attempt=1, index=1)]) == (0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "Two"},
+        {"logprobs": (replace(LOGPROBS[0], logprob=-0.1), LOGPROBS[1])},
+        {"logprobs": ()},
+        {"prompt_logprobs": (replace(PROMPT_LOGPROBS[0], logprob=-1.0),)},
+        {"prompt_logprobs": ()},
+    ],
+    ids=["text", "log-probability", "no log-probabilities", "prompt's log-probability", "none of the prompt"],
+)
+def test_what_comes_with_the_tokens_counts_too(change):
+    """The tokens are right, and it is still not the same stream."""
+    first, *others = honest_deltas()
+    assert flaws_of([replace(first, **change), *others]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finish_reason": FinishReason.STOP},
+        {"matched_stop": "six"},
+        {"usage": Usage(4, 0, 6)},
+        {"usage": Usage(3, 0, 7)},
+    ],
+    ids=["reason", "matched stop", "prompt tokens", "output tokens"],
+)
+def test_another_end_is_a_change(change):
+    """All tokens are right, and the end says something else."""
+    assert flaws_of(honest_deltas(), ended_with(**change)) == (0, 0, 1)
+
+
+def test_how_much_was_cached_and_how_often_it_was_placed_may_differ():
+    """Both are what faults change without harm."""
+    assert flaws_of(honest_deltas(), ended_with(usage=Usage(3, 2, 6), attempt=3)) == (0, 0, 0)

@@ -1,0 +1,140 @@
+"""Faults done to a real system with a real model, under load: every stream is what it is undisturbed, bit by bit.
+
+One system and one load for all of them: two schedulers, two executors, 32 streams. No time is asserted; the figures are
+printed at the end. In `make soak` each kind is done 50 times to a system of its own, with freezes of a minute.
+"""
+
+import asyncio
+import contextlib
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from rich.console import Console
+
+from paceline.v1.admin_pb2 import ListExecutorsRequest
+from paceline.v1.admin_pb2_grpc import AdminServiceStub
+from paceline_client.chaos.campaign import Calm, Pace
+from paceline_client.chaos.experiment import Experiment, Setting
+from paceline_client.chaos.faults import Fault, FaultKind, FaultTimes
+from paceline_client.chaos.report import figures_of
+from paceline_client.chaos.tables import print_summary
+from paceline_client.chaos.views import FaultLines
+from paceline_client.chaos.waiting import until
+from paceline_client.cli.supervisor.programs import Deployment, free_ports
+
+# Of 32: the others wait for their first token, or have just ended.
+NUM_IN_FLIGHT = 16
+MAX_END_SECONDS = 60
+
+# A freeze of up to a second is waited for, one of 2 s ends with another scheduler, or executor, at work.
+FAULTS = [
+    Fault(FaultKind.SCHEDULER_KILL),
+    Fault(FaultKind.SCHEDULERS_KILL),
+    Fault(FaultKind.EXECUTOR_KILL),
+    Fault(FaultKind.CLIENT_CUT),
+    Fault(FaultKind.SCHEDULER_KILL),
+    Fault(FaultKind.CLIENT_SILENCE, 1.0),
+    Fault(FaultKind.SCHEDULER_FREEZE, 0.1),
+    Fault(FaultKind.SCHEDULER_FREEZE, 0.5),
+    Fault(FaultKind.SCHEDULER_FREEZE, 2.0),
+    Fault(FaultKind.CLIENT_KILL),
+    Fault(FaultKind.BOTH_KILL),
+    Fault(FaultKind.CLIENT_DELAY, 1.0),
+    Fault(FaultKind.CLIENT_THROTTLE, 1.0),
+    Fault(FaultKind.CLIENT_CUT),
+    Fault(FaultKind.SCHEDULERS_KILL),
+    Fault(FaultKind.RIVAL, 1.0),
+    Fault(FaultKind.EXECUTOR_FREEZE, 0.1),
+    Fault(FaultKind.EXECUTOR_FREEZE, 0.5),
+    Fault(FaultKind.EXECUTOR_FREEZE, 2.0),
+    Fault(FaultKind.EXECUTOR_CUT),
+    Fault(FaultKind.EXECUTOR_CUT),
+    Fault(FaultKind.EXECUTOR_SILENCE, 1.0),
+    Fault(FaultKind.EXECUTOR_SILENCE, 2.0),
+    Fault(FaultKind.EXECUTOR_DELAY, 1.0),
+    Fault(FaultKind.EXECUTOR_THROTTLE, 1.0),
+    Fault(FaultKind.SCHEDULER_KILL),
+    Fault(FaultKind.CLIENT_SILENCE, 2.0),
+    Fault(FaultKind.EXECUTORS_KILL),
+]
+# After an executor died the others of this list come while it loads again, which takes longer than anything else.
+NEEDS_A_SPARE = {FaultKind.EXECUTOR_KILL, FaultKind.BOTH_KILL, FaultKind.EXECUTORS_KILL}
+
+
+def setting(kinds, *, pace, times=None):
+    """32 streams on two executors, with a standby."""
+    return Setting(
+        deployment=Deployment(
+            model="smollm2-135m-instruct",
+            host="127.0.0.1",
+            ports=free_ports(2),
+            shutdown_timeout_seconds=10,
+            with_standby=True,
+        ),
+        kinds=kinds,
+        max_tokens=40,
+        # On a busy machine an executor takes longer to start than clients wait by default.
+        max_outage_seconds=300.0,
+        pace=pace,
+        times=times or FaultTimes(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def undamaged(chosen, config):
+    """An experiment that ends with every stream whole and nothing left running; its figures are printed."""
+    experiment = Experiment(chosen, FaultLines(Console(stderr=True, soft_wrap=True), None))
+    async with experiment:
+        yield experiment
+        await experiment.finish()
+        async with asyncio.timeout(MAX_END_SECONDS):
+            while await num_running_requests(experiment.system):
+                await asyncio.sleep(0.1)
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print_summary(Console(width=120, highlight=False), experiment.ledger)
+    assert figures_of("", experiment.ledger.windows).is_clean, experiment.ledger.first_failure
+
+
+async def num_running_requests(system):
+    """How many requests are on executors, as the scheduler that serves sees it."""
+    schedulers = dict(zip(system.deployment.scheduler_names, system.deployment.schedulers, strict=True))
+    port = schedulers[await system.active_scheduler()].admin
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        listed = await AdminServiceStub(channel).ListExecutors(ListExecutorsRequest())
+    return sum(executor.num_running_requests for executor in listed.executors)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def experiment(request):
+    """The one that all faults below are done to; a load runs on it meanwhile."""
+    kinds = tuple({fault.kind for fault in FAULTS})
+    async with undamaged(setting(kinds, pace=Pace(settle_seconds=240)), request.config) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.seconds:g}")
+async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(fault, experiment):
+    """No stream fails, and no token is lost, doubled or changed."""
+    if fault.kind in NEEDS_A_SPARE:
+        await experiment.system.whole()
+    ledger = experiment.ledger
+    await until(lambda: sum(stream.num_tokens > 0 for stream in ledger.running) >= NUM_IN_FLIGHT)
+    window = await experiment.campaign.inject(fault, Calm.STREAMS)
+    assert not window.is_given_up, f"{ledger.num_waiting} streams got nothing any more"
+    assert window.num_in_flight > 0
+    assert (window.num_failed, window.flaws.first) == (0, None), ledger.first_failure
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", FaultKind)
+async def test_each_fault_fifty_times(kind, request):
+    """The same at random times, with freezes of up to a minute."""
+    chosen = setting(
+        (kind,),
+        pace=Pace(settle_seconds=300),
+        times=FaultTimes(freezes=(0.1, 1.0, 5.0, 60.0), links=(0.2, 1.0, 3.0, 10.0)),
+    )
+    async with undamaged(chosen, request.config) as experiment:
+        await experiment.campaign.run([kind] * 50)
