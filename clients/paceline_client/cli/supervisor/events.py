@@ -14,6 +14,8 @@ class Program:
     command: tuple[str, ...]
     stop_stage: int = 0
     """When it is asked to end: after all of lower stages have ended, at once with those of its own."""
+    min_restart_seconds: float = 0.0
+    """How long it is left dead at least. Where another process stands in, its start would only be in that one's way."""
 
 
 @dataclass(frozen=True, slots=True)

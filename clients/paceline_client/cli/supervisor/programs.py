@@ -21,6 +21,8 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _EXECUTOR_PORT_STEP = 10
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
+# In which a standby has taken over: the start of the one that died would take the processor from it.
+_STAND_IN_SECONDS = 0.5
 
 
 class ProgramMissingError(Exception):
@@ -137,8 +139,9 @@ def free_ports(num_executors: int) -> Ports:
 def programs_of(deployment: Deployment) -> list[Program]:
     """The schedulers, which are ended first, and the executors."""
     scheduler, executor = find_script("paceline-scheduler"), find_script("paceline-executor")
+    patience = _STAND_IN_SECONDS if deployment.with_standby else 0.0
     schedulers = [
-        Program(name, (scheduler, *_scheduler_options(deployment, ports)), _SCHEDULERS_STOP)
+        Program(name, (scheduler, *_scheduler_options(deployment, ports)), _SCHEDULERS_STOP, patience)
         for name, ports in zip(deployment.scheduler_names, deployment.schedulers, strict=True)
     ]
     executors = [

@@ -189,7 +189,7 @@ class _Post:
         if isinstance(verdict, GiveUp) or self._restarts is Restarts.NEVER:
             self._listener.on_event(Exited(self._program.name, ending.exit_code, ending.last_error, None))
             raise ChildFailedError(self._program.name, ending.exit_code, ending.last_error)
-        pause = verdict.seconds - now
+        pause = max(verdict.seconds - now, self._program.min_restart_seconds)
         self._listener.on_event(Exited(self._program.name, ending.exit_code, ending.last_error, pause))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
