@@ -292,7 +292,7 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
         text = read_until(process.stdout, "Ctrl-C stops everything")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[1]), signal.SIGKILL)
-        read_until(process.stderr, "scheduler-1: was killed by signal 9; starting it again now")
+        read_until(process.stderr, "scheduler-1: was killed by signal 9; starting it again in 0.5 s")
         read_until(process.stderr, "scheduler-1: ready")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
