@@ -136,7 +136,7 @@ def render(renderers, template, messages=HELLO, max_chars=10_000):
 @pytest.mark.parametrize("num_messages", [1, 2, 4])
 def test_templates_render_as_in_transformers(templates, name, num_messages, monkeypatch):
     """Character for character, with and without a system message."""
-    monkeypatch.setattr("datetime.datetime", NoonDatetime)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NoonDatetime)
     messages = CONVERSATION[1:2] if num_messages == 1 else CONVERSATION[:num_messages]
     oracle = PreTrainedTokenizerFast(
         tokenizer_object=byte_level_tokenizer(), bos_token="<s>", eos_token="</s>", chat_template=templates[name]
