@@ -65,7 +65,6 @@ class Report:
 
     num_states: int
     num_transitions: int
-    num_settled: int
     story: tuple[str, ...] = ()
 
 
@@ -267,7 +266,7 @@ class _Search:
 
     def _report(self, story: tuple[str, ...]) -> Report:
         visited = self._visited
-        return Report(len(visited.states), self._num_transitions - 1, sum(visited.settled), story)
+        return Report(len(visited.states), self._num_transitions - 1, story)
 
     def _story(self, number: int, ending: str) -> tuple[str, ...]:
         visited = self._visited

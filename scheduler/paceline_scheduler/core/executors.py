@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import FINISH_REASONS, BlockTag, FinalRelease, Placement, RowFinish
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey
+from paceline_scheduler.core.plan import BlockTag, FinalRelease, Placement, RowFinish
+from paceline_scheduler.core.request import Int32Array, Request, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,6 @@ class RowSnapshot:
     def is_open_record(self) -> bool:
         """Whether it left its row without an end: it waited to be placed again, here or elsewhere."""
         return self.row is None and self.released is None
-
-    @property
-    def output_end(self) -> FinishReason:
-        """How its output ended for its client: on the device, or by what it was released with. NONE: it goes on."""
-        if self.released is not None:
-            return self.released.reason
-        return FINISH_REASONS[self.finish]
 
 
 @dataclass(frozen=True, slots=True)
