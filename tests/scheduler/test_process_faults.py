@@ -26,19 +26,16 @@ async def scheduler_process(step_ms=2):
     """Run a simulated executor and a scheduler process; yields both and the stubs of clients and operators."""
     step_ns = step_ms * 1_000_000
     config = server_config(step_points=(StepPoint(1, step_ns), StepPoint(512, step_ns)))
-    server = await SimulatedServer.start(config)
-    process = await SchedulerTestProcess.start("--executors", server.address)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        server = await SimulatedServer.start(config)
+        stack.push_async_callback(server.stop)
+        process = await SchedulerTestProcess.start("--executors", server.address)
+        stack.push_async_callback(process.stop)
         ready = await process.event("ready")
-        async with (
-            grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}") as clients,
-            grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}") as operators,
-        ):
-            stubs = inference_pb2_grpc.InferenceServiceStub(clients), admin_pb2_grpc.AdminServiceStub(operators)
-            yield server, process, *stubs
-    finally:
-        await process.stop()
-        await server.stop()
+        clients = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}"))
+        operators = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}"))
+        stubs = inference_pb2_grpc.InferenceServiceStub(clients), admin_pb2_grpc.AdminServiceStub(operators)
+        yield server, process, *stubs
 
 
 async def num_tokens(client, max_tokens=20):

@@ -23,15 +23,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 @contextlib.asynccontextmanager
 async def deployment(*arguments, time_scale=1.0):
     """Run a simulated executor and a scheduler process; yields both and a channel to the clients' port."""
-    server = await SimulatedServer.start(CONFIG, time_scale=time_scale)
-    process = await SchedulerTestProcess.start("--executors", server.address, *arguments)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        server = await SimulatedServer.start(CONFIG, time_scale=time_scale)
+        stack.push_async_callback(server.stop)
+        process = await SchedulerTestProcess.start("--executors", server.address, *arguments)
+        stack.push_async_callback(process.stop)
         ready = await process.event("ready")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}") as channel:
-            yield server, process, channel
-    finally:
-        await process.stop()
-        await server.stop()
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}"))
+        yield server, process, channel
     assert server.service.violations == []
 
 
