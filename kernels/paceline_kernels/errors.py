@@ -22,5 +22,5 @@ class KernelArgumentError(KernelError):
 class UnsupportedDeviceError(KernelError):
     """The operation has no implementation for this device."""
 
-    def __init__(self, op: str, device: torch.device) -> None:
-        super().__init__(f"{op} has no implementation for device '{device.type}'; this version has: cpu")
+    def __init__(self, op: str, device: torch.device, has: str = "cpu") -> None:
+        super().__init__(f"{op} has no implementation for device '{device.type}'; this version has: {has}")

@@ -21,6 +21,9 @@ from numba.core.caching import FunctionCache
 Float32: TypeAlias = Any
 Int32: TypeAlias = Any
 
+# Files, by the beginning of their name, and folders that no CPU code is made of.
+_ONLY_FOR_OTHERS = ("reference", "triton", "testing", "gpu")
+
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 # numba sets its switches at run time, out of a type checker's sight.
@@ -29,7 +32,7 @@ _numba_njit: Any = numba.njit
 
 
 def _cache_folder() -> str:
-    """Compiled code sits beside the package, keyed by all of the package's files but references and `testing`.
+    """Compiled code sits beside the package, keyed by all of the package's files but `_ONLY_FOR_OTHERS`.
 
     numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
     Where the folder is read-only, numba falls back to the user's cache folder, and where that is too, to compiling.
@@ -37,7 +40,7 @@ def _cache_folder() -> str:
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):
-        if source.name != "reference.py" and source.parent.name != "testing":
+        if not source.name.startswith(_ONLY_FOR_OTHERS) and source.parent.name not in _ONLY_FOR_OTHERS:
             digest.update(source.read_bytes())
     return str(package / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}")
 

@@ -15,7 +15,6 @@ from paceline_kernels import jit
 from paceline_kernels.decoder import Decoder, DecoderBatch, reference
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import WeightFormat
-from paceline_kernels.testing import random_packed_weight
 from paceline_kernels.testing.decoders import (
     HEAD_DIM,
     NUM_KV_HEADS,
@@ -25,6 +24,7 @@ from paceline_kernels.testing.decoders import (
     llama_weights,
     weights_with_everything,
 )
+from paceline_kernels.testing.packed import random_packed_weight
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WEIGHTS = llama_weights()

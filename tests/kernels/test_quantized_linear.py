@@ -21,7 +21,7 @@ from paceline_kernels.quantized_linear import (
 )
 from paceline_kernels.quantized_linear.cpu import group_bytes, quantize_groups
 from paceline_kernels.simd import address
-from paceline_kernels.testing import random_packed_weight
+from paceline_kernels.testing.packed import random_packed_weight
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)
 # Rows around the tiles of 4, 2 and 1; outputs around the tiles of 16.

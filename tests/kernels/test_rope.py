@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.rope import reference, rope_and_write_kv, rope_frequencies, rope_table
+from paceline_kernels.rms_norm import rms_norm_heads
+from paceline_kernels.rope import HeadNorms, reference, rope_and_write_kv, rope_frequencies, rope_table
 
 
 def call_arguments(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks):
@@ -53,6 +54,18 @@ def test_position_zero_is_not_rotated():
     assert torch.equal(arguments["qkv"], before)
 
 
+def test_with_norms_heads_are_normalised_before_they_are_rotated():
+    """As by the two operations one after the other."""
+    fused = call_arguments(3, 2, 1, 8, 4, num_blocks=2)
+    apart = {name: value.clone() for name, value in fused.items()}
+    weights = torch.linspace(0.5, 2, 8), torch.linspace(-1, 1, 8)
+    rope_and_write_kv(**fused, norms=HeadNorms(*weights, 1e-6))
+    rms_norm_heads(apart["qkv"], *weights, 1, 1e-6)
+    rope_and_write_kv(**apart)
+    assert torch.equal(fused["qkv"][:, :2], apart["qkv"][:, :2])
+    assert torch.equal(fused["key_cache"].nan_to_num(7.0), apart["key_cache"].nan_to_num(7.0))
+
+
 def test_a_token_has_the_same_bits_in_any_batch():
     """Alone, and among 39 others."""
     together = call_arguments(40, 3, 1, 16, 4, num_blocks=12)
@@ -82,6 +95,9 @@ def test_a_token_has_the_same_bits_in_any_batch():
         ({"slot_mapping": torch.tensor([-1, 0])}, "slots must be 0 to 7"),
         ({"table": torch.zeros(64, 6)}, "table must have shape"),
         ({"qkv": torch.zeros(2, 2, 8)}, "does not fit 1 KV heads"),
+        ({"qkv": torch.zeros(2, 4, 8, dtype=torch.float16)}, "qkv must be torch.float32, not torch.float16"),
+        ({"value_cache": torch.zeros(2, 1, 3, 8)}, "value_cache must have shape"),
+        ({"key_scales": torch.ones(1)}, "key_scales belong to caches of float8_e4m3fn and int8"),
     ],
 )
 def test_what_would_write_out_of_bounds_is_refused(changes, problem):

@@ -287,6 +287,15 @@ def test_rows_get_as_many_logprobs_as_each_asked_for():
     assert torch.equal(ours.top_token_ids[2, :1], expected.top_token_ids[2, :1])
 
 
+def test_a_caller_can_say_how_wide_the_table_of_logprobs_is():
+    """Rows that ask for more get as many; below 0 there are none."""
+    logits, chosen = random_logits(2, 10), parameters(2, num_logprobs=3)
+    narrow = sample(logits, chosen, max_logprobs=2)
+    assert torch.equal(narrow.top_token_ids, sample(logits, chosen).top_token_ids[:, :2])
+    assert token_logprobs(logits, narrow.token_ids, chosen.num_logprobs, max_logprobs=5).top_logprobs.shape == (2, 5)
+    assert sample(logits, chosen, max_logprobs=-1).top_token_ids.shape == (2, 0)
+
+
 def test_no_rows_give_no_tokens():
     """A step that samples nothing."""
     assert sample(torch.zeros(0, 8), parameters(0)).token_ids.shape == (0,)

@@ -4,35 +4,37 @@ Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05
 Error Linear Units", 2016, https://arxiv.org/abs/1606.08415.
 """
 
-import enum
-
 import torch
 
-from paceline_kernels.activation import cpu
-from paceline_kernels.arguments import check_tensor
+from paceline_kernels import gpu
+from paceline_kernels.activation.gates import Gate
+from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
-
-class Gate(enum.IntEnum):
-    """What gates go through."""
-
-    SILU = cpu.SILU  # x / (1 + exp(-x))
-    GELU_TANH = cpu.GELU_TANH  # x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+__all__ = ["Gate", "gate_and_multiply", "softcap"]
 
 
 def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
     """gate(gates) * up.
 
-    gate_up: [num_tokens, 2 * intermediate] float32, contiguous, the gates first. Returns [num_tokens, intermediate]
-    float32, new. Batch-invariant: elements do not influence each other.
+    gate_up: [num_tokens, 2 * intermediate], contiguous, the gates first; float32 on a CPU, bfloat16 or float16 on a
+    GPU. Returns [num_tokens, intermediate] of that type, new. Batch-invariant: elements do not influence each other.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    check_tensor("gate_and_multiply", "gate_up", gate_up, torch.float32, (None, None))
+    check_tensor(
+        "gate_and_multiply", "gate_up", gate_up, float_type("gate_and_multiply", "gate_up", gate_up), (None,) * 2
+    )
     if gate_up.shape[1] % 2:
         raise KernelArgumentError("gate_and_multiply", f"gate_up must have an even width, not {gate_up.shape[1]}")
     if gate_up.device.type == "cpu":
+        from paceline_kernels.activation import cpu
+
         return cpu.gate_and_multiply(gate_up, int(gate))
-    raise UnsupportedDeviceError("gate_and_multiply", gate_up.device)
+    if gpu.has_kernels(gate_up.device):
+        from paceline_kernels.activation import triton
+
+        return triton.gate_and_multiply(gate_up, int(gate))
+    raise UnsupportedDeviceError("gate_and_multiply", gate_up.device, gpu.DEVICES)
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:
@@ -43,6 +45,13 @@ def softcap(x: torch.Tensor, cap: float) -> None:
     check_tensor("softcap", "x", x, torch.float32, (None, None))
     if cap <= 0:
         raise KernelArgumentError("softcap", f"the cap must be above 0, not {cap}")
-    if x.device.type != "cpu":
-        raise UnsupportedDeviceError("softcap", x.device)
-    cpu.softcap(x, cap)
+    if x.device.type == "cpu":
+        from paceline_kernels.activation import cpu
+
+        cpu.softcap(x, cap)
+    elif gpu.has_kernels(x.device):
+        from paceline_kernels.activation import triton
+
+        triton.softcap(x, cap)
+    else:
+        raise UnsupportedDeviceError("softcap", x.device, gpu.DEVICES)

@@ -6,12 +6,13 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels import jit
+from paceline_kernels.activation.gates import Gate
 from paceline_kernels.elementary import exp, tanh
 
 _Rows = npt.NDArray[np.float32]
 
-# The values of `paceline_kernels.activation.Gate`, as compiled code knows them.
-SILU, GELU_TANH = 0, 1
+# As compiled code knows them.
+SILU, GELU_TANH = int(Gate.SILU), int(Gate.GELU_TANH)
 _ONE = np.float32(1.0)
 # 2 * sqrt(2 / pi), and the same times 0.044715.
 _GELU_LINEAR = np.float32(1.5957691216057308)

@@ -1,13 +1,29 @@
 """attention: causal self-attention of one flat batch over KV blocks, read where they lie.
 
 Knows blocks, slots and heads; not requests, and not whether a row is a chunk of a prompt or a decode.
+
+On a CPU all numbers are float32. Slots beyond a token's position are not read, nor do those before its window have a
+part in its result. Batch-invariant: a token's result depends, bit for bit, on its query and on the keys and values up
+to its position alone: not on chunks, batch mates, threads, or on which blocks hold them; it does depend on block_size
+where 256 is no multiple of that.
+
+On a GPU query is bfloat16 or float16, and the caches of the same type or quantised, with scales, as `rope_and_write_kv`
+writes them; head_dim is a multiple of 8 up to 256, scale above 0. Slots beyond a row's context are not read; another
+row's do not matter, but NaN in a later slot of a token's own row may reach it. Nothing is refused for what lengths and
+tables hold, since finding it would mean waiting for the device; a row of context 0, as padding of a captured graph has,
+is left unwritten. Rows of few tokens, decodes and those that verify drafts, share the GPU as `Splits` says; other rows
+are chunks, whose bits depend neither on batch mates nor on where a chunk is cut. With Splits.FIXED the same holds for
+short rows. A token in a short row and the same token in a chunk may differ by rounding.
 """
 
 import torch
 
-from paceline_kernels.arguments import check_tensor
-from paceline_kernels.attention import cpu
+from paceline_kernels import gpu
+from paceline_kernels.arguments import check_caches, check_tensor, float_type
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.gpu.splits import Splits
+
+__all__ = ["Splits", "paged_attention"]
 
 
 def paged_attention(
@@ -21,38 +37,61 @@ def paged_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+    splits: Splits = Splits.EVEN,
+    short_tokens: int = 1,
 ) -> torch.Tensor:
     """softmax(scale * q · k) · v for every token over the slots of its row up to and including its own.
 
     window: how many slots a token sees, its own included, at least 1; None for all. softcap: above 0, scores become
     softcap * tanh(score / softcap); None leaves them as they are.
 
-    query: [num_tokens, num_heads, head_dim] float32; a token's heads lie together, tokens may lie apart.
-    key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim] float32; num_kv_heads divides num_heads.
+    query: [num_tokens, num_heads, head_dim]; a token's heads lie together, tokens may lie apart.
+    key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads.
     block_tables: [num_rows, max_blocks_per_row] int32; position p of row i is block `block_tables[i, p // block_size]`,
     slot `p % block_size`. cu_seqlens: [num_rows + 1] int32; row i has the tokens cu_seqlens[i]:cu_seqlens[i + 1], at
     least one, and the last of them is at position context_lens[i] - 1. context_lens: [num_rows] int32.
-    Returns [num_tokens, num_heads, head_dim] float32, new and contiguous. Slots beyond a token's position are not read,
-    nor do those before its window have a part in its result.
-    Batch-invariant: a token's result depends, bit for bit, on its query and on the keys and values up to its position
-    alone: not on chunks, batch mates, threads, or on which blocks hold them; it does depend on block_size where 256 is
-    no multiple of that.
-    Raises KernelArgumentError, UnsupportedDeviceError.
+    Returns [num_tokens, num_heads, head_dim] of the query's type, new and contiguous.
+
+    key_scales, value_scales: of quantised caches, on a GPU. splits, short_tokens: there, how rows of up to short_tokens
+    tokens are divided; a CPU has one way.
+
+    Raises KernelArgumentError (also for float8_e4m3fn on a GPU without such arithmetic), UnsupportedDeviceError.
     """
     op = "paged_attention"
+    dtype = float_type(op, "query", query)
+    check_caches(op, dtype, query.shape[-1], (key_cache, key_scales), (value_cache, value_scales))
+    rows = (block_tables, cu_seqlens, context_lens)
+    _check_rows(op, query, key_cache.shape[1], *rows)
+    if (window is not None and window < 1) or (softcap is not None and softcap <= 0) or short_tokens < 1:
+        problem = f"a window of {window}, a softcap of {softcap} or {short_tokens} short tokens leaves nothing"
+        raise KernelArgumentError(op, problem)
+    if query.device.type == "cpu":
+        from paceline_kernels.attention import cpu
+
+        return cpu.paged_attention(query, key_cache, value_cache, *rows, scale, window, softcap)
+    if gpu.has_kernels(query.device):
+        from paceline_kernels.attention import triton
+
+        keys_values, scales = (key_cache, value_cache), (key_scales, value_scales)
+        return triton.paged_attention(query, *keys_values, *rows, scale, window, softcap, *scales, splits, short_tokens)
+    raise UnsupportedDeviceError(op, query.device, gpu.DEVICES)
+
+
+def _check_rows(
+    op: str,
+    query: torch.Tensor,
+    num_kv_heads: int,
+    block_tables: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context_lens: torch.Tensor,
+) -> None:
     num_rows, head_dim = context_lens.shape[0], query.shape[-1]
-    check_tensor(op, "key_cache", key_cache, torch.float32, (None, None, None, head_dim))
-    check_tensor(op, "value_cache", value_cache, torch.float32, tuple(key_cache.shape))
     check_tensor(op, "block_tables", block_tables, torch.int32, (num_rows, None))
     check_tensor(op, "cu_seqlens", cu_seqlens, torch.int32, (num_rows + 1,))
     check_tensor(op, "context_lens", context_lens, torch.int32, (num_rows,))
-    if query.dtype != torch.float32 or query.ndim != 3 or query.stride()[1:] != (head_dim, 1):
-        raise KernelArgumentError(op, "query must be float32 [num_tokens, num_heads, head_dim], heads contiguous")
-    if query.shape[1] % key_cache.shape[1]:
-        raise KernelArgumentError(op, f"{query.shape[1]} heads are no multiple of {key_cache.shape[1]} KV heads")
-    if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
-        raise KernelArgumentError(op, f"a window of {window} or a softcap of {softcap} leaves nothing")
-    if query.device.type == "cpu":
-        rows = (block_tables, cu_seqlens, context_lens)
-        return cpu.paged_attention(query, key_cache, value_cache, *rows, scale, window, softcap)
-    raise UnsupportedDeviceError(op, query.device)
+    if query.ndim != 3 or query.stride()[1:] != (head_dim, 1):
+        raise KernelArgumentError(op, "query must be [num_tokens, num_heads, head_dim], heads contiguous")
+    if query.shape[1] % num_kv_heads:
+        raise KernelArgumentError(op, f"{query.shape[1]} heads are no multiple of {num_kv_heads} KV heads")

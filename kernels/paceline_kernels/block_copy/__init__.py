@@ -2,6 +2,7 @@
 
 import torch
 
+from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.block_copy import cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
@@ -20,8 +21,12 @@ def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.T
     _check_blocks(cache.shape[1], sources.tolist(), destinations.tolist())
     if cache.device.type == "cpu":
         cpu.block_copy(cache, sources, destinations)
-        return
-    raise UnsupportedDeviceError("block_copy", cache.device)
+    elif gpu.has_kernels(cache.device):
+        from paceline_kernels.block_copy import triton
+
+        triton.block_copy(cache, sources, destinations)
+    else:
+        raise UnsupportedDeviceError("block_copy", cache.device, gpu.DEVICES)
 
 
 def _check_blocks(num_blocks: int, sources: list[int], destinations: list[int]) -> None:

@@ -5,9 +5,9 @@ Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.
 
 import torch
 
-from paceline_kernels.arguments import check_tensor
+from paceline_kernels import gpu
+from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
-from paceline_kernels.rms_norm import cpu
 
 
 def rms_norm(
@@ -15,17 +15,25 @@ def rms_norm(
 ) -> torch.Tensor:
     """weight * x / sqrt(mean(x**2) + eps), row by row; with a residual, of their sum, which replaces the residual.
 
-    x, residual: [num_tokens, hidden] float32. weight: [hidden] float32. All contiguous. residual += x in place where
-    given. Returns [num_tokens, hidden] float32, new. Batch-invariant: rows do not influence each other.
-    Raises KernelArgumentError, UnsupportedDeviceError.
+    x, residual: [num_tokens, hidden]. weight: [hidden]. All contiguous, and of one type: float32 on a CPU, bfloat16 or
+    float16 on a GPU, which computes in float32 and takes hidden up to 16384. residual += x in place where given, and
+    what is normalised is the sum as it is kept. Returns [num_tokens, hidden] of that type, new. Batch-invariant: rows
+    do not influence each other. Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    check_tensor("rms_norm", "weight", weight, torch.float32, (None,))
-    check_tensor("rms_norm", "x", x, torch.float32, (None, weight.shape[0]))
+    dtype = float_type("rms_norm", "x", x)
+    check_tensor("rms_norm", "weight", weight, dtype, (None,))
+    check_tensor("rms_norm", "x", x, dtype, (None, weight.shape[0]))
     if residual is not None:
-        check_tensor("rms_norm", "residual", residual, torch.float32, (x.shape[0], weight.shape[0]))
+        check_tensor("rms_norm", "residual", residual, dtype, (x.shape[0], weight.shape[0]))
     if x.device.type == "cpu":
+        from paceline_kernels.rms_norm import cpu
+
         return cpu.rms_norm(x, weight, eps, residual)
-    raise UnsupportedDeviceError("rms_norm", x.device)
+    if gpu.has_kernels(x.device):
+        from paceline_kernels.rms_norm import triton
+
+        return triton.rms_norm(x, weight, eps, residual)
+    raise UnsupportedDeviceError("rms_norm", x.device, gpu.DEVICES)
 
 
 def rms_norm_heads(
@@ -34,15 +42,24 @@ def rms_norm_heads(
     """Normalise every query head and every key head in place, each by itself; values stay as they are.
 
     qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values. query_weight, key_weight:
-    [head_dim]. All float32 and contiguous. Batch-invariant: heads do not influence each other.
+    [head_dim]. All contiguous, and of one type: float32 on a CPU, bfloat16 or float16 on a GPU. Batch-invariant: heads
+    do not influence each other.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     op, head_dim = "rms_norm_heads", qkv.shape[-1]
-    check_tensor(op, "qkv", qkv, torch.float32, (None, None, None))
-    check_tensor(op, "query_weight", query_weight, torch.float32, (head_dim,))
-    check_tensor(op, "key_weight", key_weight, torch.float32, (head_dim,))
+    dtype = float_type(op, "qkv", qkv)
+    check_tensor(op, "qkv", qkv, dtype, (None, None, None))
+    check_tensor(op, "query_weight", query_weight, dtype, (head_dim,))
+    check_tensor(op, "key_weight", key_weight, dtype, (head_dim,))
     if qkv.shape[1] <= 2 * num_kv_heads:
         raise KernelArgumentError(op, f"qkv of shape {list(qkv.shape)} does not fit {num_kv_heads} KV heads")
-    if qkv.device.type != "cpu":
-        raise UnsupportedDeviceError(op, qkv.device)
-    cpu.rms_norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)
+    if qkv.device.type == "cpu":
+        from paceline_kernels.rms_norm import cpu
+
+        cpu.rms_norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)
+    elif gpu.has_kernels(qkv.device):
+        from paceline_kernels.rms_norm import triton
+
+        triton.rms_norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)
+    else:
+        raise UnsupportedDeviceError(op, qkv.device, gpu.DEVICES)

@@ -4,12 +4,24 @@ Knows positions and slots; not which request they belong to. Su et al., "RoForme
 https://arxiv.org/abs/2104.09864, in the layout of Hugging Face: dimension i pairs with i + head_dim / 2.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from paceline_kernels.arguments import check_tensor
+from paceline_kernels import gpu
+from paceline_kernels.arguments import check_caches, check_tensor, float_type
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
-from paceline_kernels.rope import cpu
+from paceline_kernels.rms_norm import rms_norm_heads
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """What query heads and key heads are normalised by before they are rotated, see `rms_norm_heads`."""
+
+    query_weight: torch.Tensor  # [head_dim]
+    key_weight: torch.Tensor  # [head_dim]
+    eps: float
 
 
 def rope_frequencies(head_dim: int, theta: float) -> torch.Tensor:
@@ -39,26 +51,52 @@ def rope_and_write_kv(
     slot_mapping: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
+    *,
+    norms: HeadNorms | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> None:
     """Rotate the queries in place; write the rotated keys and the values to their slots.
 
-    qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim] float32, queries, keys, values. Its keys and values are
-    left as they are. table: [num_positions, head_dim] float32, see `rope_table`. positions: [num_tokens] int32, below
-    num_positions. slot_mapping: [num_tokens] int64, block * block_size + slot, no two alike.
-    key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim] float32. All contiguous.
-    Batch-invariant: tokens do not influence each other. Raises KernelArgumentError, UnsupportedDeviceError.
+    qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values. Its keys and values are left as
+    they are, but for keys where norms are given: what they hold afterwards is not said. table: [num_positions,
+    head_dim] float32, see `rope_table`. positions: [num_tokens] int32, below num_positions. slot_mapping: [num_tokens]
+    int64, block * block_size + slot, no two alike. key_cache, value_cache: [num_blocks, num_kv_heads, block_size,
+    head_dim]. All contiguous.
+
+    On a CPU all numbers are float32. On a GPU qkv and the norms' weights are bfloat16 or float16, and the caches of the
+    same type or quantised: of float8_e4m3fn, where key_scales and value_scales, [num_kv_heads] float32, say what stored
+    numbers are to be multiplied with (too large ones are stored as the largest there is); or of int8, where those two,
+    [num_blocks, num_kv_heads, block_size] float32, receive that of every slot. There a position or a slot out of range
+    is no error, since finding it would mean waiting for the device: the first gives NaN, the second, such as -1, is not
+    written.
+
+    Batch-invariant: tokens do not influence each other. Raises KernelArgumentError (also for float8_e4m3fn on a GPU
+    without such arithmetic), UnsupportedDeviceError.
     """
     op = "rope_and_write_kv"
     num_tokens, _, head_dim = qkv.shape
-    check_tensor(op, "qkv", qkv, torch.float32, (None, None, None))
+    dtype = float_type(op, "qkv", qkv)
+    check_tensor(op, "qkv", qkv, dtype, (None, None, None))
     check_tensor(op, "table", table, torch.float32, (None, head_dim))
     check_tensor(op, "positions", positions, torch.int32, (num_tokens,))
     check_tensor(op, "slot_mapping", slot_mapping, torch.int64, (num_tokens,))
-    check_tensor(op, "key_cache", key_cache, torch.float32, (None, None, None, head_dim))
-    check_tensor(op, "value_cache", value_cache, torch.float32, tuple(key_cache.shape))
+    check_caches(op, dtype, head_dim, (key_cache, key_scales), (value_cache, value_scales))
+    if norms is not None:
+        check_tensor(op, "query_weight", norms.query_weight, dtype, (head_dim,))
+        check_tensor(op, "key_weight", norms.key_weight, dtype, (head_dim,))
     if head_dim % 2 or qkv.shape[1] <= 2 * key_cache.shape[1]:
         raise KernelArgumentError(op, f"qkv of shape {list(qkv.shape)} does not fit {key_cache.shape[1]} KV heads")
     if qkv.device.type == "cpu":
+        from paceline_kernels.rope import cpu
+
+        if norms is not None:
+            rms_norm_heads(qkv, norms.query_weight, norms.key_weight, key_cache.shape[1], norms.eps)
         cpu.rope_and_write_kv(qkv, table, positions, slot_mapping, key_cache, value_cache)
-        return
-    raise UnsupportedDeviceError(op, qkv.device)
+    elif gpu.has_kernels(qkv.device):
+        from paceline_kernels.rope import triton
+
+        caches = (key_cache, value_cache)
+        triton.rope_and_write_kv(qkv, table, positions, slot_mapping, *caches, norms, key_scales, value_scales)
+    else:
+        raise UnsupportedDeviceError(op, qkv.device, gpu.DEVICES)

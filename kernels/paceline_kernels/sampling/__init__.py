@@ -32,9 +32,9 @@ Log-probabilities are natural, of the softmax of the logits as given, before tem
 
 import torch
 
+from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
-from paceline_kernels.errors import UnsupportedDeviceError
-from paceline_kernels.sampling import cpu
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import (
     LogitRules,
     Logprobs,
@@ -56,10 +56,18 @@ __all__ = [
 ]
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None = None) -> Samples:
+def sample(
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    rules: LogitRules | None = None,
+    *,
+    max_logprobs: int | None = None,
+) -> Samples:
     """Draw a token for every row of logits, [num_rows, vocab] float32, contiguous, as the module defines.
 
     Batch-invariant: rows do not influence each other. num_logprobs beyond the vocabulary counts as the vocabulary.
+    max_logprobs: what num_logprobs counts as at most, and how many columns the best tokens have (none below 1). None
+    looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
     Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
@@ -75,23 +83,43 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRul
     if rules is not None:
         _check_rules(rules, num_rows)
     if logits.device.type == "cpu":
-        return cpu.sample(logits, parameters, rules)
-    raise UnsupportedDeviceError("sample", logits.device)
+        from paceline_kernels.sampling import cpu
+
+        return cpu.sample(logits, parameters, rules, max_logprobs)
+    if gpu.has_kernels(logits.device):
+        from paceline_kernels.sampling import triton
+
+        return triton.sample(logits, parameters, rules, _known("sample", max_logprobs))
+    raise UnsupportedDeviceError("sample", logits.device, gpu.DEVICES)
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, *, max_logprobs: int | None = None
+) -> Logprobs:
     """The log-probability of a token per row of logits, [num_rows, vocab] float32, and of the likeliest ones.
 
-    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters. A row with a logit that is NaN or
-    +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
+    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters, max_logprobs as in `sample`. A row
+    with a logit that is NaN or +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
     check_tensor("token_logprobs", "logits", logits, torch.float32, (None, None))
     check_tensor("token_logprobs", "token_ids", token_ids, torch.int32, (num_rows,))
     check_tensor("token_logprobs", "num_logprobs", num_logprobs, torch.int32, (num_rows,))
     if logits.device.type == "cpu":
-        return cpu.token_logprobs(logits, token_ids, num_logprobs)
-    raise UnsupportedDeviceError("token_logprobs", logits.device)
+        from paceline_kernels.sampling import cpu
+
+        return cpu.token_logprobs(logits, token_ids, num_logprobs, max_logprobs)
+    if gpu.has_kernels(logits.device):
+        from paceline_kernels.sampling import triton
+
+        return triton.token_logprobs(logits, token_ids, num_logprobs, _known("token_logprobs", max_logprobs))
+    raise UnsupportedDeviceError("token_logprobs", logits.device, gpu.DEVICES)
+
+
+def _known(op: str, max_logprobs: int | None) -> int:
+    if max_logprobs is None:
+        raise KernelArgumentError(op, "max_logprobs must be given on a GPU: looking for it would mean waiting")
+    return max_logprobs
 
 
 def _check_rules(rules: LogitRules, num_rows: int) -> None:

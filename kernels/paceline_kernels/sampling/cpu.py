@@ -27,7 +27,9 @@ _EXPONENT_BITS = np.int32(0x7F800000)
 _DRAWN, _NOT_FINITE, _NOTHING_LEFT = (int(outcome) for outcome in SampleOutcome)
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None) -> Samples:
+def sample(
+    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None, max_logprobs: int | None
+) -> Samples:
     """See `paceline_kernels.sampling.sample`."""
     num_rows = logits.shape[0]
     token_ids, outcomes = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows, dtype=torch.int32)
@@ -44,19 +46,26 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRul
         token_ids.numpy(),
         outcomes.numpy(),
     )
-    logprobs = _logprobs(logits, token_ids, parameters.num_logprobs)
+    logprobs = _logprobs(logits, token_ids, parameters.num_logprobs, max_logprobs)
     return Samples(token_ids, outcomes, logprobs.logprobs, logprobs.top_token_ids, logprobs.top_logprobs)
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, max_logprobs: int | None
+) -> Logprobs:
     """See `paceline_kernels.sampling.token_logprobs`."""
     check_token_ids("token_logprobs", "token_ids", token_ids.numpy(), logits.shape[1])
-    return _logprobs(logits, token_ids, num_logprobs)
+    return _logprobs(logits, token_ids, num_logprobs, max_logprobs)
 
 
-def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor) -> Logprobs:
+def _logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, max_logprobs: int | None
+) -> Logprobs:
     num_rows, vocab_size = logits.shape
-    num_top = min(max([0, *num_logprobs.tolist()]), vocab_size)
+    if max_logprobs is None:
+        max_logprobs = max([0, *num_logprobs.tolist()])
+    num_logprobs = num_logprobs.clamp(max=max_logprobs)
+    num_top = min(max(max_logprobs, 0), vocab_size)
     taken = Logprobs(
         logprobs=torch.empty(num_rows, dtype=torch.float32),
         top_token_ids=torch.empty((num_rows, num_top), dtype=torch.int32),

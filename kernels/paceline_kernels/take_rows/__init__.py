@@ -2,7 +2,8 @@
 
 import torch
 
-from paceline_kernels.arguments import check_tensor
+from paceline_kernels import gpu
+from paceline_kernels.arguments import check_tensor, float_type
 from paceline_kernels.errors import UnsupportedDeviceError
 from paceline_kernels.take_rows import cpu
 
@@ -10,11 +11,17 @@ from paceline_kernels.take_rows import cpu
 def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Row `indices[i]` of the table for every i, times the scale.
 
-    table: [num_rows, width] float32. indices: [count] int32. Both contiguous. Returns [count, width] float32, new.
-    Raises KernelArgumentError (also for an index outside of the table), UnsupportedDeviceError.
+    table: [num_rows, width], float32 on a CPU, bfloat16 or float16 on a GPU. indices: [count] int32. Both contiguous.
+    Returns [count, width] of the table's type, new.
+    Raises KernelArgumentError, UnsupportedDeviceError. An index outside of the table is refused on a CPU; on a GPU it
+    gives a row of NaN, since finding it would mean waiting for the device.
     """
-    check_tensor("take_rows", "table", table, torch.float32, (None, None))
+    check_tensor("take_rows", "table", table, float_type("take_rows", "table", table), (None, None))
     check_tensor("take_rows", "indices", indices, torch.int32, (None,))
     if table.device.type == "cpu":
         return cpu.take_rows(table, indices, scale)
-    raise UnsupportedDeviceError("take_rows", table.device)
+    if gpu.has_kernels(table.device):
+        from paceline_kernels.take_rows import triton
+
+        return triton.take_rows(table, indices, scale)
+    raise UnsupportedDeviceError("take_rows", table.device, gpu.DEVICES)

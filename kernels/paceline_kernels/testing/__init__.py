@@ -1,4 +1,4 @@
-"""What tests of kernels build on: paged batches, packed matrices, and memory that shows when it is read too early.
+"""What tests of kernels build on: paged batches, and memory that shows when it is read too early.
 
 Knows how an engine lays out blocks. It asserts nothing.
 """
@@ -6,13 +6,14 @@ Knows how an engine lays out blocks. It asserts nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from paceline_kernels.quantized_linear import PackedWeight, WeightFormat, pack_int4, pack_int8
-from paceline_kernels.quantized_linear.tiles import GROUP
 
-_UNWRITTEN_INT = 0x7EADBEEF  # truncated by smaller types
+def unwritten_value(dtype: torch.dtype) -> float:
+    """NaN, or an absurd integer that the type can hold: what memory holds that nothing was written to."""
+    if dtype.is_floating_point:
+        return float("nan")
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max - 2
 
 
 def poisoned(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -29,7 +30,7 @@ def poisoned(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         pin_memory: bool = False,
     ) -> torch.Tensor:
         tensor = empty(*size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else _UNWRITTEN_INT)
+        return tensor.fill_(unwritten_value(tensor.dtype))
 
     return allocate
 
@@ -106,18 +107,4 @@ def paged_batch(rows: Sequence[tuple[Context, int, int]], block_size: int, seed:
         cu_seqlens=lengths.cumsum(0).int(),
         context_lens=torch.tensor([stop for _, _, stop in rows], dtype=torch.int32),
         scale=head_dim**-0.5,
-    )
-
-
-def random_packed_weight(num_outputs: int, num_inputs: int, weight_format: WeightFormat, seed: int) -> PackedWeight:
-    """A matrix of about unit gain, made of all integers of the format; no two groups have the same scale."""
-    generator = np.random.default_rng([seed, num_outputs, num_inputs])
-    groups = (num_outputs, num_inputs // GROUP)
-    if weight_format is WeightFormat.INT4:
-        integers = generator.integers(0, 16, (num_outputs, num_inputs), np.uint8)
-        scales = generator.uniform(0.5, 1.5, groups).astype(np.float32) / np.float32(4.6 * num_inputs**0.5)
-        return pack_int4(integers, scales, -scales * generator.uniform(6, 9, groups).astype(np.float32))
-    integers = generator.integers(-127, 128, (num_outputs, num_inputs)).astype(np.int8)
-    return pack_int8(
-        integers, generator.uniform(0.5, 1.5, groups).astype(np.float32) / np.float32(73 * num_inputs**0.5)
     )

@@ -1,0 +1,241 @@
+"""attention for GPUs: short rows by `splits`, chunks by `chunks`, both in one batch.
+
+No length is read on the host, so nothing waits for the device, and a captured graph serves any lengths that its tensors
+have room for. Knows shapes and grids; not what the kernels do with them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from paceline_kernels.attention.triton.chunks import attend_chunks
+from paceline_kernels.attention.triton.launches import (
+    CHUNKS,
+    FIXED_QUANTUM,
+    FOLD_PARTS,
+    FOLD_WARPS,
+    ROW_STEP,
+    SPLITS,
+    ChunkLaunch,
+    SplitLaunch,
+)
+from paceline_kernels.attention.triton.splits import attend_splits, fold_partials
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.gpu import architecture
+from paceline_kernels.gpu.splits import Splits
+
+_NO_WINDOW = 2**31 - 1
+_MIN_HEAD_DIM, _MAX_HEAD_DIM = 64, 256
+_MAX_PACKED = 64
+# Where no GPU is asked, because kernels are interpreted or only compiled.
+_DEFAULT_MULTIPROCESSORS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What both kernels need, checked."""
+
+    out: torch.Tensor
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    key_scales: torch.Tensor | None
+    value_scales: torch.Tensor | None
+    block_tables: torch.Tensor
+    cu_seqlens: torch.Tensor
+    context_lens: torch.Tensor
+    window: int
+    scale: float
+    softcap: float | None
+    group: int  # query heads of a KV head
+    padded: int  # dimensions of a head, as kernels hold it
+    short_tokens: int  # of a row that counts as short
+    packed: int  # its query heads, times tokens, and a little room
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+    splits: Splits,
+    short_tokens: int,
+) -> torch.Tensor:
+    """See `paceline_kernels.attention.paged_attention`."""
+    architecture.check_fp8("paged_attention", key_cache)
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, num_rows = key_cache.shape[1], context_lens.shape[0]
+    group = num_heads // num_kv_heads
+    padded = max(_MIN_HEAD_DIM, triton.next_power_of_2(head_dim))
+    if padded > _MAX_HEAD_DIM or head_dim % 8 or scale <= 0:
+        problem = f"a head of {head_dim} dimensions is no multiple of 8 up to {_MAX_HEAD_DIM}, or the scale is {scale}"
+        raise KernelArgumentError("paged_attention", problem)
+    place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
+    packed = max(SPLITS[place].min_packed, triton.next_power_of_2(group * short_tokens))
+    if packed > _MAX_PACKED:
+        problem = f"{short_tokens} tokens of {group} heads per KV head are more than {_MAX_PACKED} together"
+        raise KernelArgumentError("paged_attention", problem)
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
+    if not num_tokens:
+        return out
+    call = _Call(
+        out=out,
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        block_tables=block_tables,
+        cu_seqlens=cu_seqlens,
+        context_lens=context_lens,
+        window=_NO_WINDOW if window is None else window,
+        scale=scale,
+        softcap=softcap,
+        group=group,
+        padded=padded,
+        short_tokens=short_tokens,
+        packed=packed,
+    )
+    _launch_splits(call, SPLITS[place], splits)
+    if num_tokens > num_rows:  # else every row is a decode
+        _launch_chunks(call, CHUNKS[place])
+    return out
+
+
+def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
+    """All rows of few tokens."""
+    head_dim = call.query.shape[2]
+    num_kv_heads, block_size = call.key_cache.shape[1:3]
+    num_rows, num_blocks = call.block_tables.shape
+    num_programs = launch.programs * _num_multiprocessors(call.query.device)
+    is_fixed = splits is Splits.FIXED
+    quantum, num_partials = launch.tile, 2 * num_programs
+    if is_fixed:
+        quantum = FIXED_QUANTUM
+        num_partials = num_rows * num_kv_heads * triton.cdiv(num_blocks * block_size, quantum)
+    partials = torch.empty((num_partials, call.packed, head_dim), dtype=torch.float32, device=call.query.device)
+    statistics = torch.empty((num_partials, 2, call.packed), dtype=torch.float32, device=call.query.device)
+    attend_splits[(num_programs,)](
+        call.out,
+        partials,
+        statistics,
+        call.query,
+        call.key_cache,
+        call.value_cache,
+        call.key_scales,
+        call.value_scales,
+        call.block_tables,
+        call.cu_seqlens,
+        call.context_lens,
+        num_rows,
+        call.query.stride(0),
+        num_blocks,
+        call.window,
+        call.scale,
+        call.softcap or 1.0,
+        KV_HEADS=num_kv_heads,
+        GROUP=call.group,
+        BLOCK_SIZE=block_size,
+        DIM=head_dim,
+        DIM_PADDED=call.padded,
+        SHORT=call.short_tokens,
+        PACKED=call.packed,
+        TILE=launch.tile,
+        QUANTUM=quantum,
+        FIXED=is_fixed,
+        CAPPED=call.softcap is not None,
+        TURNED=launch.turned,
+        STEP=ROW_STEP,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    _launch_fold(call, partials, statistics, num_programs, quantum, splits)
+
+
+def _launch_fold(
+    call: _Call,
+    partials: torch.Tensor,
+    statistics: torch.Tensor,
+    num_programs: int,
+    quantum: int,
+    splits: Splits,
+) -> None:
+    """What the programs of `attend_splits` left, one program per row and query head."""
+    num_tokens, num_heads, head_dim = call.query.shape
+    num_rows = call.context_lens.shape[0]
+    # No row can have more tokens than the batch has beside one for each of the others.
+    tokens = min(call.short_tokens, num_tokens - num_rows + 1)
+    fold_partials[(num_rows, num_heads * tokens)](
+        call.out,
+        partials,
+        statistics,
+        call.cu_seqlens,
+        call.context_lens,
+        num_rows,
+        num_programs,
+        call.window,
+        KV_HEADS=call.key_cache.shape[1],
+        GROUP=call.group,
+        DIM=head_dim,
+        DIM_PADDED=call.padded,
+        SHORT=call.short_tokens,
+        PACKED=call.packed,
+        QUANTUM=quantum,
+        FIXED=splits is Splits.FIXED,
+        STEP=ROW_STEP,
+        PARTS=FOLD_PARTS,
+        num_warps=FOLD_WARPS,
+    )
+
+
+def _launch_chunks(call: _Call, launch: ChunkLaunch) -> None:
+    """All rows of more tokens."""
+    num_tokens, _, head_dim = call.query.shape
+    num_kv_heads, block_size = call.key_cache.shape[1:3]
+    num_rows, num_blocks = call.block_tables.shape
+    # Only the device knows how many tiles there are: never more than these.
+    num_tiles = num_tokens // (launch.rows // call.group) + num_rows
+    attend_chunks[(num_tiles * num_kv_heads,)](
+        call.out,
+        call.query,
+        call.key_cache,
+        call.value_cache,
+        call.key_scales,
+        call.value_scales,
+        call.block_tables,
+        call.cu_seqlens,
+        call.context_lens,
+        num_rows,
+        call.query.stride(0),
+        num_blocks,
+        call.window,
+        call.scale,
+        call.softcap or 1.0,
+        KV_HEADS=num_kv_heads,
+        GROUP=call.group,
+        BLOCK_SIZE=block_size,
+        DIM=head_dim,
+        DIM_PADDED=call.padded,
+        SHORT=call.short_tokens,
+        ROWS=launch.rows,
+        TILE=launch.tile,
+        CAPPED=call.softcap is not None,
+        WINDOWED=call.window != _NO_WINDOW,
+        STEP=ROW_STEP,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _DEFAULT_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,214 @@
+"""paged_attention for GPUs: decodes and chunks, every type of cache, odd sizes, and nothing else touched."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline_kernels.attention import Splits, reference
+from paceline_kernels.attention import triton as attention
+from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.gpu import architecture
+from paceline_kernels.testing import paged_batch, random_context
+
+# What rounding weights and results to the type costs, of values about 1.
+ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-6}
+# A decode in two tiles, a chunk that ends in the middle of a tile and of a block, and a short one.
+ROWS = [(129, 128, 129), (100, 60, 100), (63, 60, 63)]
+
+
+@pytest.fixture
+def exact(device):
+    """The type that shows mistakes best."""
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch):
+    monkeypatch.setattr(attention, "FIXED_QUANTUM", 128)
+
+
+@pytest.fixture
+def _products_by_row(monkeypatch):
+    """What the interpreter multiplies with: numpy's own product rounds a row by its place in the tile."""
+    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
+
+
+def batch_of(rows, heads=(4, 2, 16), block_size=16, seed=0):
+    """Random contexts, of which rows (length, start, stop) are computed."""
+    made = [(random_context(length, *heads, seed=index), *span) for index, (length, *span) in enumerate(rows)]
+    return paged_batch(made, block_size, seed)
+
+
+def run(place, batch, dtype, *, rules=None, splits=Splits.EVEN, short_tokens=1, scales=(None, None)):
+    """The kernels' result, on the CPU. A quantised cache stays what it is, others become `dtype`."""
+    query, keys, values, *rows, scale = batch.arguments()
+    if scales[0] is None:
+        keys, values = keys.to(dtype), values.to(dtype)
+    placed = [place(tensor) for tensor in (query.to(dtype), keys, values, *rows)]
+    placed_scales = [None if given is None else place(given) for given in scales]
+    rules = {"window": None, "softcap": None} | (rules or {})
+    out = attention.paged_attention(
+        *placed, scale, rules["window"], rules["softcap"], *placed_scales, splits, short_tokens
+    )
+    return out.cpu()
+
+
+def expected_of(batch, dtype, rules=None):
+    """What the reference makes of the same rounded numbers."""
+    query, keys, values, *rest = batch.arguments()
+    return reference.paged_attention(query.to(dtype), keys.to(dtype), values.to(dtype), *rest, **(rules or {}))
+
+
+def assert_close(ours, expected, bound):
+    """Equal but for the rounding."""
+    torch.testing.assert_close(ours.float(), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("heads", "block_size", "splits"),
+    [
+        ((4, 2, 16), 16, Splits.EVEN),
+        ((4, 2, 16), 16, Splits.FIXED),
+        ((3, 1, 104), 5, Splits.EVEN),
+        ((2, 2, 136), 128, Splits.FIXED),
+    ],
+)
+def test_decodes_and_chunks_in_one_batch_equal_the_reference(place, dtype, heads, block_size, splits):
+    """Groups that are no power of two, heads that are none, blocks smaller and larger than a tile."""
+    batch = batch_of(ROWS, heads, block_size)
+    assert_close(run(place, batch, dtype, splits=splits), expected_of(batch, dtype), ROUNDING[dtype])
+
+
+RULES = {"window": 50}, {"window": 1}, {"window": 70, "softcap": 0.5}
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_windows_and_caps_equal_the_reference(place, exact, rules):
+    """Windows that begin in a tile, before it, and in the token itself."""
+    batch = batch_of(ROWS)
+    assert_close(run(place, batch, exact, rules=rules), expected_of(batch, exact, rules), ROUNDING[exact])
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 5])
+@pytest.mark.parametrize("splits", Splits)
+def test_any_number_of_programs_shares_uneven_contexts(place, exact, monkeypatch, multiprocessors, splits):
+    """Fewer programs than contexts, and more than tiles; contexts from 1 to 400."""
+    monkeypatch.setattr(attention, "_DEFAULT_MULTIPROCESSORS", multiprocessors)
+    batch = batch_of([(length, length - 1, length) for length in (1, 400, 130, 2)], (2, 1, 8))
+    assert_close(run(place, batch, exact, splits=splits), expected_of(batch, exact), ROUNDING[exact])
+
+
+def int8(cache):
+    """(integers, their scales); slots without a number have a scale without one."""
+    scales = cache.abs().amax(-1) / 127
+    return (cache / scales[..., None]).round().nan_to_num(99).to(torch.int8), scales
+
+
+def test_int8_caches_are_multiplied_with_the_scale_of_every_slot(place, dtype):
+    """Numbers of very different size: a wrong scale would show."""
+    batch = batch_of(ROWS, (3, 1, 72))
+    sizes = torch.exp(torch.randn(batch.key_cache.shape[:3], generator=torch.Generator().manual_seed(1)))
+    (keys, key_scales), (values, value_scales) = int8(batch.key_cache), int8(batch.value_cache * sizes[..., None])
+    stored = change(batch, keys, values)
+    exact_batch = change(batch, keys * key_scales[..., None], values * value_scales[..., None])
+    ours = run(place, stored, dtype, scales=(key_scales, value_scales))
+    query, *rest = exact_batch.arguments()
+    # Products of eight bits are made of float16, whatever the queries are.
+    bound = 4 * max(ROUNDING[dtype], ROUNDING[torch.float16])
+    assert_close(ours, reference.paged_attention(query.to(dtype), *rest), bound)
+
+
+def test_fp8_caches_are_multiplied_with_the_scale_of_their_head(place, exact):
+    """Wide bounds: the interpreter's conversions are coarse."""
+    batch = batch_of(ROWS)
+    keys, values = (c.to(torch.float8_e4m3fn) for c in (batch.key_cache, batch.value_cache))
+    key_scales, value_scales = torch.tensor([0.5, 1.5]), torch.tensor([2.0, 0.7])
+    exact_batch = change(batch, keys.float() * key_scales[:, None, None], values.float() * value_scales[:, None, None])
+    ours = run(place, change(batch, keys, values), exact, scales=(key_scales, value_scales))
+    query, *rest = exact_batch.arguments()
+    assert_close(ours, reference.paged_attention(query.to(exact), *rest), 2e-2)
+
+
+def change(batch, keys, values):
+    """The batch with other caches."""
+    return type(batch)(batch.query, keys, values, batch.block_tables, batch.cu_seqlens, batch.context_lens, batch.scale)
+
+
+@pytest.mark.parametrize("splits", Splits)
+def test_rows_with_drafts_are_decodes_too(place, exact, splits):
+    """Four tokens of one row in a tile of scores, cut into several partial results, of which some see nothing."""
+    batch = batch_of([(260, 254, 260), (130, 126, 130), (64, 63, 64)])
+    ours = run(place, batch, exact, splits=splits, short_tokens=6, rules={"window": 128})
+    assert_close(ours, expected_of(batch, exact, {"window": 128}), ROUNDING[exact])
+
+
+@pytest.mark.usefixtures("_products_by_row")
+def test_batch_mates_do_not_change_a_bit_at_fixed_splits(place, exact):
+    """A decode and a chunk, alone and between others, in other blocks."""
+    contexts = [random_context(length, 4, 2, 16, seed=length) for length in (300, 40, 70)]
+    decode, chunk, other = (contexts[0], 299, 300), (contexts[1], 0, 40), (contexts[2], 69, 70)
+    together = run(place, paged_batch([other, decode, chunk], 16, 1), exact, splits=Splits.FIXED)
+    alone = [run(place, paged_batch([row], 16, 2), exact, splits=Splits.FIXED) for row in (decode, chunk)]
+    assert torch.equal(alone[0], together[1:2])
+    assert torch.equal(alone[1], together[2:])
+
+
+@pytest.mark.usefixtures("_products_by_row")
+@pytest.mark.parametrize("rules", [{}, {"window": 33}], ids=str)
+def test_where_a_chunk_is_cut_does_not_change_a_bit(place, exact, rules):
+    """At once, or in parts of 41 and 99 tokens."""
+    context = random_context(140, 2, 1, 16, seed=0)
+    whole, first, rest = (
+        run(place, paged_batch([(context, *span)], 16), exact, rules=rules) for span in ((0, 140), (0, 41), (41, 140))
+    )
+    assert torch.equal(torch.cat([first, rest]), whole)
+
+
+def test_a_row_of_nan_stays_alone(place, exact):
+    """Its own result is NaN; those of its neighbours in the same programs are not."""
+    contexts = [random_context(200, 4, 2, 16, seed=index) for index in range(3)]
+    contexts[1].keys[3], contexts[1].values[3] = float("nan"), float("nan")
+    ours = run(place, paged_batch([(context, 199, 200) for context in contexts], 16), exact)
+    assert ours[1].isnan().all()
+    assert not ours[::2].isnan().any()
+
+
+def test_queries_may_lie_between_keys_and_values(place, exact):
+    """As they do in the output of a fused projection."""
+    batch = batch_of(ROWS[:2])
+    wide = torch.full((batch.query.shape[0], 9, 16), float("nan"))
+    wide[:, :4] = batch.query
+    arguments = [place(t.to(exact) if t.is_floating_point() else t) for t in (wide, *batch.arguments()[1:-1])]
+    arguments[0] = arguments[0][:, :4]
+    ours = attention.paged_attention(*arguments, batch.scale, None, None, None, None, Splits.EVEN, 1)
+    assert_close(ours.cpu(), expected_of(batch, exact), ROUNDING[exact])
+
+
+@pytest.mark.parametrize("splits", Splits)
+def test_rows_without_context_are_padding(place, exact, splits):
+    """A captured graph has more rows than a step: they change nothing, and have no result."""
+    batch = batch_of([(70, 69, 70), (9, 8, 9), (33, 32, 33)])
+    batch.context_lens[1] = 0
+    ours = run(place, batch, exact, splits=splits)
+    batch.context_lens[1] = 9
+    assert_close(ours[::2], expected_of(batch, exact)[::2], ROUNDING[exact])
+    assert ours[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "short_tokens", "problem"),
+    [((1, 1, 264), 1, "264 dimensions"), ((1, 1, 12), 1, "12 dimensions"), ((9, 1, 8), 9, "9 tokens of 9 heads")],
+)
+def test_what_no_launch_table_has_is_refused(place, exact, heads, short_tokens, problem):
+    """Before anything is launched."""
+    with pytest.raises(KernelArgumentError, match=problem):
+        run(place, batch_of([(2, 1, 2)], heads), exact, short_tokens=short_tokens)
+
+
+def test_fp8_caches_are_refused_where_a_gpu_has_no_such_numbers(place, exact, monkeypatch):
+    """An A100, say."""
+    monkeypatch.setattr(architecture, "_current_capability", lambda: 80)
+    batch = batch_of([(2, 1, 2)])
+    stored = change(batch, *(c.to(torch.float8_e4m3fn) for c in (batch.key_cache, batch.value_cache)))
+    with pytest.raises(KernelArgumentError, match="use int8"):
+        run(place, stored, exact, scales=(torch.ones(2), torch.ones(2)))

@@ -1,0 +1,62 @@
+"""`python -m gpu_kernels` with `kernels` and `tools` on the path, or `make gpu-kernels`: test and time on a CUDA GPU.
+
+Without one it says so and ends with 0. Any Python will do that has torch and Triton; nothing is fetched.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+from gpu_kernels import config
+from gpu_kernels.anchors import read_anchors
+from gpu_kernels.errors import MeasurementError
+
+_MODULES = ("torch", "triton", "numpy")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program's exit code: 0, or 1 if a test or a case failed."""
+    options = _parser().parse_args(arguments)
+    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"gpu-kernels: nothing ran, {sys.executable} has no {' and no '.join(missing)}")
+        return 0
+    import torch
+
+    if not options.rehearse and not torch.cuda.is_available():
+        print(f"gpu-kernels: nothing ran, torch {torch.__version__} finds no CUDA device here")
+        return 0
+    try:
+        anchors = read_anchors(options.anchors)
+    except MeasurementError as error:
+        print(f"gpu-kernels: {error}", file=sys.stderr)
+        return 2
+    if options.rehearse:
+        config.interpret_kernels()
+    else:
+        config.compile_kernels()
+    # Only now: these import Triton.
+    from gpu_kernels.case import Scale
+    from gpu_kernels.run import Run
+
+    run = Run(anchors, options.json, deadline=time.monotonic() + options.seconds)
+    if options.rehearse:
+        return run.rehearsed()
+    return run.on_gpu(Scale.QUICK if options.quick else Scale.FULL, with_tests=not options.no_tests)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu-kernels", description=__doc__)
+    parser.add_argument("--anchors", type=Path, metavar="FOLDER", help="CSV files of measured kernels to compare with")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there, after every case")
+    parser.add_argument("--quick", action="store_true", help="only the shapes that targets name")
+    parser.add_argument("--no-tests", action="store_true", help="do not run the tests first")
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes, interpreted on the CPU, nothing timed")
+    parser.add_argument("--seconds", type=float, default=440, help="start no case after so many (default 440)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Decodes and prompts of Llama-3-8B's attention: 32 query heads, 8 KV heads, 128 dimensions. Knows paged caches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch.nn import functional
+
+from gpu_kernels.anchors import AnchorKey, AnchorTable
+from gpu_kernels.case import Bound, Case, Place, Scale, Work, error_of
+from paceline_kernels.attention import Splits, reference
+from paceline_kernels.attention.triton import paged_attention
+
+_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
+_BLOCK_SIZE = 64
+_FP8 = torch.float8_e4m3fn
+_FP8_SCALE = 0.75  # no power of two, so that it shows
+# Rows of a batch, or tokens of a prompt, from the first to the last that the reference computes, too.
+_NUM_CHECKED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Rows that compute the last of their tokens: one in a decode, all of them in a prompt."""
+
+    contexts: Sequence[int]
+    is_prompt: bool
+    heads: tuple[int, int, int] = (_HEADS, _KV_HEADS, _HEAD_DIM)
+    block_size: int = _BLOCK_SIZE
+
+    @property
+    def computed(self) -> list[int]:
+        return list(self.contexts) if self.is_prompt else [1] * len(self.contexts)
+
+    @property
+    def num_blocks(self) -> list[int]:
+        return [-(-context // self.block_size) for context in self.contexts]
+
+    def num_bytes(self, place: Place, cache_type: torch.dtype) -> int:
+        heads, kv_heads, head_dim = self.heads
+        kv = 2 * sum(self.contexts) * kv_heads * head_dim * cache_type.itemsize
+        return kv + 2 * sum(self.computed) * heads * head_dim * place.dtype.itemsize
+
+    @property
+    def num_flops(self) -> int:
+        heads, _, head_dim = self.heads
+        seen = sum(context * (context + 1) // 2 if self.is_prompt else context for context in self.contexts)
+        return 4 * seen * heads * head_dim
+
+
+def cases(scale: Scale, place: Place) -> Iterator[Case]:
+    """Decodes with both types of cache, even and uneven, then prompts."""
+    if scale is Scale.ODD:
+        for cache_type in (place.dtype, _FP8):
+            yield _case("decode attention", _Batch((129, 1), False, (4, 2, 64), 16), place, cache_type)
+        yield _case("prefill attention", _Batch((48,), True, (4, 2, 64), 16), place, place.dtype)
+        return
+    shapes = [(8, 2048), (64, 2048), (8, 32_768), (64, 8192)]
+    if scale is Scale.FULL:
+        shapes += [(1, 512), (1, 32_768), (8, 8192), (64, 32_768), (128, 2048), (256, 512), (256, 1024), (256, 8192)]
+    for num_rows, context in sorted(shapes):
+        for cache_type in (place.dtype, _FP8):
+            yield _case("decode attention", _Batch([context] * num_rows, False), place, cache_type)
+    for cache_type in (place.dtype, _FP8):
+        # One long row among short ones, 4,096 on average.
+        yield _case("decode attention", _Batch([65_536 + 2048] + [2048] * 31, False), place, cache_type)
+    for context in (2048, 8192):
+        for cache_type in (place.dtype, _FP8):
+            yield _case("prefill attention", _Batch([context], True), place, cache_type)
+
+
+def _case(op: str, batch: _Batch, place: Place, cache_type: torch.dtype) -> Case:
+    kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
+    is_even = len(set(batch.contexts)) == 1
+    shape = {"b": len(batch.contexts), "ctx": max(batch.contexts) if is_even else "uneven", "kv": kv}
+    table = AnchorTable.PREFILL if batch.is_prompt else AnchorTable.DECODE
+    sizes = (len(batch.contexts), batch.contexts[0], *batch.heads)
+    return Case(
+        op=op,
+        shape=shape,
+        bound=Bound.PRODUCTS if batch.is_prompt else Bound.MEMORY,
+        num_bytes=batch.num_bytes(place, cache_type),
+        num_flops=batch.num_flops,
+        build=lambda seed: _build(batch, place, cache_type, seed),
+        allowed_error=2 * place.rounding,  # weights are rounded to the type, too
+        anchor=AnchorKey(table, (kv,), sizes) if is_even else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What attention is given, and what its scales are."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    tables: torch.Tensor
+    cu_seqlens: torch.Tensor
+    context_lens: torch.Tensor
+    scales: torch.Tensor | None
+
+    def attend(self) -> torch.Tensor:
+        scale = self.query.shape[-1] ** -0.5
+        rows = (self.tables, self.cu_seqlens, self.context_lens)
+        caches, scales = (self.keys, self.values), (self.scales, self.scales)
+        return paged_attention(self.query, *caches, *rows, scale, None, None, *scales, Splits.EVEN, 1)
+
+
+def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> Work:
+    heads, kv_heads, head_dim = batch.heads
+    num_blocks = batch.num_blocks
+    caches = [
+        place.normal(sum(num_blocks), kv_heads, batch.block_size, head_dim, seed=seed + i, dtype=cache_type)
+        for i in range(2)
+    ]
+    order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(seed)).int()
+    tables = torch.full((len(num_blocks), max(num_blocks)), -1, dtype=torch.int32)
+    for row, end in enumerate(accumulate(num_blocks)):
+        tables[row, : num_blocks[row]] = order[end - num_blocks[row] : end]
+    inputs = _Inputs(
+        query=place.normal(sum(batch.computed), heads, head_dim, seed=seed + 2),
+        keys=caches[0],
+        values=caches[1],
+        tables=tables.to(place.device),
+        cu_seqlens=torch.tensor([0, *accumulate(batch.computed)], dtype=torch.int32, device=place.device),
+        context_lens=torch.tensor(batch.contexts, dtype=torch.int32, device=place.device),
+        scales=torch.full((kv_heads,), _FP8_SCALE, device=place.device) if cache_type == _FP8 else None,
+    )
+    return Work(inputs.attend, _theirs(batch, inputs), lambda: _error(batch, inputs))
+
+
+def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
+    """torch's attention over keys and values that lie together: the same numbers of the same caches, in any order."""
+    heads, kv_heads, head_dim = batch.heads
+    context, num_rows = batch.contexts[0], len(batch.contexts)
+    if inputs.scales is not None or set(batch.contexts) != {context} or context % batch.block_size:
+        return None
+    keys, values = (cache.view(num_rows, kv_heads, context, head_dim) for cache in (inputs.keys, inputs.values))
+    query = inputs.query.view(num_rows, -1, heads, head_dim).transpose(1, 2)
+    is_causal = batch.is_prompt
+    return lambda: functional.scaled_dot_product_attention(query, keys, values, is_causal=is_causal, enable_gqa=True)
+
+
+def _error(batch: _Batch, inputs: _Inputs) -> float:
+    """Of some tokens, each as a row of its own, with the blocks of its row and no others."""
+    ours = inputs.attend()
+    tokens = sorted({(len(ours) - 1) * index // _NUM_CHECKED for index in range(_NUM_CHECKED + 1)})
+    expected = [_expected(batch, inputs, token) for token in tokens]
+    return error_of(ours[tokens], torch.cat(expected))
+
+
+def _expected(batch: _Batch, inputs: _Inputs, token: int) -> torch.Tensor:
+    row = 0 if batch.is_prompt else token
+    visible = token + 1 if batch.is_prompt else batch.contexts[row]
+    blocks = inputs.tables[row, : -(-visible // batch.block_size)].long()
+    factor = 1.0 if inputs.scales is None else _FP8_SCALE
+    keys, values = (cache[blocks].float() * factor for cache in (inputs.keys, inputs.values))
+    own = torch.arange(len(blocks), dtype=torch.int32)[None]
+    one = torch.tensor([0, 1], dtype=torch.int32)
+    lens = torch.tensor([visible], dtype=torch.int32)
+    query = inputs.query[token : token + 1]
+    return reference.paged_attention(query, keys, values, own, one, lens, query.shape[-1] ** -0.5)

@@ -1,0 +1,14 @@
+"""All cases, in the order of the table."""
+
+from collections.abc import Iterator
+
+from gpu_kernels import attention_cases, product_cases, row_cases, sampling_cases, state_cases
+from gpu_kernels.case import Case, Place, Scale
+
+
+def cases(scale: Scale, place: Place) -> Iterator[Case]:
+    """Those that a step of a model spends most time in first; without float8 where the device has none."""
+    for module in (attention_cases, product_cases, row_cases, sampling_cases, state_cases):
+        for case in module.cases(scale, place):
+            if place.has_fp8 or "fp8" not in case.shape.values():
+                yield case

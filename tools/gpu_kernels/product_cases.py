@@ -1,0 +1,105 @@
+"""Matrix products at the layers of Llama-3-8B or the nearest that anchors have. Knows weights of 16 and of 8 bits."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn import functional
+
+from gpu_kernels.anchors import AnchorKey, AnchorTable
+from gpu_kernels.case import Bound, Case, Place, Scale, Work, error_of
+from paceline_kernels.gpu.splits import Splits
+from paceline_kernels.linear.triton import linear
+from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
+from paceline_kernels.scaled_linear import reference as scaled_linear_reference
+from paceline_kernels.scaled_linear.triton import round_rows, scaled_linear
+
+_LAYERS = ((4096, 4096), (6144, 4096), (16_384, 4096), (4096, 12_288))  # outputs, inputs
+_FP8 = torch.float8_e4m3fn
+# What other stacks call weights of these types.
+_ANCHOR_TYPES = {_FP8: ("fp8", "fp8_block"), torch.int8: ("int8_wo", "sq")}
+_FROM_MANY = 512  # rows, from which on products decide and not the read of weights
+_ROUNDED_ROWS_ERROR = 4e-2  # of float8_e4m3fn on both sides: 2**-4 / sqrt(3) of a number
+
+
+def cases(scale: Scale, place: Place) -> Iterator[Case]:
+    """Few rows, and many."""
+    if scale is Scale.ODD:
+        yield _linear(place, 3, 63, 100)
+        yield from (_scaled_linear(place, 3, 63, 100, dtype) for dtype in (_FP8, torch.int8))
+        return
+    few = (1, 16) if scale is Scale.QUICK else (1, 4, 16, 64)
+    for layer in _LAYERS[:2] if scale is Scale.QUICK else _LAYERS:
+        yield from (_scaled_linear(place, num_rows, *layer, _FP8) for num_rows in few)
+    for layer in _LAYERS[:1] if scale is Scale.QUICK else _LAYERS[1:3]:
+        for num_rows in (1, 16):
+            yield _linear(place, num_rows, *layer)
+            yield _scaled_linear(place, num_rows, *layer, torch.int8)
+    if scale is Scale.FULL:
+        yield _linear(place, 2048, 6144, 4096)
+        yield from (_scaled_linear(place, 2048, 6144, 4096, dtype) for dtype in (_FP8, torch.int8))
+
+
+def _linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int) -> Case:
+    def build(seed: int) -> Work:
+        x, weight = place.normal(num_rows, num_inputs, seed=seed), place.normal(num_outputs, num_inputs, seed=seed + 1)
+
+        def ours() -> torch.Tensor:
+            return linear(x, weight, None, Splits.EVEN)
+
+        def error() -> float:
+            return error_of(ours(), x.double() @ weight.double().T)
+
+        return Work(ours, lambda: functional.linear(x, weight), error)
+
+    key = AnchorKey(AnchorTable.GEMM, ("bfloat16",), (num_rows, num_outputs, num_inputs))
+    return _case("linear", place, key, place.dtype, build)
+
+
+def _scaled_linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Case:
+    def build(seed: int) -> Work:
+        x = place.normal(num_rows, num_inputs, seed=seed)
+        weight = quantize_rows(place.normal(num_outputs, num_inputs, seed=seed + 1), dtype)
+
+        def ours() -> torch.Tensor:
+            return scaled_linear(x, weight, None, Splits.EVEN)
+
+        def error() -> float:
+            return error_of(ours(), scaled_linear_reference.scaled_linear(x, weight))
+
+        return Work(ours, _theirs(x, weight), error)
+
+    key = AnchorKey(AnchorTable.GEMM, _ANCHOR_TYPES[dtype], (num_rows, num_outputs, num_inputs))
+    return _case("scaled linear", place, key, dtype, build)
+
+
+def _theirs(x: torch.Tensor, weight: ScaledWeight) -> Callable[[], object] | None:
+    """The library's product of rows that are rounded already, where it has one."""
+    if weight.values.dtype != _FP8 or x.device.type == "cpu":
+        return None
+    rounded, scales = round_rows(x)
+    by_row = functional.ScalingType.RowWise
+    columns, column_scales = weight.values.t(), weight.scales[None]
+
+    def theirs() -> torch.Tensor:
+        return functional.scaled_mm(
+            rounded, columns, scales, by_row, column_scales, by_row, output_dtype=x.dtype, use_fast_accum=True
+        )
+
+    return theirs
+
+
+def _case(op: str, place: Place, key: AnchorKey, weight_type: torch.dtype, build: Callable[[int], Work]) -> Case:
+    num_rows, num_outputs, num_inputs = key.sizes
+    activations = num_rows * (num_inputs + num_outputs) * place.dtype.itemsize
+    is_rounded = num_rows >= _FROM_MANY and weight_type == _FP8
+    name = "fp8" if weight_type == _FP8 else str(weight_type).removeprefix("torch.")
+    return Case(
+        op=op,
+        shape={"m": num_rows, "n": num_outputs, "k": num_inputs, "weight": name},
+        bound=Bound.PRODUCTS if num_rows >= _FROM_MANY else Bound.MEMORY,
+        num_bytes=num_outputs * num_inputs * weight_type.itemsize + activations,
+        num_flops=2 * num_rows * num_outputs * num_inputs,
+        build=build,
+        allowed_error=_ROUNDED_ROWS_ERROR if is_rounded else place.rounding,
+        anchor=key,
+    )

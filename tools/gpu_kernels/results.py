@@ -1,0 +1,74 @@
+"""What was measured of a case, and the figures that follow from it. Knows arithmetic only."""
+
+from dataclasses import dataclass
+
+from gpu_kernels.anchors import Anchor
+from gpu_kernels.case import Bound, Case
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What memory and matrix units reach on this device in this run."""
+
+    copy_tbps: float  # bytes read and written
+    product_tflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time of one call."""
+
+    us: float  # median
+    spread: float  # of the middle half of the repetitions, over the median
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A case that was checked and timed."""
+
+    case: Case
+    timing: Timing
+    theirs: Timing | None
+    anchor: Anchor | None
+    ceilings: Ceilings
+    torch_failure: str = ""  # why there is no time of torch where there should be one
+
+    @property
+    def us(self) -> float:
+        """Of one call of ours."""
+        return self.timing.us
+
+    @property
+    def rate(self) -> float | None:
+        """In TB/s or TFLOP/s, by what bounds the operation."""
+        match self.case.bound:
+            case Bound.MEMORY:
+                return self.case.num_bytes / self.us / 1e6
+            case Bound.PRODUCTS:
+                return self.case.num_flops / self.us / 1e6
+            case Bound.LAUNCH:
+                return None
+
+    @property
+    def share_of_ceiling(self) -> float | None:
+        """The rate over that of a copy or of a large product."""
+        ceilings = {Bound.MEMORY: self.ceilings.copy_tbps, Bound.PRODUCTS: self.ceilings.product_tflops}
+        return None if self.rate is None else self.rate / ceilings[self.case.bound]
+
+    @property
+    def torch_ratio(self) -> float | None:
+        """How many times as long torch takes."""
+        return None if self.theirs is None else self.theirs.us / self.us
+
+    @property
+    def anchor_ratio(self) -> float | None:
+        """How many times as long the best anchor takes."""
+        return None if self.anchor is None else self.anchor.us / self.us
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A case that could not be built, was wrong, or could not be timed."""
+
+    case: Case
+    sentence: str

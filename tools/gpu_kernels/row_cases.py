@@ -1,0 +1,174 @@
+"""Operations that read every number once and write every result once, at the sizes of Llama-3-8B.
+
+Norms, rotation with the write of keys and values, gates, rows of a table, copies of blocks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch.nn import functional
+
+from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Work, error_of, mismatch_of
+from paceline_kernels.activation import Gate
+from paceline_kernels.activation import reference as activation_reference
+from paceline_kernels.activation.triton import gate_and_multiply
+from paceline_kernels.block_copy import reference as block_copy_reference
+from paceline_kernels.block_copy.triton import block_copy
+from paceline_kernels.rms_norm import reference as rms_norm_reference
+from paceline_kernels.rms_norm.triton import rms_norm
+from paceline_kernels.rope import reference as rope_reference
+from paceline_kernels.rope import rope_frequencies, rope_table
+from paceline_kernels.rope.triton import rope_and_write_kv
+from paceline_kernels.take_rows import reference as take_rows_reference
+from paceline_kernels.take_rows.triton import take_rows
+
+_EPS = 1e-5
+_FP8 = torch.float8_e4m3fn
+_FP8_ERROR = 0.1  # a number keeps four bits, and in Triton's interpreter a little less
+
+
+def cases(scale: Scale, place: Place) -> Iterator[Case]:
+    """Those of 4,096 tokens, which targets are about, and decodes."""
+    if scale is Scale.ODD:
+        yield _add_norm(place, 3, 129)
+        yield from (_rope(place, 3, (3, 1, 32), 40, cache_type) for cache_type in (place.dtype, _FP8))
+        yield _silu(place, 3, 100)
+        yield _take_rows(place, 5, 63, 9)
+        yield _block_copy(place, 3, 2, 12, 63)
+        return
+    for num_tokens in (4096,) if scale is Scale.QUICK else (64, 4096):
+        yield _add_norm(place, num_tokens, 4096)
+        yield from (_rope(place, num_tokens, (32, 8, 128), 8192, cache_type) for cache_type in (place.dtype, _FP8))
+        yield _silu(place, num_tokens, 14_336)
+    if scale is Scale.FULL:
+        yield _take_rows(place, 4096, 4096, 128_256)
+        yield _block_copy(place, 64, 32, 512, 8 * 64 * 128)
+
+
+def _add_norm(place: Place, num_tokens: int, width: int) -> Case:
+    def build(seed: int) -> Work:
+        x, residual = (place.normal(num_tokens, width, seed=seed + i) for i in range(2))
+        weight = place.normal(width, seed=seed + 2)
+
+        def error() -> float:
+            kept = residual.clone()
+            ours = rms_norm(x, weight, _EPS, kept)
+            expected = rms_norm_reference.rms_norm(kept, weight, _EPS)
+            return error_of(ours, expected) + mismatch_of((kept, residual + x))
+
+        def theirs() -> torch.Tensor:
+            return functional.rms_norm(residual.add_(x), (width,), weight, _EPS)
+
+        return Work(lambda: rms_norm(x, weight, _EPS, residual), theirs, error)
+
+    num_bytes = 4 * num_tokens * width * place.dtype.itemsize
+    return _moves(place, "add + norm", {"tokens": num_tokens, "width": width}, num_bytes, build)
+
+
+def _rope(place: Place, num_tokens: int, heads: tuple[int, int, int], num_slots: int, cache_type: torch.dtype) -> Case:
+    num_heads, num_kv_heads, head_dim = heads
+    block_size = 8 if num_slots < 64 else 64
+    kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
+
+    def build(seed: int) -> Work:
+        qkv = place.normal(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=seed)
+        table = rope_table(num_slots, rope_frequencies(head_dim, 500_000.0)).to(place.device)
+        positions = place.integers(num_slots, num_tokens, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        slots = torch.randperm(num_slots, generator=generator)[:num_tokens].to(place.device)
+        shape = (num_slots // block_size, num_kv_heads, block_size, head_dim)
+        keys, values = (place.normal(*shape, seed=seed + i, dtype=cache_type) for i in range(2))
+        scales = torch.full((num_kv_heads,), 0.75, device=place.device) if cache_type == _FP8 else None
+
+        def ours(into: torch.Tensor) -> None:
+            rope_and_write_kv(into, table, positions, slots, keys, values, None, scales, scales)
+
+        def error() -> float:
+            rotated = qkv.clone()
+            ours(rotated)
+            wide, stored = qkv.float().cpu(), [torch.zeros(shape) for _ in range(2)]
+            rope_reference.rope_and_write_kv(wide, table.cpu(), positions.cpu(), slots.cpu(), *stored)
+            places = (slots.cpu() // block_size, slice(None), slots.cpu() % block_size)
+            factor = 1.0 if scales is None else 0.75
+            written = [cache.float().cpu()[places] * factor for cache in (keys, values)]
+            queries = error_of(rotated[:, :num_heads].cpu(), wide[:, :num_heads])
+            loss = 1.0 if scales is None else place.rounding / _FP8_ERROR
+            return max(queries, *(loss * error_of(a, b[places]) for a, b in zip(written, stored, strict=True)))
+
+        return Work(lambda: ours(qkv), None, error)
+
+    # Queries are read and written, keys and values read in one type and written in the other.
+    token_bytes = (2 * num_heads + 2 * num_kv_heads) * place.dtype.itemsize + 2 * num_kv_heads * cache_type.itemsize
+    num_bytes = num_tokens * head_dim * token_bytes
+    return _moves(place, "rope + kv", {"tokens": num_tokens, "kv": kv}, num_bytes, build)
+
+
+def _silu(place: Place, num_tokens: int, width: int) -> Case:
+    def build(seed: int) -> Work:
+        gate_up = place.normal(num_tokens, 2 * width, seed=seed)
+        gates, up = gate_up.chunk(2, dim=1)
+
+        def error() -> float:
+            expected = activation_reference.gate_and_multiply(gate_up.float(), Gate.SILU)
+            return error_of(gate_and_multiply(gate_up, Gate.SILU), expected)
+
+        return Work(lambda: gate_and_multiply(gate_up, Gate.SILU), lambda: functional.silu(gates) * up, error)
+
+    num_bytes = 3 * num_tokens * width * place.dtype.itemsize
+    return _moves(place, "silu", {"tokens": num_tokens, "width": width}, num_bytes, build)
+
+
+def _take_rows(place: Place, count: int, width: int, num_rows: int) -> Case:
+    def build(seed: int) -> Work:
+        table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
+
+        def error() -> float:
+            return mismatch_of((take_rows(table, indices, 1.0), take_rows_reference.take_rows(table, indices)))
+
+        return Work(lambda: take_rows(table, indices, 1.0), lambda: functional.embedding(indices, table), error)
+
+    num_bytes = 2 * count * width * place.dtype.itemsize
+    return _moves(place, "take rows", {"rows": count, "width": width}, num_bytes, build)
+
+
+def _block_copy(place: Place, count: int, num_layers: int, num_blocks: int, block: int) -> Case:
+    def build(seed: int) -> Work:
+        cache = place.normal(num_layers, num_blocks, block, seed=seed)
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()
+        sources, destinations = order[:count].clone(), order[count : 2 * count].clone()
+        on_device = [blocks.long().to(place.device) for blocks in (sources, destinations)]
+
+        def error() -> float:
+            expected = cache.clone()
+            block_copy_reference.block_copy(expected, sources, destinations)
+            block_copy(cache, sources, destinations)
+            return mismatch_of((cache, expected))
+
+        def theirs() -> None:
+            cache[:, on_device[1]] = cache[:, on_device[0]]
+
+        return Work(lambda: block_copy(cache, sources, destinations), theirs, error)
+
+    num_bytes = 2 * count * num_layers * block * place.dtype.itemsize
+    shape = {"blocks": count, "layers": num_layers}
+    return _moves(place, "block copy", shape, num_bytes, build, Capture.STREAM)
+
+
+def _moves(
+    place: Place,
+    op: str,
+    shape: Mapping[str, int | str],
+    num_bytes: int,
+    build: Callable[[int], Work],
+    capture: Capture = Capture.GRAPH,
+) -> Case:
+    return Case(
+        op=op,
+        shape=shape,
+        bound=Bound.MEMORY,
+        num_bytes=num_bytes,
+        num_flops=0,
+        build=build,
+        allowed_error=place.rounding,
+        capture=capture,
+    )

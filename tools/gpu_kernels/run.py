@@ -1,0 +1,132 @@
+"""The course of a run: tests, ceilings, odd shapes checked, cases timed, targets summed up. Knows no operation."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+
+from gpu_kernels.anchors import Anchors
+from gpu_kernels.case import Case, Place, Scale
+from gpu_kernels.cases import cases
+from gpu_kernels.device_tests import run_tests
+from gpu_kernels.measure import check, measure
+from gpu_kernels.results import Ceilings, Failure, Result
+from gpu_kernels.table import HEADER, line, summary
+from gpu_kernels.timing import Clock, CudaClock, RehearsalClock, ceilings
+
+_TESTS_SHARE = 0.5  # of the time there is
+_FIRST_WITH_FP8 = (8, 9)  # compute capability
+_ANCHORS_ARE_OF = "H200"
+
+
+@dataclass(slots=True)
+class Run:
+    """One run and what it has found. Prints as it goes, so that a run that is cut short has shown what it had."""
+
+    anchors: Anchors
+    json_file: Path | None
+    deadline: float  # by the monotonic clock
+    results: list[Result | Failure] = field(default_factory=list)
+    num_failed: int = 0
+
+    def on_gpu(self, scale: Scale, *, with_tests: bool) -> int:
+        """Everything on the current CUDA device. Returns the exit code."""
+        has_fp8 = torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
+        place, clock = Place(torch.device("cuda"), torch.bfloat16, has_fp8), CudaClock()
+        if with_tests:
+            ran = run_tests(timeout_s=_TESTS_SHARE * max(0.0, self.deadline - time.monotonic()))
+            self.num_failed += not ran.is_good
+            print(ran.report, flush=True)
+        reached = ceilings(clock, place.device)
+        name = torch.cuda.get_device_name()
+        print(f"{name}, torch {torch.__version__}, triton {triton.__version__}")
+        if self.anchors.fastest and _ANCHORS_ARE_OF not in name:
+            print(f"The anchors were measured on an {_ANCHORS_ARE_OF}, which this is not.")
+        ours = f"{reached.copy_tbps:.2f} TB/s copied, {reached.product_tflops:.0f} TFLOP/s in a large product"
+        print(f"what 100 % of the limit is: {ours}", flush=True)
+        self._check_odd_shapes(place)
+        self._time(cases(scale, place), place, clock, reached)
+        return 1 if self.num_failed else 0
+
+    def rehearsed(self) -> int:
+        """The same code on the CPU, interpreted, with tiny shapes and times that are made up. Returns the exit code."""
+        place, clock = Place(torch.device("cpu"), torch.float16), RehearsalClock()
+        print("A rehearsal: results are checked, times and all that is made of them are invented.")
+        with np.errstate(all="ignore"):  # infinity and NaN are results like others
+            self._time(cases(Scale.ODD, place), place, clock, ceilings(clock, place.device, copy_bytes=64, size=8))
+        return 1 if self.num_failed else 0
+
+    def _check_odd_shapes(self, place: Place) -> None:
+        """All operations at sizes that are multiples of nothing; only what fails is printed."""
+        odd = list(cases(Scale.ODD, place))
+        for case in odd:
+            try:
+                check(case)
+            except Exception as error:
+                self._fail(case, error)
+        print(f"{len(odd)} odd shapes checked, {self.num_failed} failures so far", flush=True)
+
+    def _time(self, wanted: Iterator[Case], place: Place, clock: Clock, reached: Ceilings) -> None:
+        print(HEADER)
+        num_left = 0
+        for case in wanted:
+            if time.monotonic() > self.deadline:
+                num_left += 1
+                continue
+            try:
+                self.results.append(measure(case, clock, reached, self.anchors))
+                print(line(self.results[-1]), flush=True)
+            except Exception as error:
+                self._fail(case, error)
+            self._write(reached)
+            if place.device.type == "cuda":
+                torch.cuda.empty_cache()
+        print("\n".join(summary(self.results)))
+        if num_left:
+            print(f"{num_left} cases were left out: the time was up")
+
+    def _fail(self, case: Case, error: Exception) -> None:
+        """Whatever is wrong with one case, the others are still worth knowing."""
+        self.num_failed += 1
+        first = str(error).strip().splitlines()[:1]
+        self.results.append(Failure(case, " ".join([type(error).__name__, *first])[:200]))
+        print(line(self.results[-1]), flush=True)
+
+    def _write(self, reached: Ceilings) -> None:
+        if self.json_file is None:
+            return
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: a rehearsal"
+        found = {
+            "device": device,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            **dataclasses.asdict(reached),
+            "results": [_figures(result) for result in self.results],
+        }
+        self.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _figures(result: Result | Failure) -> dict[str, object]:
+    """One result, for programs."""
+    named: dict[str, object] = {"op": result.case.op, "shape": dict(result.case.shape)}
+    if isinstance(result, Failure):
+        return named | {"failure": result.sentence}
+    return named | {
+        "us": result.us,
+        "spread": result.timing.spread,
+        "num_bytes": result.case.num_bytes,
+        "num_flops": result.case.num_flops,
+        "rate": result.rate,
+        "rate_unit": result.case.bound.value,
+        "share_of_ceiling": result.share_of_ceiling,
+        "torch_failure": result.torch_failure,
+        "torch_us": None if result.theirs is None else result.theirs.us,
+        "anchor_us": None if result.anchor is None else result.anchor.us,
+        "anchor_stack": None if result.anchor is None else result.anchor.stack,
+    }

@@ -1,0 +1,100 @@
+"""What is to be reached, as data. Knows figures of results; not how they come about."""
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_kernels.results import Result
+
+_MIB = 2**20
+
+
+class Measure(enum.Enum):
+    """A figure of a result."""
+
+    ANCHOR = "x of the best anchor"  # its time over ours
+    COPY_SHARE = "of a copy"
+    TBPS = "TB/s"
+    US = "us"  # the one of which less is better
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure for every shape of an operation that lies within bounds."""
+
+    op: str
+    measure: Measure
+    wanted: float
+    within: Mapping[str, tuple[float, float] | str] = field(default_factory=dict)
+    min_bytes: int = 0
+
+    def applies(self, result: Result) -> bool:
+        """Whether this result is one that the target speaks of."""
+        case = result.case
+        if case.op != self.op or case.num_bytes < self.min_bytes:
+            return False
+        return all(_is_within(case.shape.get(name), bounds) for name, bounds in self.within.items())
+
+    def is_reached(self, result: Result) -> bool | None:
+        """None where the figure is not known, as without anchors."""
+        return None if self.figure(result) is None else self.margin(result) >= 1
+
+    def figure(self, result: Result) -> float | None:
+        """What was measured."""
+        match self.measure:
+            case Measure.ANCHOR:
+                return result.anchor_ratio
+            case Measure.COPY_SHARE:
+                return result.share_of_ceiling
+            case Measure.TBPS:
+                return result.rate
+            case Measure.US:
+                return result.us
+
+    def margin(self, result: Result) -> float:
+        """The figure over what is wanted, the other way round where less is better; infinite where it is not known."""
+        figure = self.figure(result)
+        if figure is None:
+            return math.inf
+        return self.wanted / figure if self.measure is Measure.US else figure / self.wanted
+
+    @property
+    def bound(self) -> str:
+        """What is wanted."""
+        return f"{'<=' if self.measure is Measure.US else '>='} {self.wanted:g} {self.measure.value}"
+
+    def __str__(self) -> str:
+        places = [f"{name} {_text(bounds)}" for name, bounds in self.within.items()]
+        places += [f">= {self.min_bytes // _MIB} MiB"] if self.min_bytes else []
+        return f"{self.op}{' (' + ', '.join(places) + ')' if places else ''} {self.bound}"
+
+
+def _text(bounds: tuple[float, float] | str) -> str:
+    if isinstance(bounds, str):
+        return bounds
+    low, high = bounds
+    if math.isinf(high):
+        return f">= {low:g}"
+    return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+
+
+def _is_within(value: int | str | None, bounds: tuple[float, float] | str) -> bool:
+    if isinstance(bounds, str) or not isinstance(value, int):
+        return value == bounds
+    return bounds[0] <= value <= bounds[1]
+
+
+_SMALL = (1, 16)
+# Of several that apply to one result all count.
+TARGETS = (
+    Target("decode attention", Measure.ANCHOR, 1.0, {"b": (8, math.inf), "ctx": (2048, math.inf)}),
+    Target("decode attention", Measure.TBPS, 3.6, {"kv": "fp8"}, min_bytes=256 * _MIB),
+    Target("prefill attention", Measure.ANCHOR, 0.8),
+    Target("scaled linear", Measure.ANCHOR, 1.5, {"m": _SMALL, "n": (4096, 6144), "k": (4096, 4096), "weight": "fp8"}),
+    Target("scaled linear", Measure.ANCHOR, 1.0, {"m": _SMALL, "weight": "fp8"}),
+    Target("add + norm", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
+    Target("rope + kv", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
+    Target("silu", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),
+    Target("sample", Measure.US, 60, {"rows": (256, 256)}),
+)

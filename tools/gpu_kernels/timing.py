@@ -1,0 +1,97 @@
+"""How long a call takes on a GPU, and what the GPU reaches at all. Knows calls; not what they compute.
+
+Calls are captured in a graph and replayed, so that the host has no part in the time; inputs take turns, so that they
+come from memory and not from the second level of the cache, if there are enough of them.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from gpu_kernels.case import Capture
+from gpu_kernels.results import Ceilings, Timing
+
+_COPY_BYTES = 2**30
+_PRODUCT_SIZE = 8192
+_MIN_CALLS = 20  # of one repetition, so that its two events cost nothing
+_MIN_REPETITIONS, _MAX_REPETITIONS = 7, 41
+_REPETITIONS_MS = 100.0
+
+
+class Clock(Protocol):
+    """Times calls that take turns."""
+
+    @property
+    def max_sets(self) -> int:
+        """How many calls with inputs of their own are worth making."""
+        ...
+
+    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:
+        """The time of one call."""
+        ...
+
+
+class CudaClock:
+    """By events on the device."""
+
+    max_sets = 128
+
+    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:
+        """See `Clock`. Every call runs once before any is timed, so that what has to be compiled is."""
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        turns = -(-_MIN_CALLS // len(calls))
+
+        def all_calls() -> None:
+            for _ in range(turns):
+                for call in calls:
+                    call()
+
+        repetition: Callable[[], object] = all_calls
+        if capture is Capture.GRAPH:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                all_calls()
+            repetition = graph.replay
+        first_ms = _elapsed_ms(repetition)
+        wanted = int(_REPETITIONS_MS / max(first_ms, 1e-3))
+        num_repetitions = min(max(wanted, _MIN_REPETITIONS), _MAX_REPETITIONS)
+        us = [1e3 * _elapsed_ms(repetition) / (turns * len(calls)) for _ in range(num_repetitions)]
+        lower, median, upper = statistics.quantiles(us, n=4)
+        return Timing(median, (upper - lower) / median)
+
+
+class RehearsalClock:
+    """Calls everything once and makes a time up, where there is no GPU to be timed."""
+
+    max_sets = 1
+
+    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:  # noqa: ARG002  # one signature
+        """See `Clock`."""
+        calls[0]()
+        return Timing(1.0, 0.0)
+
+
+def _elapsed_ms(call: Callable[[], object]) -> float:
+    event: Any = torch.cuda.Event  # untyped
+    start, end = (event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def ceilings(
+    clock: Clock, device: torch.device, *, copy_bytes: int = _COPY_BYTES, size: int = _PRODUCT_SIZE
+) -> Ceilings:
+    """A copy of so many bytes, and a bfloat16 product of square matrices of this size; random numbers in both."""
+    source = torch.randint(256, (copy_bytes,), dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    matrices = [torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    copy_us = clock.time([lambda: copy.copy_(source)], Capture.GRAPH).us
+    product_us = clock.time([lambda: torch.mm(*matrices)], Capture.GRAPH).us
+    return Ceilings(copy_tbps=2 * copy_bytes / copy_us / 1e6, product_tflops=2 * size**3 / product_us / 1e6)

@@ -1,0 +1,24 @@
+"""`python -m kernel_resources sm_90 > table.csv`: compile every kernel for an architecture and print what it takes."""
+
+import csv
+import dataclasses
+import sys
+
+from kernel_resources import stub_driver
+from kernel_resources.cases import cases
+from kernel_resources.compiling import Resources, compile_case
+from paceline_kernels.gpu.architecture import Architecture
+
+
+def main(architecture: Architecture) -> None:
+    """Print the table: a header, and a line per kernel and case."""
+    stub_driver.install(int(architecture))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(field.name for field in dataclasses.fields(Resources))
+    for case in cases(architecture):
+        for resources in compile_case(case.name, case.call):
+            writer.writerow(dataclasses.astuple(resources))
+
+
+if __name__ == "__main__":
+    main(Architecture[sys.argv[1].upper()])

@@ -1,0 +1,19 @@
+"""What a case is, and the tensors of its call. Knows no operation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call. Its name says what is special about it."""
+
+    name: str
+    call: Callable[[], object]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor without numbers."""
+    return torch.empty(shape, dtype=dtype, device="meta")

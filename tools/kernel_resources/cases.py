@@ -1,0 +1,93 @@
+"""Every way in which kernels are launched: each entry of each launch table, with the types that matter.
+
+Knows the operations and sizes of real models. Compiling is slow, so no case repeats another's code.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from kernel_resources import attention_cases, draws_cases, linear_cases, sampling_cases
+from kernel_resources.case import Case, meta
+from paceline_kernels.activation import Gate, gate_and_multiply, softcap
+from paceline_kernels.block_copy import block_copy
+from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
+from paceline_kernels.rms_norm.triton import NUM_WARPS
+from paceline_kernels.rope import HeadNorms, rope_and_write_kv
+from paceline_kernels.step_inputs import PlanColumns, RowState, step_inputs
+from paceline_kernels.take_rows import take_rows
+
+
+def cases(architecture: Architecture) -> Iterator[Case]:
+    """All cases of an architecture."""
+    yield from _norms(architecture)
+    yield from _rope(architecture)
+    yield from _rows()
+    for num_planned in (1, 1024):
+        yield Case(f"step inputs {num_planned}", partial(_call_step_inputs, num_planned))
+    yield from draws_cases.cases()
+    yield from attention_cases.cases(architecture)
+    yield from linear_cases.cases(architecture)
+    yield from sampling_cases.cases()
+
+
+def _norms(architecture: Architecture) -> Iterator[Case]:
+    for width in NUM_WARPS[architecture]:
+        yield Case(f"norm {width}", partial(rms_norm, meta(8, width), meta(width), 1e-5))
+        yield Case(f"add norm {width}", partial(rms_norm, meta(8, width), meta(width), 1e-5, residual=meta(8, width)))
+    yield Case("head norm 128", partial(rms_norm_heads, meta(8, 48, 128), meta(128), meta(128), 8, 1e-6))
+
+
+def _rope(architecture: Architecture) -> Iterator[Case]:
+    types = [torch.bfloat16, torch.int8]
+    if architecture >= Architecture.SM_90:
+        types.append(torch.float8_e4m3fn)
+    for head_dim in (64, 128, 256):
+        yield Case(f"rope {head_dim} norms bfloat16", partial(_call_rope, head_dim, torch.bfloat16, with_norms=True))
+    for dtype in types:
+        name = str(dtype).removeprefix("torch.")
+        yield Case(f"rope 128 {name}", partial(_call_rope, 128, dtype, with_norms=False))
+
+
+def _call_rope(head_dim: int, cache_type: torch.dtype, *, with_norms: bool) -> None:
+    cache = meta(1000, 8, 16, head_dim, dtype=cache_type)
+    scales = {
+        torch.bfloat16: None,
+        torch.int8: meta(1000, 8, 16, dtype=torch.float32),
+        torch.float8_e4m3fn: meta(8, dtype=torch.float32),
+    }[cache_type]
+    rope_and_write_kv(
+        meta(8, 48, head_dim),
+        meta(4096, head_dim, dtype=torch.float32),
+        meta(8, dtype=torch.int32),
+        meta(8, dtype=torch.int64),
+        cache,
+        cache,
+        norms=HeadNorms(meta(head_dim), meta(head_dim), 1e-6) if with_norms else None,
+        key_scales=scales,
+        value_scales=scales,
+    )
+
+
+def _rows() -> Iterator[Case]:
+    for gate in Gate:
+        yield Case(f"gate {gate.name}", partial(gate_and_multiply, meta(8, 2 * 14336), gate))
+    yield Case("softcap", partial(softcap, meta(8, 256_000, dtype=torch.float32), 30.0))
+    yield Case("take rows", partial(take_rows, meta(128_256, 4096), meta(8, dtype=torch.int32)))
+    sources, destinations = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3, 4], dtype=torch.int32)
+    yield Case("block copy", partial(block_copy, meta(32, 1000, 8, 16, 128), sources, destinations))
+
+
+def _call_step_inputs(num_planned: int) -> None:
+    column = meta(1024, dtype=torch.int32)
+    state = RowState(
+        token_ids=meta(1024, 131_072, dtype=torch.int32),
+        num_held=column,
+        num_computed=column,
+        finish=meta(1024, dtype=torch.uint8),
+        block_table=meta(1024, 8192, dtype=torch.int32),
+    )
+    planned = meta(num_planned, dtype=torch.int32)
+    step_inputs(state, PlanColumns(planned, planned), 2048, 16)

@@ -1,0 +1,56 @@
+"""How draws and advances of rows are launched: without drafts, and with the largest table there is."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from kernel_resources.case import Case, meta
+from paceline_kernels.draws import MAX_DRAFTS, MAX_END_TOKENS, RowDraws, advance_rows, draw_inputs
+from paceline_kernels.sampling.columns import Samples
+from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+
+_ROWS, _MAX_TOKENS, _DRAWS = 1024, 131_072, 2048
+
+
+def cases() -> Iterator[Case]:
+    """Many rows without drafts, and one with the largest table."""
+    yield Case("draws 1024", partial(_call, 1024, 0, 2))
+    yield Case("draws 1 drafts", partial(_call, 1, MAX_DRAFTS, MAX_END_TOKENS))
+
+
+def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
+    ints, floats = meta(_ROWS, dtype=torch.int32), meta(_ROWS, dtype=torch.float32)
+    state = RowState(
+        token_ids=meta(_ROWS, _MAX_TOKENS, dtype=torch.int32),
+        num_held=ints,
+        num_computed=ints,
+        finish=meta(_ROWS, dtype=torch.uint8),
+        block_table=meta(_ROWS, 8192, dtype=torch.int32),
+    )
+    rows = RowDraws(
+        num_prompt=ints,
+        num_known=ints,
+        max_known=ints,
+        end_tokens=meta(_ROWS, num_end_tokens, dtype=torch.int32),
+        temperature=floats,
+        top_k=ints,
+        top_p=floats,
+        min_p=floats,
+        seeds=meta(_ROWS, dtype=torch.int64),
+        num_logprobs=ints,
+    )
+    planned = meta(num_planned, dtype=torch.int32)
+    plan = PlanColumns(planned, planned)
+    tokens = meta(_DRAWS, dtype=torch.int32)
+    batch = StepInputs(
+        token_ids=tokens,
+        positions=tokens,
+        slot_mapping=meta(_DRAWS, dtype=torch.int64),
+        cu_seqlens=meta(num_planned + 1, dtype=torch.int32),
+        context_lens=planned,
+        block_tables=meta(num_planned, 8192, dtype=torch.int32),
+    )
+    draws = draw_inputs(state, rows, plan, batch, _DRAWS, max_drafts)
+    samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
+    advance_rows(state, rows, plan, batch, draws, samples, max_drafts)

@@ -1,0 +1,52 @@
+"""sampling as large and as small vocabularies launch it, with rules and without.
+
+Knows which kernels differ: those with a program per row by the number of segments, those that read rules if there are.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from kernel_resources.case import Case, meta
+from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
+
+_ROWS = 8
+
+
+def cases() -> Iterator[Case]:
+    """The draw alone, and all that may surround it."""
+    yield Case("sample 128256", partial(_call, 128_256, None, -1))
+    yield Case("sample 128256 everything", partial(_call, 128_256, _rules(), 20))
+
+
+def _column(dtype: torch.dtype) -> torch.Tensor:
+    return meta(_ROWS, dtype=dtype)
+
+
+def _rules() -> LogitRules:
+    lists = TokenLists(meta(_ROWS + 1, dtype=torch.int32), meta(100, dtype=torch.int32))
+    return LogitRules(
+        allowed=lists,
+        forbidden=lists,
+        biased=lists,
+        biases=meta(100, dtype=torch.float32),
+        presence_penalty=_column(torch.float32),
+        frequency_penalty=_column(torch.float32),
+        repetition_penalty=_column(torch.float32),
+        prompt=lists,
+        output=lists,
+    )
+
+
+def _call(vocab: int, rules: LogitRules | None, max_logprobs: int) -> None:
+    parameters = SamplingParameters(
+        temperature=_column(torch.float32),
+        top_k=_column(torch.int32),
+        top_p=_column(torch.float32),
+        min_p=_column(torch.float32),
+        seeds=_column(torch.int64),
+        offsets=_column(torch.int32),
+        num_logprobs=_column(torch.int32),
+    )
+    sample(meta(_ROWS, vocab, dtype=torch.float32), parameters, rules, max_logprobs=max_logprobs)
