@@ -173,7 +173,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-dtype",
         type=_kv_dtype,
         metavar="DTYPE",
-        help="auto, float32, float16 or int8 (default: auto, which is float16; float32 with --quantization none)",
+        help="auto, float32, float16 or int8 (default: auto, which is int8; float32 with --quantization none)",
     )
     group.add_argument(
         "--num-threads", type=_number(1, 1024), metavar="N", help="threads of a CPU device (default: its usable CPUs)"

@@ -66,7 +66,7 @@ def load(config: Config) -> Loaded:
     structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
     checkpoint, tokenizer = load_model(path)
-    numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config)
+    numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     limits = limits_for(config, checkpoint.config, numerics, available_bytes())
 
     from paceline_executor.runner.cpu import CpuRunner, WarmUpProgress  # with torch, which takes seconds to import

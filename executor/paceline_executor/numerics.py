@@ -11,6 +11,9 @@ from paceline_executor.weights import ModelConfig
 
 _GROUP = 32
 _INT8_SCALE_BYTES = 4
+# What the kernels of int8 keys and values take: whole vectors of slots, and sums of a head's products in 32 bits.
+_INT8_SLOTS = 16
+_INT8_MAX_HEAD_DIM = 512
 
 
 class Quantization(enum.Enum):
@@ -60,10 +63,13 @@ class Numerics:
 FLOAT32_NUMERICS = Numerics(WeightKind.FLOAT32, KvDtype.FLOAT32)
 
 
-def choose_numerics(quantization: Quantization, kv_dtype: KvDtype | None, model: ModelConfig) -> Numerics:
-    """What the options come to for this model; None leaves the choice of `kv_dtype` to us.
+def choose_numerics(
+    quantization: Quantization, kv_dtype: KvDtype | None, model: ModelConfig, block_size: int
+) -> Numerics:
+    """What the options come to for this model and blocks of so many slots; None leaves the choice of `kv_dtype` to us.
 
-    Raises LimitError for keys and values in float32 beside packed weights, or in less beside float32 weights.
+    Raises LimitError for keys and values in float32 beside packed weights, or in less beside float32 weights, and for
+    int8 where blocks or heads do not allow it.
     """
     sizes = (model.hidden_size, model.intermediate_size, model.head_dim)
     if quantization is Quantization.NONE or any(size % _GROUP for size in sizes):
@@ -73,4 +79,8 @@ def choose_numerics(quantization: Quantization, kv_dtype: KvDtype | None, model:
         return FLOAT32_NUMERICS
     if kv_dtype is KvDtype.FLOAT32:
         raise LimitError("--kv-cache-dtype float32 goes with --quantization none; packed weights take float16 or int8")
-    return Numerics(WeightKind.PACKED, kv_dtype or KvDtype.FLOAT16)
+    takes_int8 = block_size % _INT8_SLOTS == 0 and model.head_dim <= _INT8_MAX_HEAD_DIM
+    if kv_dtype is KvDtype.INT8 and not takes_int8:
+        needs = f"a --block-size that {_INT8_SLOTS} divides and heads of at most {_INT8_MAX_HEAD_DIM} dimensions"
+        raise LimitError(f"--kv-cache-dtype int8 needs {needs}, not {block_size} and {model.head_dim}")
+    return Numerics(WeightKind.PACKED, kv_dtype or (KvDtype.INT8 if takes_int8 else KvDtype.FLOAT16))

@@ -195,6 +195,31 @@ def _typed_maximum(_context: Ir, _x: Ir, _length: Ir) -> Ir:
     return types.float32(types.int64, types.int64), generate
 
 
+def _typed_blend(_context: Ir, _x: Ir, _share: Ir, _out: Ir, _out_share: Ir, _length: Ir) -> Ir:
+    """out = out * out_share + x * share, for `length` floats at these addresses."""
+
+    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+        x, share, out, out_share, length = args
+        row, target = (builder.inttoptr(address, FLOAT.as_pointer()) for address in (x, out))
+
+        def step(kind: Ir) -> Callable[[Ir, list[Ir]], list[Ir]]:
+            shares = [splat(builder, factor, kind) for factor in (share, out_share)]
+
+            def blend(index: Ir, carried: list[Ir]) -> list[Ir]:
+                kept = builder.fmul(load(builder, target, index, kind), shares[1])
+                store(builder, fma(builder, load(builder, row, index, kind), shares[0], kept), target, index)
+                return carried
+
+            return blend
+
+        full = builder.and_(length, constant(-LANES))
+        loop(builder, constant(0), full, LANES, [], step(VECTOR))
+        loop(builder, full, length, 1, [], step(FLOAT))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.float32, types.int64), generate
+
+
 def _typed_half(_context: Ir, _address: Ir) -> Ir:
     """The float16 at this address, as float32."""
 
@@ -259,6 +284,7 @@ def _typed_put(_context: Ir, _address: Ir, _index: Ir, _value: Ir) -> Ir:
     return types.void(types.int64, types.int64, types.float32), generate
 
 
+blend: Any = intrinsic(_typed_blend)
 half: Any = intrinsic(_typed_half)
 float_at: Any = intrinsic(_typed_float_at)
 narrow: Any = intrinsic(_typed_narrow)

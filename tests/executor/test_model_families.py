@@ -15,7 +15,7 @@ from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels import jit
 
-VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 8
+VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,

@@ -18,7 +18,7 @@ PACKED_INT8 = Numerics(WeightKind.PACKED, KvDtype.INT8)
 @pytest.mark.parametrize(
     ("quantization", "kv_dtype", "numerics"),
     [
-        (Quantization.AUTO, None, PACKED_FLOAT16),
+        (Quantization.AUTO, None, PACKED_INT8),
         (Quantization.AUTO, KvDtype.FLOAT16, PACKED_FLOAT16),
         (Quantization.AUTO, KvDtype.INT8, PACKED_INT8),
         (Quantization.NONE, None, FLOAT32_NUMERICS),
@@ -26,8 +26,17 @@ PACKED_INT8 = Numerics(WeightKind.PACKED, KvDtype.INT8)
     ],
 )
 def test_options_that_go_together_are_followed(quantization, kv_dtype, numerics):
-    """Packed weights and float16 keys and values, unless something else is asked for."""
-    assert choose_numerics(quantization, kv_dtype, WIDE_CONFIG) == numerics
+    """Packed weights and int8 keys and values, unless something else is asked for."""
+    assert choose_numerics(quantization, kv_dtype, WIDE_CONFIG, 16) == numerics
+
+
+@pytest.mark.parametrize(("block_size", "head_dim"), [(8, 32), (24, 32), (1, 32), (16, 544)])
+def test_keys_and_values_are_float16_where_blocks_or_heads_do_not_allow_int8(block_size, head_dim):
+    """Asked for int8, the sentence says what that needs."""
+    model = replace(WIDE_CONFIG, head_dim=head_dim)
+    assert choose_numerics(Quantization.AUTO, None, model, block_size) == PACKED_FLOAT16
+    with pytest.raises(LimitError, match=f"--block-size that 16 divides .* not {block_size} and {head_dim}"):
+        choose_numerics(Quantization.AUTO, KvDtype.INT8, model, block_size)
 
 
 @pytest.mark.parametrize("size", ["hidden_size", "intermediate_size", "head_dim"])
@@ -35,22 +44,22 @@ def test_options_that_go_together_are_followed(quantization, kv_dtype, numerics)
 def test_a_model_whose_sizes_groups_do_not_divide_is_computed_in_float32(size, kv_dtype):
     """Groups have 32 inputs."""
     odd = replace(WIDE_CONFIG, **{size: 80})
-    assert choose_numerics(Quantization.AUTO, kv_dtype, odd) == FLOAT32_NUMERICS
+    assert choose_numerics(Quantization.AUTO, kv_dtype, odd, 16) == FLOAT32_NUMERICS
 
 
 @pytest.mark.parametrize("kv_dtype", [KvDtype.FLOAT16, KvDtype.INT8])
 def test_small_keys_beside_float32_weights_are_refused(kv_dtype):
     """The sentence names what leads to float32, the option or the model's sizes, and what to leave out."""
     with pytest.raises(LimitError, match=f"--quantization none .* leave --kv-cache-dtype {kv_dtype.value} out"):
-        choose_numerics(Quantization.NONE, kv_dtype, WIDE_CONFIG)
+        choose_numerics(Quantization.NONE, kv_dtype, WIDE_CONFIG, 16)
     with pytest.raises(LimitError, match=rf"sizes \(64, 96, 16\) .* leave --kv-cache-dtype {kv_dtype.value} out"):
-        choose_numerics(Quantization.AUTO, kv_dtype, TINY_CONFIG)
+        choose_numerics(Quantization.AUTO, kv_dtype, TINY_CONFIG, 16)
 
 
 def test_float32_keys_beside_packed_weights_are_refused():
     """The sentence says what goes with what."""
     with pytest.raises(LimitError, match="--kv-cache-dtype float32 goes with --quantization none"):
-        choose_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE_CONFIG)
+        choose_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE_CONFIG, 16)
 
 
 @pytest.mark.parametrize(

@@ -149,14 +149,14 @@ def test_the_number_of_threads_does_not_change_a_bit(case):
 
 
 def test_logits_that_are_not_finite_are_the_fault_of_their_row(case):
-    """A key of NaN in one request's blocks: it fails, the requests beside it do not notice."""
+    """Keys of NaN in one request's blocks: it fails, the requests beside it do not notice."""
     prompts = [random_prompt(20, seed) for seed in range(3)]
     clean = [generate(case, prompt, SEEDED) for prompt in prompts]
     runner = new_runner(case)
     driver = Driver(runner)
     rows = [driver.add(prompt, SEEDED) for prompt in prompts]
     driver.step(rows)
-    broken = runner._kv_cache.keys[0, rows[1].blocks[0], 0, 3]
+    broken = runner._kv_cache.keys[0, rows[1].blocks[0], 0]
     broken.fill_(-1 if broken.dtype == torch.int8 else float("nan"))
     driver.run(rows, 6)
     assert rows[1].fault == RowProblem.NOT_FINITE.value

@@ -91,8 +91,15 @@ def compute(dtype, contexts, *steps, weights=WEIGHTS):
     return [decoder.forward(batch_of(*((contexts[i], *cut) for i, *cut in step)), *caches).clone() for step in steps]
 
 
-@pytest.mark.parametrize(("kind", "share"), [("llama", 0.9), ("everything", 0.5)])
-@DTYPES
+@pytest.mark.parametrize(
+    ("dtype", "kind", "share"),
+    [
+        pytest.param(torch.float16, "llama", 0.9, id="float16-llama"),
+        pytest.param(torch.float16, "everything", 0.5, id="float16-everything"),
+        pytest.param(torch.int8, "llama", 0.4, id="int8-llama"),
+        pytest.param(torch.int8, "everything", 0.25, id="int8-everything"),
+    ],
+)
 def test_steps_equal_the_reference(dtype, kind, share):
     """A prefill over several segments, then chunks, prefills and decodes together, then decodes alone.
 
@@ -101,6 +108,7 @@ def test_steps_equal_the_reference(dtype, kind, share):
     the middle of two integers that the two round it apart, all that depends on it is off by about as much as rounding
     to int8 itself does, some hundredths of the spread. That is rare: nine tokens of ten must be free of it. A norm
     after attention makes the small differences in an average of many values large again: there it is every second.
+    Over int8 keys and values one of the many weights that are rounded is enough: there fewer tokens are free of it.
     """
     weights = BY_NAME[kind]
     long, short, late = random_contexts(301, 9, 71)
@@ -121,13 +129,12 @@ def test_steps_equal_the_reference(dtype, kind, share):
 
 
 def assert_nearly_all_equal(found, wanted, slot_mapping):
-    """Slots that the step did not write are as they were; of those written, a few bytes may be rounded apart."""
-    differs = found.view(torch.uint8) != wanted.view(torch.uint8)
-    differs = differs.transpose(2, 3).flatten(1, 2)  # [layers, slots, KV heads, bytes]
-    written = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
-    written[slot_mapping] = True
-    assert not differs[:, ~written].any()
-    assert differs[:, written].float().mean() < 0.05
+    """Blocks that the step did not write are as they were; of those written, a few bytes may be rounded apart."""
+    differs = (found.view(torch.uint8) != wanted.view(torch.uint8)).transpose(0, 1)
+    written = torch.zeros(NUM_BLOCKS, dtype=torch.bool)
+    written[slot_mapping // BLOCK_SIZE] = True
+    assert not differs[~written].any()
+    assert differs[written].float().mean() < 0.05
 
 
 LENGTHS = (70, 33, 20)
@@ -321,6 +328,12 @@ def test_parts_that_do_not_fit_together_are_refused(changes, problem):
     """When the decoder is put together, with the name of the part."""
     with pytest.raises(KernelArgumentError, match=problem):
         dataclasses.replace(WEIGHTS, **changes)
+
+
+def test_int8_blocks_that_no_tile_fits_are_refused():
+    """Of eight slots."""
+    caches = [torch.zeros(2, 64, 1, 8, 36, dtype=torch.int8) for _ in range(2)]
+    refused("int8 blocks of 8 slots of 32 are not supported", *caches)
 
 
 def test_heads_of_a_size_that_groups_do_not_divide_are_refused():

@@ -52,7 +52,7 @@ def two_windows():
 
 def logits_of_one_batch(checkpoint, numerics, texts):
     """The logits at which tokens are predicted, computed as the executor does: the texts are rows of one batch."""
-    block_size, num_texts, num_blocks = 8, len(texts), WINDOW // 8 * len(texts)
+    block_size, num_texts, num_blocks = 16, len(texts), -(-WINDOW // 16) * len(texts)
     runner = CpuRunner(checkpoint, numerics=numerics, num_blocks=num_blocks, block_size=block_size, num_threads=1)
     batch = StepBatch(
         token_ids=np.concatenate(texts),

@@ -13,6 +13,7 @@ from paceline_executor.runner.cores import usable_cores
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir, load_model, resolve_model
 from paceline_kernels import jit
 from quality.measure import NUM_GIVEN, measure
+from quality.predictor import BLOCK_SIZE
 from quality.report import Setting, as_json, print_table
 from quality.text import first_tokens, prose, take, windows
 
@@ -34,7 +35,7 @@ def main(
         path = resolve_model(model, cache_dir=default_cache_dir(os.environ), on_progress=lambda _: None)
         checkpoint, tokenizer = load_model(path)
         kinds = (KvDtype.FLOAT16, KvDtype.INT8)
-        candidates = [choose_numerics(Quantization.AUTO, kv, checkpoint.config) for kv in kinds]
+        candidates = [choose_numerics(Quantization.AUTO, kv, checkpoint.config, BLOCK_SIZE) for kv in kinds]
     except ExecutorError as error:
         raise typer.BadParameter(str(error)) from None
     if window > checkpoint.config.max_model_len:

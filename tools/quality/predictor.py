@@ -14,7 +14,7 @@ from paceline_executor.numerics import Numerics, WeightKind
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.weights import Checkpoint
 
-_BLOCK_SIZE = 16
+BLOCK_SIZE = 16
 
 
 class Predictor:
@@ -39,10 +39,10 @@ def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: in
     for numerics in kinds:
         if numerics.weights not in models:
             models[numerics.weights] = build_model(checkpoint, torch.device("cpu"), max_window, numerics.weights)
-    num_blocks = -(-max_window // _BLOCK_SIZE)
+    num_blocks = -(-max_window // BLOCK_SIZE)
 
     def new_cache(numerics: Numerics) -> KvCache:
-        return allocate_kv_cache(kv_geometry(checkpoint.config, num_blocks, _BLOCK_SIZE, numerics), numerics.kv)
+        return allocate_kv_cache(kv_geometry(checkpoint.config, num_blocks, BLOCK_SIZE, numerics), numerics.kv)
 
     return [Predictor(models[numerics.weights], new_cache(numerics)) for numerics in kinds]
 
@@ -57,6 +57,6 @@ def _inputs(token_ids: Sequence[int], start: int) -> ForwardInputs:
         slot_mapping=positions.to(torch.int64),
         cu_seqlens=torch.tensor([0, num_tokens], dtype=torch.int32),
         context_lens=torch.tensor([num_tokens], dtype=torch.int32),
-        block_tables=torch.arange(-(-num_tokens // _BLOCK_SIZE), dtype=torch.int32)[None],
+        block_tables=torch.arange(-(-num_tokens // BLOCK_SIZE), dtype=torch.int32)[None],
         logit_tokens=positions[start - 1 : -1].contiguous(),
     )

@@ -13,7 +13,8 @@ import torch
 class KvCache:
     """Keys and values of all layers: [num_layers, num_blocks, num_kv_heads, block_size, slot] each.
 
-    float32 and float16: slot is head_dim. int8: head_dim + 4, the values and then their scale, a float32.
+    float32 and float16: slot is head_dim. int8: head_dim + 4, because every slot has a scale, a float32; how the bytes
+    of a block lie is `paceline_kernels.attention.int8`'s.
     """
 
     keys: torch.Tensor

@@ -17,6 +17,11 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels import jit, simd
+from paceline_kernels.attention import int8
+from paceline_kernels.attention.scratch import Cache as Cache
+from paceline_kernels.attention.scratch import Scratch as Scratch
+from paceline_kernels.attention.scratch import block_address
+from paceline_kernels.attention.scratch import new_scratch as new_scratch
 from paceline_kernels.attention.units import (
     END_SEGMENT,
     IS_SPLIT,
@@ -35,8 +40,6 @@ from paceline_kernels.elementary import exp, exp_of_negative, tanh
 from paceline_kernels.errors import KernelArgumentError
 
 _Float32Array = npt.NDArray[np.float32]
-# Keys or values: float32, uint16 for the bits of float16, or int8 with each slot's scale, a float32, behind its values.
-Cache = npt.NDArray[Any]
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 # The window of a token that sees all positions: more than any context has.
@@ -49,24 +52,6 @@ class Scoring(NamedTuple):
     scale: Any  # float32, of q . k
     softcap: Any  # float32, above 0: scores become softcap * tanh(score / softcap); 0: they stay as they are
     window: int  # how many positions a token sees, its own included
-
-
-class Scratch(NamedTuple):
-    """One worker's memory. `rows` are the query rows of a tile: token by token, the heads of the group of each."""
-
-    queries: _Float32Array  # [rows, head_dim], scaled
-    scores: _Float32Array  # [rows, positions of a segment]
-    num_rows: _Int64Array  # [1] how many rows of the tile in hand come before the first that is past the segment
-    hidden: _Int64Array  # [rows] how many positions of the segment lie before the row's window
-    visible: _Int64Array  # [rows] where the row stops to see positions of the segment; neither falls from row to row
-    max: _Float32Array  # [rows] of the segment: the largest score,
-    sum: _Float32Array  # [rows] the sum of the scores' exponentials,
-    sums: _Float32Array  # [rows, head_dim] the values weighted by them
-    total_max: _Float32Array  # the same three of all segments so far
-    total_sum: _Float32Array
-    total: _Float32Array
-    ones: _Float32Array  # [positions of a segment]
-    scales: _Float32Array  # [positions of a segment] of int8 keys or values
 
 
 class Partials(NamedTuple):
@@ -142,26 +127,6 @@ def count_sound_rows(
 
 
 @jit.compiled
-def new_scratch(rows: int, head_dim: int, width: int) -> Scratch:
-    """Memory for one worker."""
-    return Scratch(
-        np.empty((rows, head_dim), dtype=np.float32),
-        np.empty((rows, width), dtype=np.float32),
-        np.zeros(1, dtype=np.int64),
-        np.empty(rows, dtype=np.int64),
-        np.empty(rows, dtype=np.int64),
-        np.empty(rows, dtype=np.float32),
-        np.empty(rows, dtype=np.float32),
-        np.empty((rows, head_dim), dtype=np.float32),
-        np.empty(rows, dtype=np.float32),
-        np.empty(rows, dtype=np.float32),
-        np.empty((rows, head_dim), dtype=np.float32),
-        np.ones(width, dtype=np.float32),
-        np.empty(width, dtype=np.float32),
-    )
-
-
-@jit.compiled
 def _take_queries(
     query: _Float32Array, token_stride: int, num_tokens: int, group: int, scale: jit.Float32, queries: _Float32Array
 ) -> None:
@@ -174,39 +139,18 @@ def _take_queries(
 
 
 @jit.compiled
-def _block_address(cache: Cache, block: int, head: int) -> int:
-    """Where a head's slots of a block begin. (A slice of the array would be counted in and out, once per block.)"""
-    slots = (block * cache.shape[1] + head) * cache.shape[2]
-    return simd.address(cache) + int(slots * cache.shape[3] * cache.itemsize)
-
-
-@jit.compiled
 def _fetch_block(cache: Cache, head: int, table: _Int32Array, begin: int, count: int) -> None:
     """Ask for the block of position `begin`, if it is one of the first `count`: no processor foresees where it lies."""
     block_size = cache.shape[2]
     if begin < count:
         size = block_size * cache.shape[3] * cache.itemsize
-        simd.prefetch(_block_address(cache, table[begin // block_size], head), size)
+        simd.prefetch(block_address(cache, table[begin // block_size], head), size)
 
 
 @jit.compiled
 def _first_block(first_row: int, block_size: int, scratch: Scratch) -> int:
     """The position in the segment at which the first block begins that rows from `first_row` on see anything of."""
     return int(scratch.hidden[first_row] // block_size * block_size)
-
-
-@jit.compiled
-def _scale_scores(cache: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
-    """Multiply every row's scores with the scales that int8 keys or values have, position by position."""
-    block_size, stride, head_dim = cache.shape[2], cache.shape[3], scratch.queries.shape[1]
-    num_rows = scratch.num_rows[0]
-    for begin in range(_first_block(first_row, block_size, scratch), scratch.visible[num_rows - 1], block_size):
-        first = _block_address(cache, table[begin // block_size], head) + head_dim
-        for i in range(min(block_size, scratch.visible[num_rows - 1] - begin)):
-            scratch.scales[begin + i] = simd.float_at(first + i * stride)
-    for row in range(first_row, num_rows):
-        for position in range(scratch.visible[row]):
-            scratch.scores[row, position] *= scratch.scales[position]
 
 
 @jit.compiled
@@ -220,12 +164,10 @@ def _score(keys: Cache, head: int, table: _Int32Array, first_row: int, scratch: 
     scores = simd.address(scratch.scores) + simd.FLOAT_BYTES * first_row * width
     for begin in range(_first_block(first_row, block_size, scratch), count, block_size):
         _fetch_block(keys, head, table, begin + block_size, count)
-        slots = _block_address(keys, table[begin // block_size], head)
+        slots = block_address(keys, table[begin // block_size], head)
         columns = min(block_size, count - begin)
         target = scores + simd.FLOAT_BYTES * begin
         simd.dot_rows(queries, head_dim, num_rows, slots, stride, columns, head_dim, target, width, keys)
-    if keys.itemsize == 1:
-        _scale_scores(keys, head, table, first_row, scratch)
 
 
 @jit.compiled
@@ -235,15 +177,13 @@ def _weigh(values: Cache, head: int, table: _Int32Array, first_row: int, group: 
     block_size, stride = values.shape[2], values.shape[3]
     num_rows = scratch.num_rows[0]
     count = scratch.visible[num_rows - 1]
-    if values.itemsize == 1:
-        _scale_scores(values, head, table, first_row, scratch)
     for row in range(first_row, num_rows):
         for d in range(head_dim):
             scratch.sums[row, d] = np.float32(0.0)
     scores, sums = simd.address(scratch.scores), simd.address(scratch.sums)
     for begin in range(_first_block(first_row, block_size, scratch), count, block_size):
         _fetch_block(values, head, table, begin + block_size, count)
-        slots = _block_address(values, table[begin // block_size], head)
+        slots = block_address(values, table[begin // block_size], head)
         end = begin + block_size
         row = first_row
         while row < num_rows and scratch.hidden[row] < end:
@@ -262,29 +202,20 @@ def _weigh(values: Cache, head: int, table: _Int32Array, first_row: int, group: 
 
 @jit.compiled
 def _cap_scores(softcap: jit.Float32, first_row: int, scratch: Scratch) -> None:
+    if softcap <= 0:
+        return
     for row in range(first_row, scratch.num_rows[0]):
         for i in range(scratch.visible[row]):
             scratch.scores[row, i] = softcap * tanh(scratch.scores[row, i] / softcap)
 
 
 @jit.compiled
-def _do_segment(
-    keys: Cache, values: Cache, head: int, table: _Int32Array, group: int, softcap: jit.Float32, scratch: Scratch
-) -> int:
-    """Maximum, sum and weighted values of one segment, for the rows from the one returned on that see any of it.
+def _soften(first_row: int, scratch: Scratch) -> None:
+    """Every row's maximum, its scores as exponentials, and their sum.
 
     Loops over scores begin at 0, though those before the window hold anything and are never used: from another start
     they would not become vector code.
     """
-    first_row = 0
-    while scratch.visible[first_row] <= 0:
-        first_row += group
-    begin = _first_block(first_row, keys.shape[2], scratch)
-    _fetch_block(keys, head, table, begin, begin + 1)
-    _score(keys, head, table, first_row, scratch)
-    if softcap > 0:
-        _cap_scores(softcap, first_row, scratch)
-    _fetch_block(values, head, table, begin, begin + 1)
     width, scores = scratch.scores.shape[1], simd.address(scratch.scores)
     for row in range(first_row, scratch.num_rows[0]):
         hidden, seen = scratch.hidden[row], scratch.visible[row]
@@ -294,7 +225,29 @@ def _do_segment(
             scratch.scores[row, i] = exp_of_negative(scratch.scores[row, i] - largest)
         scratch.max[row] = largest
         scratch.sum[row] = simd.dot(start, simd.address(scratch.ones), seen - hidden)
-    _weigh(values, head, table, first_row, group, scratch)
+
+
+@jit.compiled
+def _do_segment(
+    keys: Cache, values: Cache, head: int, table: _Int32Array, group: int, softcap: jit.Float32, scratch: Scratch
+) -> int:
+    """Maximum, sum and weighted values of one segment, for the rows from the one returned on that see any of it."""
+    first_row = 0
+    while scratch.visible[first_row] <= 0:
+        first_row += group
+    if keys.itemsize == 1:
+        int8.score(keys, values, head, table, first_row, scratch)
+        _cap_scores(softcap, first_row, scratch)
+        int8.soften(values, head, table, first_row, scratch)
+        int8.add_values(values, head, table, first_row, scratch)
+    else:
+        begin = _first_block(first_row, keys.shape[2], scratch)
+        _fetch_block(keys, head, table, begin, begin + 1)
+        _score(keys, head, table, first_row, scratch)
+        _cap_scores(softcap, first_row, scratch)
+        _fetch_block(values, head, table, begin, begin + 1)
+        _soften(first_row, scratch)
+        _weigh(values, head, table, first_row, group, scratch)
     return first_row
 
 
@@ -313,21 +266,32 @@ def _see(begin: int, position: int, num_rows: int, group: int, window: int, scra
 
 @jit.compiled
 def _fold(
-    later_max: jit.Float32,
-    later_sum: jit.Float32,
+    later_max: _Float32Array,
+    later_sum: _Float32Array,
     later: _Float32Array,
+    later_row: int,
     total_max: _Float32Array,
     total_sum: _Float32Array,
     total: _Float32Array,
-    row: int,
+    rows: range,
 ) -> None:
-    """Add a segment's maximum, sum of exponentials and weighted values to the row's totals of the segments before."""
-    new_max = total_max[row] if total_max[row] > later_max else later_max
-    old_share, new_share = exp(total_max[row] - new_max), exp(later_max - new_max)
-    total_max[row] = new_max
-    total_sum[row] = total_sum[row] * old_share + later_sum * new_share
-    for d in range(later.shape[0]):
-        total[row, d] = total[row, d] * old_share + later[d] * new_share
+    """Add a segment's maxima, sums of exponentials and weighted values to some rows' totals of the segments before.
+
+    Of the segment the rows from `later_row` on. One call for all rows, because handing over arrays takes its time.
+    """
+    size = total.shape[1]
+    for row in rows:
+        later_at = later_row + row - rows.start
+        difference = later_max[later_at] - total_max[row]
+        old_share, new_share = np.float32(1.0), np.float32(1.0)
+        if difference > 0:
+            old_share = exp(-difference)
+            total_max[row] = later_max[later_at]
+        else:
+            new_share = exp(difference)
+        total_sum[row] = total_sum[row] * old_share + later_sum[later_at] * new_share
+        x = simd.address(later) + simd.FLOAT_BYTES * size * later_at
+        simd.blend(x, new_share, simd.address(total) + simd.FLOAT_BYTES * size * row, old_share, size)
 
 
 @jit.compiled
@@ -373,7 +337,10 @@ def do_unit(
     if start >= unit[END_SEGMENT]:
         return
     first = query[token * token_stride + head * group * head_dim :]
-    _take_queries(first, token_stride, unit[NUM_TOKENS], group, rules.scale, scratch.queries)
+    if keys.itemsize == 1:
+        int8.take_queries(first, token_stride, unit[NUM_TOKENS], group, rules.scale, scratch)
+    else:
+        _take_queries(first, token_stride, unit[NUM_TOKENS], group, rules.scale, scratch.queries)
     _clear_totals(num_rows, scratch)
     for segment in range(start, unit[END_SEGMENT]):
         begin = segment * width
@@ -383,29 +350,27 @@ def do_unit(
         if unit[IS_SPLIT] == 1:
             _keep_partial(unit[PARTIAL], head * group, group, scratch, partials)
             return
-        for row in range(first_row, scratch.num_rows[0]):
-            totals = (scratch.total_max, scratch.total_sum, scratch.total)
-            _fold(scratch.max[row], scratch.sum[row], scratch.sums[row], *totals, row)
-    for row in range(num_rows):
-        for d in range(head_dim):
-            share = scratch.total[row, d] / scratch.total_sum[row]
-            out[token + row // group, head * group + row % group, d] = share
+        totals = (scratch.total_max, scratch.total_sum, scratch.total)
+        _fold(scratch.max, scratch.sum, scratch.sums, first_row, *totals, range(first_row, scratch.num_rows[0]))
+    for i in range(unit[NUM_TOKENS]):
+        for member in range(group):
+            row = i * group + member
+            for d in range(head_dim):
+                out[token + i, head * group + member, d] = scratch.total[row, d] / scratch.total_sum[row]
 
 
 @jit.compiled
 def fold_partials(first: int, end: int, first_head: int, end_head: int, partials: Partials, out: _Float32Array) -> None:
     """Fold the partial results first:end of one decode row, for some of its heads; out: [num_heads, head_dim]."""
-    head_dim = out.shape[1]
-    total_max, total_sum = np.empty(1, dtype=np.float32), np.empty(1, dtype=np.float32)
-    total = np.empty((1, head_dim), dtype=np.float32)
-    for head in range(first_head, end_head):
-        total_max[0], total_sum[0] = -np.float32(np.inf), np.float32(0.0)
-        total[:] = np.float32(0.0)
-        for i in range(first, end):
-            totals = (total_max, total_sum, total)
-            _fold(partials.max[i, head], partials.sum[i, head], partials.sums[i, head], *totals, 0)
+    group, head_dim = end_head - first_head, out.shape[1]
+    total_max = np.full(group, -np.float32(np.inf), dtype=np.float32)
+    total_sum, total = np.zeros(group, dtype=np.float32), np.zeros((group, head_dim), dtype=np.float32)
+    for i in range(first, end):
+        later = (partials.max[i], partials.sum[i], partials.sums[i])
+        _fold(*later, first_head, total_max, total_sum, total, range(group))
+    for row in range(group):
         for d in range(head_dim):
-            out[head, d] = total[0, d] / total_sum[0]
+            out[first_head + row, d] = total[row, d] / total_sum[row]
 
 
 @jit.compiled_parallel

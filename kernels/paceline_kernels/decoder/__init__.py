@@ -7,6 +7,7 @@ Made of the same arithmetic as the operations around it, fused where a call, a p
 import torch
 
 from paceline_kernels.arguments import check_tensor
+from paceline_kernels.attention import int8
 from paceline_kernels.decoder import cpu
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
@@ -33,9 +34,10 @@ class Decoder:
         The next call may overwrite them.
 
         keys, values: [num_layers, num_blocks, num_kv_heads, block_size, slot] of one type: float16 with slot =
-        head_dim, or int8 with slot = head_dim + 4, the values of a slot followed by their scale, a float32.
+        head_dim, or int8 with slot = head_dim + 4 for blocks of 16, 32, … 256 slots and heads of at most 512; how the
+        bytes of a block lie is said by `paceline_kernels.attention.int8`.
         Keys and values are rounded, to even, when they are written: to float16, or to multiples of the largest
-        magnitude of the slot / 127.
+        magnitude of the slot / 127. Over int8, queries and the weights of values are rounded to 16 bits as well.
         Batch-invariant: the logits of a token depend, bit for bit, on the token ids up to it alone, as long as those
         before it were computed by the same weights into the same type of cache.
         Raises KernelArgumentError for shapes, types and indices that do not fit.
@@ -55,4 +57,8 @@ class Decoder:
         shape = (len(weights.layers), None, weights.num_kv_heads, None, slot)
         check_tensor(op, "keys", keys, keys.dtype, shape)
         check_tensor(op, "values", values, keys.dtype, tuple(keys.shape))
+        if keys.dtype == torch.int8 and not int8.is_supported(keys.shape[3], weights.head_dim):
+            raise KernelArgumentError(
+                op, f"int8 blocks of {keys.shape[3]} slots of {weights.head_dim} are not supported"
+            )
         return self._decoder.forward(batch, keys, values)

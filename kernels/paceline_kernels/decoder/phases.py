@@ -11,7 +11,7 @@ import numpy as np
 from paceline_kernels import jit, simd, team
 from paceline_kernels.activation.cpu import SILU, gelu_tanh, silu
 from paceline_kernels.attention import cpu as attention
-from paceline_kernels.attention import units
+from paceline_kernels.attention import int8, units
 from paceline_kernels.decoder.state import (
     ATTENTION_NORM,
     ATTENTION_OUTPUT,
@@ -40,7 +40,7 @@ from paceline_kernels.decoder.state import (
     hidden,
 )
 from paceline_kernels.elementary import tanh
-from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, quantize_span, unpack_row
+from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, unpack_row
 from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
@@ -173,14 +173,21 @@ def normalize_last(
 
 
 @jit.compiled
-def _store(x: Float32Array, cache: attention.Cache, block: int, head: int, offset: int) -> None:
-    """Put a head's keys or values into its slot, in the way the cache keeps them."""
-    slot, source, count = simd.address(cache[block, head, offset]), simd.address(x), x.shape[0]
+def _store_key(x: Float32Array, cache: attention.Cache, block: int, head: int, offset: int) -> None:
+    """Put a head's key into its slot, in the way the cache keeps it; x may be spoilt."""
     if cache.itemsize == 1:
-        scale, _ = quantize_span(source, count, slot)
-        simd.put(slot + count, 0, scale)
+        int8.store_key(x, cache, block, head, offset)
     else:
-        simd.narrow(source, count, slot)
+        simd.narrow(simd.address(x), x.shape[0], simd.address(cache[block, head, offset]))
+
+
+@jit.compiled
+def _store_value(x: Float32Array, cache: attention.Cache, block: int, head: int, offset: int) -> None:
+    """The same for a value."""
+    if cache.itemsize == 1:
+        int8.store_value(x, cache, block, head, offset)
+    else:
+        simd.narrow(simd.address(x), x.shape[0], simd.address(cache[block, head, offset]))
 
 
 @jit.compiled
@@ -226,9 +233,9 @@ def project_qkv(
             rotate(projected[row], angles, work.query[token, head])
         elif head < num_heads + num_kv_heads:
             rotate(projected[row], angles, projected[row])
-            _store(projected[row], keys, block, head - num_heads, offset)
+            _store_key(projected[row], keys, block, head - num_heads, offset)
         else:
-            _store(projected[row], values, block, head - num_heads - num_kv_heads, offset)
+            _store_value(projected[row], values, block, head - num_heads - num_kv_heads, offset)
 
 
 @jit.compiled

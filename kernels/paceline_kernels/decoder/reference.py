@@ -7,7 +7,13 @@ in the way the cache keeps them.
 import torch
 
 from paceline_kernels.activation.reference import gate
-from paceline_kernels.attention.reference import paged_attention
+from paceline_kernels.attention.reference import (
+    int8_keys,
+    int8_scales,
+    int8_values,
+    paged_attention,
+    paged_attention_int8,
+)
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.quantized_linear.packing import PackedWeight
 from paceline_kernels.quantized_linear.reference import quantized_linear, unpack
@@ -68,33 +74,24 @@ def _attend(
     queries = _normalised(queries, norms.query if norms else None, weights.rms_norm_eps).double()
     new_keys = _normalised(new_keys, norms.key if norms else None, weights.rms_norm_eps).double()
     angles = weights.rope_tables[layer.rope_table][batch.positions.long()].double().unsqueeze(1).chunk(2, dim=-1)
-    _write(keys, batch.slot_mapping, rotate(new_keys, *angles))
-    _write(values, batch.slot_mapping, new_values)
-    caches = (_read(keys, head_dim), _read(values, head_dim))
+    new_keys, queries = rotate(new_keys, *angles).float(), rotate(queries, *angles)
     rows = (batch.block_tables, batch.cu_seqlens, batch.context_lens)
     scale, cap = weights.attention_scale or head_dim**-0.5, weights.attention_softcap
-    queries = rotate(queries, *angles)
+    blocks, offsets = batch.slot_mapping // keys.shape[2], batch.slot_mapping % keys.shape[2]
+    if keys.dtype == torch.int8:
+        integers, int8_scales(keys)[blocks, :, offsets] = _int8(new_keys)
+        int8_keys(keys)[blocks, :, offsets] = integers.reshape(*integers.shape[:-1], -1, 2)
+        integers, int8_scales(values)[blocks, :, offsets] = _int8(new_values.float())
+        int8_values(values)[blocks, :, offsets // 2, offsets % 2] = integers
+        return paged_attention_int8(queries, keys, values, *rows, scale, window=layer.window, softcap=cap).flatten(1)
+    keys[blocks, :, offsets], values[blocks, :, offsets] = new_keys.to(keys.dtype), new_values.to(values.dtype)
+    caches = (keys.double(), values.double())
     return paged_attention(queries, *caches, *rows, scale, window=layer.window, softcap=cap).flatten(1)
 
 
-def _write(cache: torch.Tensor, slot_mapping: torch.Tensor, written: torch.Tensor) -> None:
-    """Put `written`, [tokens, num_kv_heads, head_dim], into its slots."""
-    block_size = cache.shape[2]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    cache[blocks, :, offsets] = _int8_slots(written.float()) if cache.dtype == torch.int8 else written.to(cache.dtype)
-
-
-def _int8_slots(written: torch.Tensor) -> torch.Tensor:
-    """Integers under one scale for each slot, then the bytes of the scale, in float32 as the contract says."""
+def _int8(written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers under one scale for each slot, and the scales, in float32 as the contract says."""
     largest = written.abs().amax(dim=-1, keepdim=True)
     factors = torch.where(largest < _SMALLEST, torch.zeros_like(largest), _MAX_INT8 / largest)
     scales = torch.where(largest < _SMALLEST, torch.zeros_like(largest), largest / _MAX_INT8)
-    return torch.cat(((written * factors).round().to(torch.int8), scales.view(torch.int8)), dim=-1)
-
-
-def _read(cache: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The cache's numbers, [num_blocks, num_kv_heads, block_size, head_dim] float64."""
-    if cache.dtype != torch.int8:
-        return cache.double()
-    scales = cache[..., head_dim:].contiguous().view(torch.float32)
-    return cache[..., :head_dim].double() * scales.double()
+    return (written * factors).round().to(torch.int8), scales[..., 0]

@@ -10,6 +10,7 @@ import torch
 
 from paceline_kernels import jit, simd
 from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.integers import largest_magnitude, round_to_int8
 from paceline_kernels.jit import Float32
 from paceline_kernels.quantized_linear import tiles
 from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat
@@ -53,11 +54,11 @@ def quantize_span(x: int, count: int, out: int) -> tuple[Float32, Float32]:
 
     A NaN or an infinity makes the scale one, and so everything that is computed with it.
     """
-    largest = tiles.largest_magnitude(x, count)
+    largest = largest_magnitude(x, count)
     if largest < _SMALLEST:
-        tiles.scale_and_round(x, count, _ZERO, out)
+        round_to_int8(x, count, _ZERO, out)
         return _ZERO, _ZERO
-    total = tiles.scale_and_round(x, count, _MAX_INT8 / largest, out)
+    total = round_to_int8(x, count, _MAX_INT8 / largest, out)
     return largest / _MAX_INT8, np.float32(total)
 
 

@@ -22,21 +22,18 @@ the same integers are computed by widening first.
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from paceline_kernels.integers import BYTES, INTS, WORDS, Products, has_avx2
 from paceline_kernels.llvm import (
     FLOAT,
     HALF,
     INT8,
-    INT16,
     INT32,
     VECTOR,
     Ir,
-    call,
     constant,
     fma,
     load,
@@ -55,61 +52,6 @@ INT8_GROUP_BYTES = GROUP * TILE + 2 * TILE
 
 _QUADS = GROUP // 4
 _HALF_BYTES = 2
-_BYTES = ir.VectorType(INT8, 32)
-_WORDS = ir.VectorType(INT16, 16)
-_INTS = ir.VectorType(INT32, 8)
-
-_config: Any = numba.config
-
-
-def has_avx2() -> bool:
-    """Whether compiled code may use the byte products of AVX2: numba compiles for this machine, and it has them."""
-    is_native = not _config.CPU_NAME and not _config.CPU_FEATURES
-    return is_native and bool(llvmlite.binding.get_host_cpu_features().get("avx2", False))
-
-
-class _Products:
-    """Byte products, by AVX2's instructions or by widening; the integers are the same."""
-
-    def __init__(self, builder: Ir, *, avx2: bool) -> None:
-        self._builder = builder
-        self._avx2 = avx2
-
-    def pairs(self, unsigned: Ir, signed: Ir) -> Ir:
-        """[16] int16: unsigned[2 i] * signed[2 i] + unsigned[2 i + 1] * signed[2 i + 1]; both [32] int8."""
-        builder = self._builder
-        if self._avx2:
-            return call(builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, [unsigned, signed])
-        evens, odds = ((self._half(unsigned, i), self._half(signed, i)) for i in (0, 1))
-        products = [builder.mul(builder.zext(u, _WORDS), builder.sext(s, _WORDS)) for u, s in (evens, odds)]
-        return builder.add(*products)
-
-    def neighbours(self, words: Ir) -> Ir:
-        """[8] int32: words[2 i] + words[2 i + 1]."""
-        builder = self._builder
-        if self._avx2:
-            return call(builder, "llvm.x86.avx2.pmadd.wd", _INTS, [words, ir.Constant(_WORDS, [1] * 16)])
-        return builder.add(*(builder.sext(self._half(words, i), _INTS) for i in (0, 1)))
-
-    def signed_quads(self, weights: Ir, magnitudes: Ir, x: Ir) -> Ir:
-        """[8] int32: the sums of four products of int8 with int8 each; `magnitudes` are those of the weights."""
-        builder = self._builder
-        if self._avx2:
-            signed = call(builder, "llvm.x86.avx2.psign.b", _BYTES, [x, weights])
-            return self.neighbours(self.pairs(magnitudes, signed))
-        wide = ir.VectorType(INT32, 16)
-        products = [
-            builder.mul(*(builder.sext(self._half(operand, i), wide) for operand in (weights, x))) for i in (0, 1)
-        ]
-        pairs = builder.add(*products)
-        return builder.add(*(self._half(pairs, i) for i in (0, 1)))
-
-    def _half(self, vector: Ir, first: int) -> Ir:
-        """Every second element, from `first` on."""
-        count = vector.type.count
-        mask = ir.Constant(ir.VectorType(INT32, count // 2), list(range(first, count, 2)))
-        return self._builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
-
 
 # What a format's group contributes: from its address and offset in bytes, and the rows' inputs, two int32 vectors per
 # row: the sums of outputs 0 to 7 and 8 to 15.
@@ -118,41 +60,41 @@ _GroupSums = Callable[[Ir, bool, Ir, Ir, list[Ir], Ir], list[Ir]]
 
 def _row_quads(builder: Ir, xs: list[Ir], offset: Ir) -> list[Ir]:
     """Four inputs of each row, repeated for every lane."""
-    quads = [splat(builder, load(builder, x, offset, INT32), _INTS) for x in xs]
-    return [builder.bitcast(quad, _BYTES) for quad in quads]
+    quads = [splat(builder, load(builder, x, offset, INT32), INTS) for x in xs]
+    return [builder.bitcast(quad, BYTES) for quad in quads]
 
 
 def _int4_sums(builder: Ir, avx2: bool, w: Ir, start: Ir, xs: list[Ir], x_start: Ir) -> list[Ir]:
-    products = _Products(builder, avx2=avx2)
-    low_bits, shift = ir.Constant(_BYTES, [15] * 32), ir.Constant(_WORDS, [4] * 16)
+    products = Products(builder, avx2=avx2)
+    low_bits, shift = ir.Constant(BYTES, [15] * 32), ir.Constant(WORDS, [4] * 16)
 
     def add_quad(quad: Ir, sums: list[Ir]) -> list[Ir]:
-        packed = load(builder, w, builder.add(start, builder.mul(quad, constant(32))), _BYTES)
-        high = builder.bitcast(builder.lshr(builder.bitcast(packed, _WORDS), shift), _BYTES)
+        packed = load(builder, w, builder.add(start, builder.mul(quad, constant(32))), BYTES)
+        high = builder.bitcast(builder.lshr(builder.bitcast(packed, WORDS), shift), BYTES)
         weights = [builder.and_(packed, low_bits), builder.and_(high, low_bits)]
         rows = _row_quads(builder, xs, builder.add(x_start, builder.mul(quad, constant(4))))
         added = [products.pairs(weight, row) for row in rows for weight in weights]
         return [builder.add(total, pairs) for total, pairs in zip(sums, added, strict=True)]
 
-    zeros = [ir.Constant(_WORDS, [0] * 16)] * (2 * len(xs))
+    zeros = [ir.Constant(WORDS, [0] * 16)] * (2 * len(xs))
     sums = _over_quads(builder, zeros, add_quad)
     return [products.neighbours(total) for total in sums]
 
 
 def _int8_sums(builder: Ir, avx2: bool, w: Ir, start: Ir, xs: list[Ir], x_start: Ir) -> list[Ir]:
-    products = _Products(builder, avx2=avx2)
-    zero = ir.Constant(_BYTES, [0] * 32)
+    products = Products(builder, avx2=avx2)
+    zero = ir.Constant(BYTES, [0] * 32)
 
     def add_quad(quad: Ir, sums: list[Ir]) -> list[Ir]:
         first = builder.add(start, builder.mul(quad, constant(64)))
-        weights = [load(builder, w, builder.add(first, constant(32 * half)), _BYTES) for half in (0, 1)]
+        weights = [load(builder, w, builder.add(first, constant(32 * half)), BYTES) for half in (0, 1)]
         magnitudes = [builder.select(builder.icmp_signed("<", v, zero), builder.neg(v), v) for v in weights]
         rows = _row_quads(builder, xs, builder.add(x_start, builder.mul(quad, constant(4))))
         pairs = list(zip(weights, magnitudes, strict=True))
         added = [products.signed_quads(weight, magnitude, row) for row in rows for weight, magnitude in pairs]
         return [builder.add(total, quads) for total, quads in zip(sums, added, strict=True)]
 
-    return _over_quads(builder, [ir.Constant(_INTS, [0] * 8)] * (2 * len(xs)), add_quad)
+    return _over_quads(builder, [ir.Constant(INTS, [0] * 8)] * (2 * len(xs)), add_quad)
 
 
 def _over_quads(builder: Ir, sums: list[Ir], add_quad: Callable[[Ir, list[Ir]], list[Ir]]) -> list[Ir]:
@@ -214,54 +156,6 @@ def dot_tile(num_rows: int, group_sums: _GroupSums, group_bytes: int, *, avx2: b
 
     return intrinsic(typed)
 
-
-def _typed_largest(_context: Ir, _x: Ir, _count: Ir) -> Ir:
-    """The largest magnitude of `count` floats, a multiple of 8; NaN if one is NaN."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count = args
-        row, magnitude = builder.inttoptr(x, FLOAT.as_pointer()), ir.Constant(_INTS, [0x7FFFFFFF] * 8)
-
-        def larger(a: Ir, b: Ir) -> Ir:
-            # Magnitudes order as integers do, and a NaN is above all others.
-            return builder.select(builder.icmp_signed(">", a, b), a, b)
-
-        def step(index: Ir, best: list[Ir]) -> list[Ir]:
-            bits = builder.bitcast(load(builder, row, index, VECTOR), _INTS)
-            return [larger(builder.and_(bits, magnitude), best[0])]
-
-        best = loop(builder, constant(0), count, 8, [ir.Constant(_INTS, [0] * 8)], step)[0]
-        for distance in (4, 2, 1):
-            mask = ir.Constant(_INTS, [(lane + distance) % 8 for lane in range(8)])
-            best = larger(best, builder.shuffle_vector(best, ir.Constant(_INTS, ir.Undefined), mask))
-        return builder.bitcast(builder.extract_element(best, INT32(0)), FLOAT)
-
-    return types.float32(types.int64, types.int64), generate
-
-
-def _typed_round(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
-    """out[i] = x[i] * factor, rounded to even, as int8, 0 for NaN; returns their sum. `count` is a multiple of 8."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count, factor, out = args
-        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT8.as_pointer())
-        factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
-
-        def step(index: Ir, total: list[Ir]) -> list[Ir]:
-            scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
-            ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
-            integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), _INTS)
-            store(builder, builder.trunc(integers, ir.VectorType(INT8, 8)), target, index)
-            return [builder.add(total[0], integers)]
-
-        total = loop(builder, constant(0), count, 8, [ir.Constant(_INTS, [0] * 8)], step)[0]
-        return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])
-
-    return types.int32(types.int64, types.int64, types.float32, types.int64), generate
-
-
-largest_magnitude: Any = intrinsic(_typed_largest)
-scale_and_round: Any = intrinsic(_typed_round)
 
 _AVX2 = has_avx2()
 int4_x1, int4_x2, int4_x4 = (dot_tile(rows, _int4_sums, INT4_GROUP_BYTES, avx2=_AVX2) for rows in (1, 2, 4))

@@ -24,8 +24,8 @@ from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_client.cli.supervisor.programs import LOOPBACK, Deployment, free_ports, programs_of
 from side_by_side.drivers.protocol import Answer, Facts, Request, Step, Workload, reserve_stdout, serve
 
-# Room in float16 for 32 requests of 256 tokens and a little more: what llama.cpp is given for the same requests.
-_KV_CACHE = "192MiB"
+# Room for 32 requests of 256 tokens and a little more: what llama.cpp is given for the same requests.
+_KV_CACHE = "102MiB"
 # What the default does not say; empty: as a user gets it.
 _EXECUTOR_OPTIONS: tuple[str, ...] = ()
 _START_S = 300.0

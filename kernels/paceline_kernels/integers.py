@@ -1,0 +1,130 @@
+"""Integer vectors as LLVM instructions: exact products of bytes and words, and rounding to them.
+
+Knows what AVX2 has instructions for; elsewhere the same integers are computed by widening first. It refuses to know
+what is multiplied.
+"""
+
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from paceline_kernels.llvm import FLOAT, INT8, INT16, INT32, VECTOR, Ir, call, constant, load, loop, splat, store
+
+BYTES = ir.VectorType(INT8, 32)
+WORDS = ir.VectorType(INT16, 16)
+INTS = ir.VectorType(INT32, 8)
+
+_config: Any = numba.config
+
+
+def has_avx2() -> bool:
+    """Whether compiled code may use the byte products of AVX2: numba compiles for this machine, and it has them."""
+    is_native = not _config.CPU_NAME and not _config.CPU_FEATURES
+    return is_native and bool(llvmlite.binding.get_host_cpu_features().get("avx2", False))
+
+
+class Products:
+    """Products, by AVX2's instructions or by widening; the integers are the same."""
+
+    def __init__(self, builder: Ir, *, avx2: bool) -> None:
+        self._builder = builder
+        self._avx2 = avx2
+
+    def pairs(self, unsigned: Ir, signed: Ir) -> Ir:
+        """[16] int16: unsigned[2 i] * signed[2 i] + unsigned[2 i + 1] * signed[2 i + 1]; both [32] int8."""
+        builder = self._builder
+        if self._avx2:
+            return call(builder, "llvm.x86.avx2.pmadd.ub.sw", WORDS, [unsigned, signed])
+        evens, odds = ((self._half(unsigned, i), self._half(signed, i)) for i in (0, 1))
+        products = [builder.mul(builder.zext(u, WORDS), builder.sext(s, WORDS)) for u, s in (evens, odds)]
+        return builder.add(*products)
+
+    def word_pairs(self, a: Ir, b: Ir) -> Ir:
+        """[8] int32: a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]; both [16] int16."""
+        builder = self._builder
+        if self._avx2:
+            return call(builder, "llvm.x86.avx2.pmadd.wd", INTS, [a, b])
+        evens, odds = ([builder.sext(self._half(operand, i), INTS) for operand in (a, b)] for i in (0, 1))
+        return builder.add(builder.mul(*evens), builder.mul(*odds))
+
+    def neighbours(self, words: Ir) -> Ir:
+        """[8] int32: words[2 i] + words[2 i + 1]."""
+        return self.word_pairs(words, ir.Constant(WORDS, [1] * 16))
+
+    def signed_quads(self, weights: Ir, magnitudes: Ir, x: Ir) -> Ir:
+        """[8] int32: the sums of four products of int8 with int8 each; `magnitudes` are those of the weights."""
+        builder = self._builder
+        if self._avx2:
+            signed = call(builder, "llvm.x86.avx2.psign.b", BYTES, [x, weights])
+            return self.neighbours(self.pairs(magnitudes, signed))
+        wide = ir.VectorType(INT32, 16)
+        products = [
+            builder.mul(*(builder.sext(self._half(operand, i), wide) for operand in (weights, x))) for i in (0, 1)
+        ]
+        pairs = builder.add(*products)
+        return builder.add(*(self._half(pairs, i) for i in (0, 1)))
+
+    def _half(self, vector: Ir, first: int) -> Ir:
+        """Every second element, from `first` on."""
+        count = vector.type.count
+        mask = ir.Constant(ir.VectorType(INT32, count // 2), list(range(first, count, 2)))
+        return self._builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
+
+
+def _typed_largest(_context: Ir, _x: Ir, _count: Ir) -> Ir:
+    """The largest magnitude of `count` floats, a multiple of 8; NaN if one is NaN."""
+
+    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+        x, count = args
+        row, magnitude = builder.inttoptr(x, FLOAT.as_pointer()), ir.Constant(INTS, [0x7FFFFFFF] * 8)
+
+        def larger(a: Ir, b: Ir) -> Ir:
+            # Magnitudes order as integers do, and a NaN is above all others.
+            return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+        def step(index: Ir, best: list[Ir]) -> list[Ir]:
+            bits = builder.bitcast(load(builder, row, index, VECTOR), INTS)
+            return [larger(builder.and_(bits, magnitude), best[0])]
+
+        best = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
+        for distance in (4, 2, 1):
+            mask = ir.Constant(INTS, [(lane + distance) % 8 for lane in range(8)])
+            best = larger(best, builder.shuffle_vector(best, ir.Constant(INTS, ir.Undefined), mask))
+        return builder.bitcast(builder.extract_element(best, INT32(0)), FLOAT)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+def _rounding(element: Ir) -> Any:  # noqa: ANN401
+    """An operation out[i] = x[i] * factor, rounded to even, as `element`, 0 for NaN; returns their sum.
+
+    Its arguments: x, the count, a multiple of 8, the factor, out; addresses in bytes.
+    """
+
+    def typed(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
+        def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+            x, count, factor, out = args
+            row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, element.as_pointer())
+            factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
+
+            def step(index: Ir, total: list[Ir]) -> list[Ir]:
+                scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
+                ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
+                integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), INTS)
+                store(builder, builder.trunc(integers, ir.VectorType(element, 8)), target, index)
+                return [builder.add(total[0], integers)]
+
+            total = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
+            return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])
+
+        return types.int32(types.int64, types.int64, types.float32, types.int64), generate
+
+    return intrinsic(typed)
+
+
+largest_magnitude: Any = intrinsic(_typed_largest)
+round_to_int8, round_to_int16 = _rounding(INT8), _rounding(INT16)
