@@ -15,6 +15,7 @@ from paceline_kernels.attention.triton import paged_attention
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 _BLOCK_SIZE = 64
 _FP8 = torch.float8_e4m3fn
+_SCALE_BYTES = 4
 _FP8_SCALE = 0.75  # no power of two, so that it shows
 # Rows of a batch, or tokens of a prompt, from the first to the last that the reference computes, too.
 _NUM_CHECKED = 4
@@ -28,6 +29,7 @@ class _Batch:
     is_prompt: bool
     heads: tuple[int, int, int] = (_HEADS, _KV_HEADS, _HEAD_DIM)
     block_size: int = _BLOCK_SIZE
+    splits: Splits = Splits.EVEN
 
     @property
     def computed(self) -> list[int]:
@@ -39,7 +41,8 @@ class _Batch:
 
     def num_bytes(self, place: Place, cache_type: torch.dtype) -> int:
         heads, kv_heads, head_dim = self.heads
-        kv = 2 * sum(self.contexts) * kv_heads * head_dim * cache_type.itemsize
+        slot_bytes = head_dim * cache_type.itemsize + (_SCALE_BYTES if cache_type == torch.int8 else 0)
+        kv = 2 * sum(self.contexts) * kv_heads * slot_bytes
         return kv + 2 * sum(self.computed) * heads * head_dim * place.dtype.itemsize
 
     @property
@@ -50,10 +53,12 @@ class _Batch:
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
-    """Decodes with both types of cache, even and uneven, then prompts."""
+    """Decodes with all types of cache, even and uneven, then prompts."""
     if scale is Scale.ODD:
-        for cache_type in (place.dtype, _FP8):
+        for cache_type in (place.dtype, _FP8, torch.int8):
             yield _case("decode attention", _Batch((129, 1), False, (4, 2, 64), 16), place, cache_type)
+        fixed = _Batch((600, 1), False, (4, 2, 64), 16, Splits.FIXED)
+        yield _case("decode, fixed splits", fixed, place, place.dtype)
         yield _case("prefill attention", _Batch((48,), True, (4, 2, 64), 16), place, place.dtype)
         return
     shapes = [(8, 2048), (64, 2048), (8, 32_768), (64, 8192)]
@@ -62,6 +67,10 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
     for num_rows, context in sorted(shapes):
         for cache_type in (place.dtype, _FP8):
             yield _case("decode attention", _Batch([context] * num_rows, False), place, cache_type)
+    for cache_type in (place.dtype, _FP8):
+        fixed = _Batch([8192] * 64, False, splits=Splits.FIXED)
+        yield _case("decode, fixed splits", fixed, place, cache_type)
+    yield _case("decode attention", _Batch([8192] * 64, False), place, torch.int8)
     for cache_type in (place.dtype, _FP8):
         # One long row among short ones, 4,096 on average.
         yield _case("decode attention", _Batch([65_536 + 2048] + [2048] * 31, False), place, cache_type)
@@ -99,21 +108,25 @@ class _Inputs:
     cu_seqlens: torch.Tensor
     context_lens: torch.Tensor
     scales: torch.Tensor | None
+    splits: Splits
 
     def attend(self) -> torch.Tensor:
         scale = self.query.shape[-1] ** -0.5
         rows = (self.tables, self.cu_seqlens, self.context_lens)
         caches, scales = (self.keys, self.values), (self.scales, self.scales)
-        return paged_attention(self.query, *caches, *rows, scale, None, None, *scales, Splits.EVEN, 1)
+        num_tokens = self.query.shape[0]
+        longest = 1 if num_tokens == self.context_lens.shape[0] else num_tokens
+        return paged_attention(self.query, *caches, *rows, scale, None, None, *scales, self.splits, 1, longest)
 
 
 def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> Work:
     heads, kv_heads, head_dim = batch.heads
     num_blocks = batch.num_blocks
-    caches = [
-        place.normal(sum(num_blocks), kv_heads, batch.block_size, head_dim, seed=seed + i, dtype=cache_type)
-        for i in range(2)
-    ]
+    shape = (sum(num_blocks), kv_heads, batch.block_size, head_dim)
+    if cache_type == torch.int8:
+        caches = [place.integers(255, *shape, seed=seed + i, dtype=torch.uint8).view(torch.int8) for i in range(2)]
+    else:
+        caches = [place.normal(*shape, seed=seed + i, dtype=cache_type) for i in range(2)]
     order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(seed)).int()
     tables = torch.full((len(num_blocks), max(num_blocks)), -1, dtype=torch.int32)
     for row, end in enumerate(accumulate(num_blocks)):
@@ -125,9 +138,17 @@ def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> W
         tables=tables.to(place.device),
         cu_seqlens=torch.tensor([0, *accumulate(batch.computed)], dtype=torch.int32, device=place.device),
         context_lens=torch.tensor(batch.contexts, dtype=torch.int32, device=place.device),
-        scales=torch.full((kv_heads,), _FP8_SCALE, device=place.device) if cache_type == _FP8 else None,
+        scales=_scales(place, shape, cache_type, seed),
+        splits=batch.splits,
     )
     return Work(inputs.attend, _theirs(batch, inputs), lambda: _error(batch, inputs))
+
+
+def _scales(place: Place, shape: Sequence[int], cache_type: torch.dtype, seed: int) -> torch.Tensor | None:
+    """Of float8 one per head, of int8 one per slot, about a hundredth."""
+    if cache_type == torch.int8:
+        return 0.01 + 0.002 * place.normal(*shape[:3], seed=seed + 3, dtype=torch.float32).clamp(-3, 3)
+    return torch.full((shape[1],), _FP8_SCALE, device=place.device) if cache_type == _FP8 else None
 
 
 def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
@@ -154,10 +175,18 @@ def _expected(batch: _Batch, inputs: _Inputs, token: int) -> torch.Tensor:
     row = 0 if batch.is_prompt else token
     visible = token + 1 if batch.is_prompt else batch.contexts[row]
     blocks = inputs.tables[row, : -(-visible // batch.block_size)].long()
-    factor = 1.0 if inputs.scales is None else _FP8_SCALE
-    keys, values = (cache[blocks].float() * factor for cache in (inputs.keys, inputs.values))
+    keys, values = (_numbers(cache, inputs.scales, blocks) for cache in (inputs.keys, inputs.values))
     own = torch.arange(len(blocks), dtype=torch.int32)[None]
     one = torch.tensor([0, 1], dtype=torch.int32)
     lens = torch.tensor([visible], dtype=torch.int32)
     query = inputs.query[token : token + 1]
     return reference.paged_attention(query, keys, values, own, one, lens, query.shape[-1] ** -0.5)
+
+
+def _numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
+    """What some blocks of a cache stand for."""
+    bits = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # not every type of one byte can be indexed
+    stored = bits[blocks].view(cache.dtype).float()
+    if scales is None:
+        return stored
+    return stored * (scales[blocks][..., None] if scales.ndim == 3 else scales[:, None, None])

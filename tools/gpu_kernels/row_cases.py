@@ -23,6 +23,7 @@ from paceline_kernels.take_rows import reference as take_rows_reference
 from paceline_kernels.take_rows.triton import take_rows
 
 _EPS = 1e-5
+_TABLE_BYTES = 4  # of a number
 _FP8 = torch.float8_e4m3fn
 _FP8_ERROR = 0.1  # a number keeps four bits, and in Triton's interpreter a little less
 
@@ -97,9 +98,9 @@ def _rope(place: Place, num_tokens: int, heads: tuple[int, int, int], num_slots:
 
         return Work(lambda: ours(qkv), None, error)
 
-    # Queries are read and written, keys and values read in one type and written in the other.
+    # The table and queries are read, queries written, keys and values read in one type and written in the other.
     token_bytes = (2 * num_heads + 2 * num_kv_heads) * place.dtype.itemsize + 2 * num_kv_heads * cache_type.itemsize
-    num_bytes = num_tokens * head_dim * token_bytes
+    num_bytes = num_tokens * head_dim * (token_bytes + _TABLE_BYTES)
     return _moves(place, "rope + kv", {"tokens": num_tokens, "kv": kv}, num_bytes, build)
 
 

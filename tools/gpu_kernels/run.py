@@ -50,8 +50,8 @@ class Run:
             print(f"The anchors were measured on an {_ANCHORS_ARE_OF}, which this is not.")
         ours = f"{reached.copy_tbps:.2f} TB/s copied, {reached.product_tflops:.0f} TFLOP/s in a large product"
         print(f"what 100 % of the limit is: {ours}", flush=True)
-        self._check_odd_shapes(place)
         self._time(cases(scale, place), place, clock, reached)
+        self._check_odd_shapes(place)  # last: an illegal access spoils whatever comes after it
         return 1 if self.num_failed else 0
 
     def rehearsed(self) -> int:
@@ -85,8 +85,8 @@ class Run:
             except Exception as error:
                 self._fail(case, error)
             self._write(reached)
-            if place.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if place.device.type == "cuda" and not _is_usable():
+                break
         print("\n".join(summary(self.results)))
         if num_left:
             print(f"{num_left} cases were left out: the time was up")
@@ -110,6 +110,17 @@ class Run:
             "results": [_figures(result) for result in self.results],
         }
         self.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _is_usable() -> bool:
+    """Whether the device still answers; nothing does after an illegal access. Its memory is free afterwards."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        print("the device is lost, nothing more can be timed:", *str(error).splitlines()[:1], flush=True)
+        return False
+    return True
 
 
 def _figures(result: Result | Failure) -> dict[str, object]:

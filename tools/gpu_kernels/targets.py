@@ -90,7 +90,7 @@ _SMALL = (1, 16)
 TARGETS = (
     Target("decode attention", Measure.ANCHOR, 1.0, {"b": (8, math.inf), "ctx": (2048, math.inf)}),
     Target("decode attention", Measure.TBPS, 3.6, {"kv": "fp8"}, min_bytes=256 * _MIB),
-    Target("prefill attention", Measure.ANCHOR, 0.8),
+    Target("prefill attention", Measure.ANCHOR, 0.8, {"kv": "bfloat16"}),
     Target("scaled linear", Measure.ANCHOR, 1.5, {"m": _SMALL, "n": (4096, 6144), "k": (4096, 4096), "weight": "fp8"}),
     Target("scaled linear", Measure.ANCHOR, 1.0, {"m": _SMALL, "weight": "fp8"}),
     Target("add + norm", Measure.COPY_SHARE, 0.85, {"tokens": (4096, 4096)}),

@@ -31,12 +31,11 @@ class _Options:
 def cases(architecture: Architecture) -> Iterator[Case]:
     """Both kernels and the fold, in each."""
     is_fp8 = architecture >= Architecture.SM_90
-    # Of the two types of one byte that share a line, int8 everywhere, the other where it is most used.
     for head_dim in (64, 128, 256):
         yield _case(head_dim, torch.bfloat16, _Options())
         yield _case(head_dim, torch.int8, _Options())
-    if is_fp8:
-        yield _case(128, torch.float8_e4m3fn, _Options(block_size=64))
+        if is_fp8:
+            yield _case(head_dim, torch.float8_e4m3fn, _Options(block_size=64))
     everything = _Options(window=4096, softcap=50.0, splits=Splits.FIXED, short_tokens=5)
     yield _case(128, torch.bfloat16, everything)
 
@@ -68,4 +67,5 @@ def _call(head_dim: int, cache_type: torch.dtype, options: _Options) -> None:
         scales,
         options.splits,
         options.short_tokens,
+        _TOKENS,
     )

@@ -10,10 +10,12 @@ where 256 is no multiple of that.
 On a GPU query is bfloat16 or float16, and the caches of the same type or quantised, with scales, as `rope_and_write_kv`
 writes them; head_dim is a multiple of 8 up to 256, scale above 0. Slots beyond a row's context are not read; another
 row's do not matter, but NaN in a later slot of a token's own row may reach it. Nothing is refused for what lengths and
-tables hold, since finding it would mean waiting for the device; a row of context 0, as padding of a captured graph has,
-is left unwritten. Rows of few tokens, decodes and those that verify drafts, share the GPU as `Splits` says; other rows
-are chunks, whose bits depend neither on batch mates nor on where a chunk is cut. With Splits.FIXED the same holds for
-short rows. A token in a short row and the same token in a chunk may differ by rounding.
+tables hold, since finding it would mean waiting for the device; tokens of a row of context 0, and those behind the last
+row's, as padding of a captured graph has, have no result. Rows of few tokens, decodes and those that verify drafts,
+share the GPU as `Splits` says; other rows are chunks, whose bits depend neither on batch mates nor on where a chunk is
+cut. With Splits.FIXED the same holds for short rows, as long as tables are as wide; their partial results then take up
+to 64 * 4 bytes per row, query head (a KV head's padded to 16) and dimension. A token in a short row and the same token
+in a chunk may differ by rounding.
 """
 
 import torch
@@ -41,6 +43,7 @@ def paged_attention(
     value_scales: torch.Tensor | None = None,
     splits: Splits = Splits.EVEN,
     short_tokens: int = 1,
+    max_query_len: int | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q · k) · v for every token over the slots of its row up to and including its own.
 
@@ -50,12 +53,12 @@ def paged_attention(
     query: [num_tokens, num_heads, head_dim]; a token's heads lie together, tokens may lie apart.
     key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads.
     block_tables: [num_rows, max_blocks_per_row] int32; position p of row i is block `block_tables[i, p // block_size]`,
-    slot `p % block_size`. cu_seqlens: [num_rows + 1] int32; row i has the tokens cu_seqlens[i]:cu_seqlens[i + 1], at
-    least one, and the last of them is at position context_lens[i] - 1. context_lens: [num_rows] int32.
+    slot `p % block_size`. cu_seqlens: [num_rows + 1] int32; row i has the tokens cu_seqlens[i]:cu_seqlens[i + 1], on a
+    CPU at least one, and the last of them is at position context_lens[i] - 1. context_lens: [num_rows] int32.
     Returns [num_tokens, num_heads, head_dim] of the query's type, new and contiguous.
 
-    key_scales, value_scales: of quantised caches, on a GPU. splits, short_tokens: there, how rows of up to short_tokens
-    tokens are divided; a CPU has one way.
+    For GPUs: key_scales, value_scales: of quantised caches. splits: how rows of up to short_tokens tokens are divided.
+    max_query_len: as many tokens as any row has at most, if the host knows; 1 for decodes alone spares a launch.
 
     Raises KernelArgumentError (also for float8_e4m3fn on a GPU without such arithmetic), UnsupportedDeviceError.
     """
@@ -75,7 +78,8 @@ def paged_attention(
         from paceline_kernels.attention import triton
 
         keys_values, scales = (key_cache, value_cache), (key_scales, value_scales)
-        return triton.paged_attention(query, *keys_values, *rows, scale, window, softcap, *scales, splits, short_tokens)
+        lengths = (short_tokens, query.shape[0] if max_query_len is None else max_query_len)
+        return triton.paged_attention(query, *keys_values, *rows, scale, window, softcap, *scales, splits, *lengths)
     raise UnsupportedDeviceError(op, query.device, gpu.DEVICES)
 
 

@@ -13,6 +13,7 @@ def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.T
 
     cache: [num_layers, num_blocks, ...] any type, contiguous. sources, destinations: [num_copies] int32, in host
     memory, block ids. A destination is named once and is no source, so that the copies may run in any order.
+    Reads host memory, so no captured graph can hold it.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     check_tensor("block_copy", "cache", cache, cache.dtype, (None,) * cache.ndim)

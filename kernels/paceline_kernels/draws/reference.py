@@ -84,6 +84,9 @@ def _advance(
         if outcome != SampleOutcome.DRAWN:
             finish = RowFinish.ERROR
             break
+        if num_known + draw == state.token_ids.shape[1]:
+            finish = RowFinish.CONTEXT_FULL
+            break
         state.token_ids[row, num_known + draw] = token_id
         num_accepted = draw + 1
         finish = _finish(state, rows, row, num_known + num_accepted, token_id)

@@ -114,7 +114,10 @@ def advance_rows(
     return out
 
 
-@triton.jit(do_not_specialize=["num_planned", "num_draws", "num_rows", "max_draws"])
+@triton.jit(
+    do_not_specialize=["num_planned", "num_draws", "num_rows", "max_draws"],
+    do_not_specialize_on_alignment=["plan_rows"],
+)
 def draw_inputs_kernel(
     finish,
     num_prompt,
@@ -189,7 +192,7 @@ def draw_inputs_kernel(
             tl.store(num_logprobs + draw, -1, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["plan_rows"])
 def advance_rows_kernel(
     row_token_ids,
     num_held,
@@ -224,9 +227,10 @@ def advance_rows_kernel(
         draws = tl.arange(0, DRAWS)
         drawn = tl.load(token_ids + first + draws, mask=draws < count, other=0)
         failed = tl.load(outcomes + first + draws, mask=draws < count, other=0) != 0
+        fits = known + draws < MAX_TOKENS
         # A draft per draw but the last.
         places = row_token_ids + row * MAX_TOKENS + known + draws
-        drafts = tl.load(places, mask=(draws < count - 1) & (known + draws < MAX_TOKENS), other=-1)
+        drafts = tl.load(places, mask=(draws < count - 1) & fits, other=-1)
         ends = tl.arange(0, END_TOKENS)
         end_tokens = tl.load(row_end_tokens + row * NUM_END_TOKENS + ends, mask=ends < NUM_END_TOKENS, other=-1)
         is_end = tl.max((drawn[:, None] == end_tokens[None, :]).to(tl.int32), axis=1) != 0
@@ -239,8 +243,9 @@ def advance_rows_kernel(
         last = tl.min(tl.where(is_last, draws, DRAWS))
         if count > 0:
             ended = tl.sum(tl.where(draws == last, reasons, 0))
-            accepted = last + (ended != 4).to(tl.int32)
-            tl.store(places, drawn, mask=(draws == last) & (ended != 4))
+            is_kept = (draws == last) & (ended != 4) & fits
+            accepted = last + tl.sum(is_kept.to(tl.int32))
+            tl.store(places, drawn, mask=is_kept)
         else:
             last = -1
         tl.store(num_computed + row, tl.minimum(tl.load(context_lens + planned), known + last))

@@ -7,10 +7,19 @@ import importlib.util
 
 import torch
 
+from paceline_kernels.errors import KernelArgumentError
+
 # What operations with implementations for both have, for their refusals of other devices.
 DEVICES = "cpu, and cuda where Triton is installed"
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether operations have an implementation for the device: it speaks CUDA, and Triton is installed."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Whether operations have an implementation for the device: it speaks CUDA, and Triton is installed.
+
+    Raises KernelArgumentError for a GPU that is not the current one: a launch goes to that one's stream.
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    if device.index != torch.cuda.current_device():
+        raise KernelArgumentError("a launch", f"the tensors are on {device}, which is not the current device")
+    return True

@@ -16,7 +16,8 @@ def linear(
     """x times the transpose of weight, plus the bias.
 
     x: [num_tokens, in]. weight: [out, in]. bias: [out]. All of one type and contiguous: float32 on a CPU, bfloat16 or
-    float16 on a GPU, where sums are float32 and rounded once. Returns [num_tokens, out] of that type, new.
+    float16 on a GPU, where sums are float32, and rounded once but for what torch lets its
+    library round before (`allow_bf16_reduced_precision_reduction`). Returns [num_tokens, out] of that type, new.
     Batch-invariant on a CPU: a row of the result depends on that row of x alone, bit for bit. On a GPU that holds with
     Splits.FIXED; with Splits.EVEN the product is whichever is fastest for as many rows.
     Raises KernelArgumentError, UnsupportedDeviceError.

@@ -24,6 +24,8 @@ _MULTIPLE = 16
 # Numbers of a row that a program of four warps has at a time: four 16-byte loads of 16-bit numbers per thread.
 _BLOCK, _NUM_WARPS = 4096, 4
 _LARGEST_FLOAT8 = tl.constexpr(448.0)
+# The quotient of a row with less would be infinite; such rows count as zeros.
+_SMALLEST = tl.constexpr(1e-30)
 
 
 def scaled_linear(x: torch.Tensor, weight: ScaledWeight, bias: torch.Tensor | None, splits: Splits) -> torch.Tensor:
@@ -84,8 +86,9 @@ def round_rows_kernel(numbers, scales, x, width, BLOCK: tl.constexpr):
         columns = start + tl.arange(0, BLOCK)
         part = tl.load(x + row * width + columns, mask=columns < width, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(part), 0))
-    largest = tl.where(largest > 0.0, largest, _LARGEST_FLOAT8)
-    tl.store(scales + row, largest / _LARGEST_FLOAT8)
+    largest = tl.where(largest > _SMALLEST, largest, _LARGEST_FLOAT8)
+    # Times a constant, because `/` may be off by two units in the last place.
+    tl.store(scales + row, largest * (1.0 / _LARGEST_FLOAT8))
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         part = tl.load(x + row * width + columns, mask=columns < width, other=0.0).to(tl.float32)

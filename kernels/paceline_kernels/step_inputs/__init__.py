@@ -30,7 +30,7 @@ class RowState:
 class PlanColumns:
     """What a plan says of every row it names. Both contiguous."""
 
-    rows: torch.Tensor  # [num_planned] int32; a number that is no row is none, as in padding
+    rows: torch.Tensor  # [num_planned] int32, no two alike; a number that is no row is none, as in padding
     num_tokens: torch.Tensor  # [num_planned] int32, how many tokens it computes at most
 
 

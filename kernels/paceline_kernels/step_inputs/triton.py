@@ -59,7 +59,11 @@ def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size:
     return out
 
 
-@triton.jit(do_not_specialize=["num_planned", "num_tokens", "num_rows"])
+# Columns of a plan lie anywhere in what the host has sent: another alignment must not be another compilation.
+@triton.jit(
+    do_not_specialize=["num_planned", "num_tokens", "num_rows"],
+    do_not_specialize_on_alignment=["plan_rows", "plan_num_tokens"],
+)
 def step_inputs_kernel(
     row_token_ids,
     num_held,

@@ -1,5 +1,7 @@
 """paged_attention for GPUs: decodes and chunks, every type of cache, odd sizes, and nothing else touched."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,10 @@ def exact(device):
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch):
+    """So that every loop goes round more than once."""
     monkeypatch.setattr(attention, "FIXED_QUANTUM", 128)
+    monkeypatch.setattr(attention, "ROW_STEP", 2)
+    monkeypatch.setattr(attention, "FOLD_PARTS", 2)
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def batch_of(rows, heads=(4, 2, 16), block_size=16, seed=0):
     return paged_batch(made, block_size, seed)
 
 
-def run(place, batch, dtype, *, rules=None, splits=Splits.EVEN, short_tokens=1, scales=(None, None)):
+def run(place, batch, dtype, *, rules=None, splits=Splits.EVEN, short_tokens=1, scales=(None, None), longest=None):
     """The kernels' result, on the CPU. A quantised cache stays what it is, others become `dtype`."""
     query, keys, values, *rows, scale = batch.arguments()
     if scales[0] is None:
@@ -48,7 +53,7 @@ def run(place, batch, dtype, *, rules=None, splits=Splits.EVEN, short_tokens=1, 
     placed_scales = [None if given is None else place(given) for given in scales]
     rules = {"window": None, "softcap": None} | (rules or {})
     out = attention.paged_attention(
-        *placed, scale, rules["window"], rules["softcap"], *placed_scales, splits, short_tokens
+        *placed, scale, rules["window"], rules["softcap"], *placed_scales, splits, short_tokens, longest or len(query)
     )
     return out.cpu()
 
@@ -180,7 +185,7 @@ def test_queries_may_lie_between_keys_and_values(place, exact):
     wide[:, :4] = batch.query
     arguments = [place(t.to(exact) if t.is_floating_point() else t) for t in (wide, *batch.arguments()[1:-1])]
     arguments[0] = arguments[0][:, :4]
-    ours = attention.paged_attention(*arguments, batch.scale, None, None, None, None, Splits.EVEN, 1)
+    ours = attention.paged_attention(*arguments, batch.scale, None, None, None, None, Splits.EVEN, 1, len(arguments[0]))
     assert_close(ours.cpu(), expected_of(batch, exact), ROUNDING[exact])
 
 
@@ -193,6 +198,39 @@ def test_rows_without_context_are_padding(place, exact, splits):
     batch.context_lens[1] = 9
     assert_close(ours[::2], expected_of(batch, exact)[::2], ROUNDING[exact])
     assert ours[1].isnan().all()
+
+
+@pytest.mark.parametrize("short_tokens", [4, 1], ids=["short rows", "chunks"])
+def test_padding_of_several_tokens_changes_nothing(place, exact, short_tokens):
+    """As where every row verifies as many drafts."""
+    batch = batch_of([(70, 66, 70), (9, 5, 9)])
+    batch.context_lens[1] = 0
+    ours = run(place, batch, exact, short_tokens=short_tokens)
+    batch.context_lens[1] = 9
+    assert_close(ours[:4], expected_of(batch, exact)[:4], ROUNDING[exact])
+    assert ours[4:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("span", "splits", "short_tokens", "longest"),
+    [
+        ((9, 5, 9), Splits.EVEN, 1, None),
+        ((9, 5, 9), Splits.EVEN, 4, 4),
+        ((9, 5, 9), Splits.FIXED, 4, None),
+        ((300, 299, 300), Splits.EVEN, 1, 1),
+    ],
+    ids=["a chunk", "a short row", "a short row at fixed splits", "a decode"],
+)
+def test_rows_without_tokens_are_padding_too(place, exact, span, splits, short_tokens, longest):
+    """More rows than tokens, as when rows have ended that a plan still names."""
+    batch = batch_of([span])
+    expected = expected_of(batch, exact)
+    for name, value in (("cu_seqlens", batch.cu_seqlens[-1]), ("context_lens", 7), ("block_tables", 0)):
+        column = getattr(batch, name)
+        padding = torch.full((6, *column.shape[1:]), int(value), dtype=column.dtype)
+        batch = replace(batch, **{name: torch.cat([column, padding])})
+    ours = run(place, batch, exact, splits=splits, short_tokens=short_tokens, longest=longest)
+    assert_close(ours, expected, ROUNDING[exact])
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,14 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
     assert state.num_computed[0] == computed
 
 
+def test_a_row_that_has_no_room_left_takes_nothing(place):
+    """Its draw is not written into the next row."""
+    state, rows = columns_of(Row([1] * MAX_TOKENS, [], max_known=99), Row([2, 2]))
+    _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(1)), lambda draws: samples_of([5]))
+    assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([0], [RowFinish.CONTEXT_FULL])
+    assert state.token_ids[1, 0] == 2
+
+
 @pytest.mark.parametrize(("known", "max_known", "finish"), [(3, 5, RowFinish.LENGTH), (18, 99, RowFinish.CONTEXT_FULL)])
 def test_a_row_takes_no_more_tokens_than_it_may(place, known, max_known, finish):
     """However many of its drafts are right."""

@@ -9,6 +9,7 @@ from paceline_kernels.gpu import architecture
 from paceline_kernels.linear import Splits
 from paceline_kernels.linear import reference as linear_reference
 from paceline_kernels.linear import triton as linear
+from paceline_kernels.linear.triton import tiles
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
 from paceline_kernels.scaled_linear import triton as scaled
@@ -74,8 +75,9 @@ def test_scaled_linear_equals_the_reference(place, dtype, shape, splits, weight_
     assert_close(scaled.scaled_linear(place(x), placed(place, weight), place(bias), splits), expected)
 
 
-def test_many_rows_of_int8_are_tiles(place):
+def test_many_rows_of_int8_are_tiles(place, monkeypatch):
     """Rows and outputs that fill no tile, and more tiles of outputs than go together."""
+    monkeypatch.setattr(tiles, "OUTPUT_TILES_TOGETHER", 1)
     x, weight, _ = scaled_problem((130, 65, 40), torch.float16, torch.int8)
     ours = scaled.scaled_linear(place(x), placed(place, weight), None, Splits.EVEN)
     assert_close(ours, scaled_reference.scaled_linear(x, weight))

@@ -36,6 +36,7 @@ FILTERS = [
     OFF | {"temperature": 0.7, "seed": -1},
     OFF | {"top_p": 0.9},
     OFF | {"top_p": 0.05, "temperature": 3.0},
+    OFF | {"top_p": 1e-45},
     OFF | {"top_k": 5},
     OFF | {"min_p": 0.05},
     OFF | {"min_p": 0.001, "top_k": 40, "top_p": 0.7, "temperature": 1.3},
@@ -195,7 +196,7 @@ def test_every_filter_draws_what_the_reference_draws(place, vocab_size):
     assert_same_draws(place, random_logits(len(FILTERS), vocab_size, vocab_size), FILTERS)
 
 
-@settings(max_examples=settings.default.max_examples // 33)
+@settings(max_examples=settings.default.max_examples // 33, deadline=None)  # on a GPU the first one compiles
 @given(data=st.data())
 def test_any_filters_together_draw_what_the_reference_draws(device, data):
     """Of any seed."""

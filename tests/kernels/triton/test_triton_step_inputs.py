@@ -34,6 +34,13 @@ def row_state(num_held, num_computed, finish=(0,) * NUM_ROWS):
     )
 
 
+@pytest.fixture(autouse=True)
+def _small_programs(monkeypatch):
+    """So that every loop goes round more than once."""
+    monkeypatch.setattr(kernels, "BLOCK", dict.fromkeys(kernels.BLOCK, 16))
+    monkeypatch.setattr(kernels, "_PROGRAMS_PER_ROW", 2)
+
+
 def placed(place, columns):
     """The same columns on the device."""
     return type(columns)(*(place(getattr(columns, field.name)) for field in dataclasses.fields(columns)))

@@ -15,6 +15,7 @@ from paceline_kernels.attention.triton.launches import (
     FIXED_QUANTUM,
     FOLD_PARTS,
     FOLD_WARPS,
+    MAX_FIXED_PARTIALS,
     ROW_STEP,
     SPLITS,
     ChunkLaunch,
@@ -25,7 +26,8 @@ from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.gpu.splits import Splits
 
-_NO_WINDOW = 2**31 - 1
+# More than any context has, and so little that nothing added to it leaves 32 bits.
+_NO_WINDOW = 2**30
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 64, 256
 _MAX_PACKED = 64
 # Where no GPU is asked, because kernels are interpreted or only compiled.
@@ -51,6 +53,7 @@ class _Call:
     group: int  # query heads of a KV head
     padded: int  # dimensions of a head, as kernels hold it
     short_tokens: int  # of a row that counts as short
+    max_query_len: int  # tokens of any row
     packed: int  # its query heads, times tokens, and a little room
 
 
@@ -68,12 +71,12 @@ def paged_attention(
     value_scales: torch.Tensor | None,
     splits: Splits,
     short_tokens: int,
+    max_query_len: int,
 ) -> torch.Tensor:
     """See `paceline_kernels.attention.paged_attention`."""
     architecture.check_fp8("paged_attention", key_cache)
     num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads, num_rows = key_cache.shape[1], context_lens.shape[0]
-    group = num_heads // num_kv_heads
+    group = num_heads // key_cache.shape[1]
     padded = max(_MIN_HEAD_DIM, triton.next_power_of_2(head_dim))
     if padded > _MAX_HEAD_DIM or head_dim % 8 or scale <= 0:
         problem = f"a head of {head_dim} dimensions is no multiple of 8 up to {_MAX_HEAD_DIM}, or the scale is {scale}"
@@ -96,16 +99,17 @@ def paged_attention(
         block_tables=block_tables,
         cu_seqlens=cu_seqlens,
         context_lens=context_lens,
-        window=_NO_WINDOW if window is None else window,
+        window=_NO_WINDOW if window is None else min(window, _NO_WINDOW),
         scale=scale,
         softcap=softcap,
         group=group,
         padded=padded,
         short_tokens=short_tokens,
+        max_query_len=max_query_len,
         packed=packed,
     )
     _launch_splits(call, SPLITS[place], splits)
-    if num_tokens > num_rows:  # else every row is a decode
+    if max_query_len > short_tokens:  # else no row is a chunk
         _launch_chunks(call, CHUNKS[place])
     return out
 
@@ -119,8 +123,10 @@ def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
     is_fixed = splits is Splits.FIXED
     quantum, num_partials = launch.tile, 2 * num_programs
     if is_fixed:
-        quantum = FIXED_QUANTUM
-        num_partials = num_rows * num_kv_heads * triton.cdiv(num_blocks * block_size, quantum)
+        # By the size of the tables, which is a deployment's: it bounds the memory that partial results take.
+        num_positions = num_blocks * block_size
+        quantum = max(FIXED_QUANTUM, triton.next_power_of_2(triton.cdiv(num_positions, MAX_FIXED_PARTIALS)))
+        num_partials = num_rows * num_kv_heads * triton.cdiv(num_positions, quantum)
     partials = torch.empty((num_partials, call.packed, head_dim), dtype=torch.float32, device=call.query.device)
     statistics = torch.empty((num_partials, 2, call.packed), dtype=torch.float32, device=call.query.device)
     attend_splits[(num_programs,)](
@@ -169,10 +175,8 @@ def _launch_fold(
     splits: Splits,
 ) -> None:
     """What the programs of `attend_splits` left, one program per row and query head."""
-    num_tokens, num_heads, head_dim = call.query.shape
-    num_rows = call.context_lens.shape[0]
-    # No row can have more tokens than the batch has beside one for each of the others.
-    tokens = min(call.short_tokens, num_tokens - num_rows + 1)
+    _, num_heads, head_dim = call.query.shape
+    num_rows, tokens = call.context_lens.shape[0], min(call.short_tokens, call.max_query_len)
     fold_partials[(num_rows, num_heads * tokens)](
         call.out,
         partials,

@@ -36,7 +36,7 @@ def attend_chunks(
     num_rows,
     query_stride,
     table_stride,
-    window,  # 2**31 - 1: none
+    window,  # 2**30: none
     scale,
     softcap,
     KV_HEADS: tl.constexpr,

@@ -50,9 +50,10 @@ class ChunkLaunch:
     num_stages: int
 
 
-# Positions of a partial result whose bits do not depend on the batch: eight tiles, so that a pipeline is worth filling,
-# and 128 partial results of one head at 64 k positions.
+# Positions of a partial result whose bits do not depend on the batch: eight tiles, so that a pipeline is worth filling.
 FIXED_QUANTUM = 512
+# Of one head of a row that fills its table: where tables have room for more than 32 k positions the quantum grows.
+MAX_FIXED_PARTIALS = 64
 # Partial results folded at a time: those of 16 heads' worth of programs, 8 KiB at head size 128, in one warp.
 FOLD_PARTS = 16
 FOLD_WARPS = 1

@@ -98,5 +98,5 @@ def within_float16(q, AXIS: tl.constexpr):
     AXIS: that of dimensions. What bfloat16 tells apart float16 does, too, down to 2**-14 of the largest number.
     """
     size = tl.max(tl.abs(q), AXIS).to(tl.float32)
-    size = tl.where(size > 0.0, size, 1.0)
+    size = tl.where(size > 1e-30, size, 1.0)  # the reciprocal of less would be infinite
     return (q.to(tl.float32) * tl.expand_dims(1.0 / size, AXIS)).to(tl.float16), size

@@ -140,8 +140,10 @@ def _drawn(row, scaled_peaks, bounds, masses, listed, lowest, top_p, seed, offse
         token = _loudest(row, scaled_peaks, bound, listed, lowest, end, seed, offset, CHUNK)
         is_searching = tl.full([], False, tl.int1)
         if top_p < 1.0:
-            lowest, end = scale(tl.load(values + token), temperature, reciprocal), token
-            is_searching = mass_before(row, scaled_peaks, listed, lowest, end, largest, 4 * CHUNK) >= kept_mass
+            lowest, end = scale(tl.load(values + token, mask=token < vocab, other=0.0), temperature, reciprocal), token
+            before = mass_before(row, scaled_peaks, listed, lowest, end, largest, 4 * CHUNK)
+            # The first always stays, even where top_p is so small that the product was 0.
+            is_searching = (before >= kept_mass) & (before > 0.0)
     return token
 
 

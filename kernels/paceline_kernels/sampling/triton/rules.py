@@ -11,7 +11,13 @@ import triton.language as tl
 _DONE = tl.constexpr(-1)
 
 
-@triton.jit
+# Lists lie anywhere in what the host has sent: another alignment must not be another compilation.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("cu_allowed", "cu_forbidden", "cu_biased"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    ]
+)
 def copy_ruled_kernel(
     logits,  # [rows, vocab] float32
     ruled,  # the same shape: the copy, of rows that have rules; -inf where a row says what is allowed
@@ -44,7 +50,13 @@ def copy_ruled_kernel(
         tl.store(ruled + places, tl.where(num_allowed > 0, float("-inf"), left), mask=tokens < vocab)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("cu_allowed", "allowed", "cu_forbidden", "forbidden", "cu_biased", "biased", "biases"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("cu_prompt", "prompt", "cu_output", "output"),
+    ]
+)
 def apply_rules_kernel(
     logits,  # [rows, vocab] float32
     ruled,  # the same shape, as `copy_ruled_kernel` leaves it
