@@ -27,7 +27,8 @@ async def test_only_the_request_that_makes_steps_fail_fails():
     """It arrives while others run, and fails alone with the executor's sentence; the others get every token."""
     runner = ShortOfMemory(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
     config = ServiceConfig("127.0.0.1", 0, None, times=NEVER_SILENT)
-    good = [make_request(3, 12, model="hash", seed=number) for number in range(3)]
+    # Prompts of their own, because the bad token is one that others would come to now and then.
+    good = [make_request([number, 10, 20], 12, model="hash", seed=number) for number in range(3)]
     bad = make_request([1, BAD_TOKEN, 2], 12, model="hash", seed=5)
     async with serving(lambda: loaded(runner), config) as (_, address), SchedulerRig(address, GrpcTransport()) as rig:
         await rig.until_ready()
