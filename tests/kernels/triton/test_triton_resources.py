@@ -20,7 +20,11 @@ REGISTERS_OF_A_MULTIPROCESSOR = 65_536
 TABLES_ARE_OF = "3.6.0"
 
 
-@pytest.fixture(scope="module", params=["sm_80", "sm_90"])
+# Each is compiled in one of the processes that share the tests, and once.
+ARCHITECTURES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("sm_80", "sm_90")]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def architecture(request):
     """The two that have launch tables."""
     return request.param
