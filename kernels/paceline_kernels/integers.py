@@ -99,32 +99,26 @@ def _typed_largest(_context: Ir, _x: Ir, _count: Ir) -> Ir:
     return types.float32(types.int64, types.int64), generate
 
 
-def _rounding(element: Ir) -> Any:  # noqa: ANN401
-    """An operation out[i] = x[i] * factor, rounded to even, as `element`, 0 for NaN; returns their sum.
+def _typed_round(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
+    """out[i] = x[i] * factor, rounded to even, as int8, 0 for NaN; returns their sum. `count` is a multiple of 8."""
 
-    Its arguments: x, the count, a multiple of 8, the factor, out; addresses in bytes.
-    """
+    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+        x, count, factor, out = args
+        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT8.as_pointer())
+        factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
 
-    def typed(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
-        def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, count, factor, out = args
-            row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, element.as_pointer())
-            factors, zeros = splat(builder, factor, VECTOR), ir.Constant(VECTOR, [0.0] * 8)
+        def step(index: Ir, total: list[Ir]) -> list[Ir]:
+            scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
+            ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
+            integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), INTS)
+            store(builder, builder.trunc(integers, ir.VectorType(INT8, 8)), target, index)
+            return [builder.add(total[0], integers)]
 
-            def step(index: Ir, total: list[Ir]) -> list[Ir]:
-                scaled = builder.fmul(load(builder, row, index, VECTOR), factors)
-                ordered = builder.select(builder.fcmp_ordered("ord", scaled, scaled), scaled, zeros)
-                integers = builder.fptosi(call(builder, "llvm.rint.v8f32", VECTOR, [ordered]), INTS)
-                store(builder, builder.trunc(integers, ir.VectorType(element, 8)), target, index)
-                return [builder.add(total[0], integers)]
+        total = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
+        return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])
 
-            total = loop(builder, constant(0), count, 8, [ir.Constant(INTS, [0] * 8)], step)[0]
-            return call(builder, "llvm.vector.reduce.add.v8i32", INT32, [total])
-
-        return types.int32(types.int64, types.int64, types.float32, types.int64), generate
-
-    return intrinsic(typed)
+    return types.int32(types.int64, types.int64, types.float32, types.int64), generate
 
 
 largest_magnitude: Any = intrinsic(_typed_largest)
-round_to_int8, round_to_int16 = _rounding(INT8), _rounding(INT16)
+round_to_int8: Any = intrinsic(_typed_round)

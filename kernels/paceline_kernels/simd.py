@@ -229,15 +229,6 @@ def _typed_half(_context: Ir, _address: Ir) -> Ir:
     return types.float32(types.int64), generate
 
 
-def _typed_float_at(_context: Ir, _address: Ir) -> Ir:
-    """The float32 at this address, aligned or not."""
-
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        return load(builder, builder.inttoptr(args[0], FLOAT.as_pointer()), constant(0), FLOAT)
-
-    return types.float32(types.int64), generate
-
-
 def _typed_prefetch(_context: Ir, _address: Ir, _num_bytes: Ir) -> Ir:
     """Ask for this much memory, soon to be read. Any address will do: nothing is read through it now."""
 
@@ -286,7 +277,6 @@ def _typed_put(_context: Ir, _address: Ir, _index: Ir, _value: Ir) -> Ir:
 
 blend: Any = intrinsic(_typed_blend)
 half: Any = intrinsic(_typed_half)
-float_at: Any = intrinsic(_typed_float_at)
 narrow: Any = intrinsic(_typed_narrow)
 prefetch: Any = intrinsic(_typed_prefetch)
 put: Any = intrinsic(_typed_put)

@@ -42,7 +42,6 @@ __all__ = [
 
 MAX_DRAFTS = 63
 MAX_END_TOKENS = 128
-_DEVICES = "cuda where Triton is installed"
 
 
 def draw_inputs(
@@ -64,7 +63,7 @@ def draw_inputs(
         from paceline_kernels.draws import triton
 
         return triton.draw_inputs(state, rows, plan, batch, num_draws, max_drafts)
-    raise UnsupportedDeviceError(op, state.token_ids.device, _DEVICES)
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)
 
 
 def advance_rows(
@@ -95,7 +94,7 @@ def advance_rows(
         from paceline_kernels.draws import triton
 
         return triton.advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
-    raise UnsupportedDeviceError(op, state.token_ids.device, _DEVICES)
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)
 
 
 def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:

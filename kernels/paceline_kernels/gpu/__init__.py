@@ -9,8 +9,9 @@ import torch
 
 from paceline_kernels.errors import KernelArgumentError
 
-# What operations with implementations for both have, for their refusals of other devices.
-DEVICES = "cpu, and cuda where Triton is installed"
+# What operations without an implementation for CPUs have, and those with one, for their refusals of other devices.
+GPU_ONLY = "cuda where Triton is installed"
+DEVICES = f"cpu, and {GPU_ONLY}"
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -14,8 +14,6 @@ from paceline_kernels.scaled_linear.weights import ScaledWeight, quantize_rows
 
 __all__ = ["ScaledWeight", "Splits", "quantize_rows", "scaled_linear"]
 
-_DEVICES = "cuda where Triton is installed"
-
 
 def scaled_linear(
     x: torch.Tensor, weight: ScaledWeight, bias: torch.Tensor | None = None, *, splits: Splits = Splits.EVEN
@@ -36,7 +34,7 @@ def scaled_linear(
     """
     op = "scaled_linear"
     if not gpu.has_kernels(x.device):
-        raise UnsupportedDeviceError(op, x.device, _DEVICES)
+        raise UnsupportedDeviceError(op, x.device, gpu.GPU_ONLY)
     if weight.values.dtype not in (torch.float8_e4m3fn, torch.int8):
         raise KernelArgumentError(op, f"values must be torch.float8_e4m3fn or torch.int8, not {weight.values.dtype}")
     check_tensor(op, "values", weight.values, weight.values.dtype, (None, None))

@@ -68,4 +68,4 @@ def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size:
         from paceline_kernels.step_inputs import triton
 
         return triton.step_inputs(state, plan, num_tokens, block_size)
-    raise UnsupportedDeviceError(op, state.token_ids.device, "cuda where Triton is installed")
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)

@@ -56,6 +56,14 @@ class _Call:
     max_query_len: int  # tokens of any row
     packed: int  # its query heads, times tokens, and a little room
 
+    @property
+    def inputs(self) -> tuple[object, ...]:
+        """What both kernels are given first but for where they write, in their order."""
+        num_rows, num_blocks = self.block_tables.shape
+        caches = (self.key_cache, self.value_cache, self.key_scales, self.value_scales)
+        rows = (self.block_tables, self.cu_seqlens, self.context_lens, num_rows, self.query.stride(0), num_blocks)
+        return (self.query, *caches, *rows, self.window, self.scale, self.softcap or 1.0)
+
 
 def paged_attention(
     query: torch.Tensor,
@@ -133,20 +141,7 @@ def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
         call.out,
         partials,
         statistics,
-        call.query,
-        call.key_cache,
-        call.value_cache,
-        call.key_scales,
-        call.value_scales,
-        call.block_tables,
-        call.cu_seqlens,
-        call.context_lens,
-        num_rows,
-        call.query.stride(0),
-        num_blocks,
-        call.window,
-        call.scale,
-        call.softcap or 1.0,
+        *call.inputs,
         KV_HEADS=num_kv_heads,
         GROUP=call.group,
         BLOCK_SIZE=block_size,
@@ -204,25 +199,12 @@ def _launch_chunks(call: _Call, launch: ChunkLaunch) -> None:
     """All rows of more tokens."""
     num_tokens, _, head_dim = call.query.shape
     num_kv_heads, block_size = call.key_cache.shape[1:3]
-    num_rows, num_blocks = call.block_tables.shape
+    num_rows = call.context_lens.shape[0]
     # Only the device knows how many tiles there are: never more than these.
     num_tiles = num_tokens // (launch.rows // call.group) + num_rows
     attend_chunks[(num_tiles * num_kv_heads,)](
         call.out,
-        call.query,
-        call.key_cache,
-        call.value_cache,
-        call.key_scales,
-        call.value_scales,
-        call.block_tables,
-        call.cu_seqlens,
-        call.context_lens,
-        num_rows,
-        call.query.stride(0),
-        num_blocks,
-        call.window,
-        call.scale,
-        call.softcap or 1.0,
+        *call.inputs,
         KV_HEADS=num_kv_heads,
         GROUP=call.group,
         BLOCK_SIZE=block_size,
