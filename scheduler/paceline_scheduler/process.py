@@ -99,7 +99,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> tuple[D
     identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
     cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
-    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache)
+    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: edge.is_at_rest())
     edge = Edge(driver, texts, edge_limits)
     admin = AdminServicer(driver, identity.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)

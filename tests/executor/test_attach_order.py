@@ -35,6 +35,7 @@ class StreamInMemory:
         self._sent = asyncio.Queue()
         self._received = asyncio.Queue()
         self.epoch = 0
+        self.num_messages = 0  # from the executor; several results may come in one
         self.send(Hello(Claim(term, scheduler_id), PROTOCOLS, approach, b""))
         self.task = asyncio.create_task(attachments.serve(self._Transport(self)))
 
@@ -45,8 +46,10 @@ class StreamInMemory:
         async def receive(self):
             return await self._stream._sent.get()
 
-        async def send(self, message):
-            self._stream._received.put_nowait(message)
+        async def send(self, message, *more):
+            self._stream.num_messages += 1
+            for each in (message, *more):
+                self._stream._received.put_nowait(each)
 
     def send(self, message):
         """Send anything; None stops writing."""
@@ -298,3 +301,39 @@ async def test_a_wedged_executor_refuses_each_that_comes_until_its_step_ends(exe
 async def _until(holds):
     while not holds():
         await asyncio.sleep(0.001)
+
+
+async def test_results_travel_together_once_as_many_are_done_as_are_to_do(executor):
+    """Of four plans ahead two and two; a scheduler that sends two ahead has every result at once."""
+    for num_ahead, num_messages in ((4, 3), (3, 2), (2, 2), (1, 1)):
+        stream = await _driven(executor, with_row=False)
+        executor.runner.gate.clear()
+        prompt = placement(0, PROMPT, name=f"{num_ahead} ahead")
+        stream.plan(1, [(0, 6)], place=[prompt], grants=[(0, index, index) for index in range(5)])
+        for step_id in range(2, num_ahead + 1):
+            stream.plan(step_id, [(0, 1)])
+        await executor.until_running()
+        num_before = stream.num_messages
+        executor.runner.gate.set()
+
+        results = [await stream.until(StepDone) for _ in range(num_ahead)]
+        assert [done.result.step_id for done in results] == list(range(1, num_ahead + 1))
+        assert stream.num_messages - num_before == num_messages, num_ahead
+        stream.plan(num_ahead + 1, preempt=[0])
+        await stream.until(StepDone)
+        await stream.break_off()
+
+
+async def test_a_result_kept_back_leaves_before_the_stream_ends(executor):
+    """Here the step behind it fails: what was done is told before."""
+    stream = await _driven(executor, with_row=False)
+    executor.runner.gate.clear()
+    stream.plan(1, [(0, 6)], place=[placement(0, PROMPT)], grants=[(0, index, index) for index in range(5)])
+    stream.plan(2, [(7, 1)])
+    for step_id in (3, 4):
+        stream.plan(step_id, [(0, 1)])
+    await executor.until_running()
+    executor.runner.gate.set()
+
+    assert (await stream.until(StepDone)).result.step_id == 1
+    assert await stream.end() is not None

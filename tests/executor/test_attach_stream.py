@@ -283,7 +283,7 @@ async def test_more_plans_than_allowed_end_the_stream(executor):
         ({"term": 2**64 - 1}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
         ({"tag_key_digest": bytes(65)}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
         ({"address": "x" * 257}, grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED"),
-        ({"min_protocol": 2, "max_protocol": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
+        ({"min_protocol": 3, "max_protocol": 4}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
         ({"max_protocol": 0, "min_protocol": 0}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_MISMATCH"),
     ],
 )

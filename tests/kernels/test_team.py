@@ -24,14 +24,14 @@ def do_piece(phase, piece, num_pieces, doers, too_early):
 
 
 @jit.compiled
-def walk(counters, num_pieces, doers, too_early):
+def walk(counters, num_pieces, doers, too_early, worker, num_workers):
     """One worker's way through all phases, as the decoder's."""
     for phase in range(num_pieces.shape[0]):
-        num_done, piece = 0, team.claim(counters, phase)
+        num_done, piece = 0, team.claim(counters, phase, worker, num_workers, num_pieces[phase])
         while piece < num_pieces[phase]:
             do_piece(phase, piece, num_pieces, doers, too_early)
             num_done += 1
-            piece = team.claim(counters, phase)
+            piece = team.claim(counters, phase, worker, num_workers, num_pieces[phase])
         team.finish(counters, phase, num_done)
         team.wait(counters, phase, num_pieces[phase])
 
@@ -45,9 +45,9 @@ class Work:
         self.doers = np.zeros((len(num_pieces), MAX_PIECES), dtype=np.int64)
         self.too_early = np.zeros_like(self.doers)
 
-    def walk(self):
+    def walk(self, worker=0, num_workers=4):
         """Be one of the workers."""
-        walk(self.counters, self.num_pieces, self.doers, self.too_early)
+        walk(self.counters, self.num_pieces, self.doers, self.too_early, worker, num_workers)
 
     def assert_done(self):
         """Each piece by exactly one worker, after all of the phase before."""
@@ -72,34 +72,60 @@ def joined(threads):
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(num_pieces=st.lists(st.integers(0, MAX_PIECES), min_size=1, max_size=12), num_workers=st.integers(1, 4))
-def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces, num_workers):
-    """By any number of workers, with phases of no pieces among them."""
+@given(
+    num_pieces=st.lists(st.integers(0, MAX_PIECES), min_size=1, max_size=12),
+    num_workers=st.integers(1, 4),
+    num_expected=st.integers(1, 20),
+)
+def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces, num_workers, num_expected):
+    """By any number of workers, more or fewer than are expected, with phases of no pieces among them."""
     work = Work(num_pieces)
     together = threading.Barrier(num_workers)
 
-    def worker():
+    def walk_as(worker):
         together.wait(MAX_WAIT_S)
-        work.walk()
+        work.walk(worker % num_expected, num_expected)
 
-    assert joined(started(worker, num_workers))
+    threads = [thread for worker in range(num_workers) for thread in started(lambda worker=worker: walk_as(worker))]
+    assert joined(threads)
     work.assert_done()
+
+
+@given(num_pieces=st.integers(0, MAX_PIECES), num_workers=st.integers(1, 20), worker=st.integers(0, 19))
+def test_a_worker_reads_its_range_in_order_and_then_the_following_ones(num_pieces, num_workers, worker):
+    """Alone it does everything: from the beginning of its range to the end, then from the beginning on."""
+    counters = team.new_counters(1)
+    claimed = [team.claim(counters, 0, worker % num_workers, num_workers, num_pieces) for _ in range(num_pieces)]
+    begun = claimed.index(0) if claimed else 0
+    assert claimed[begun:] + claimed[:begun] == list(range(num_pieces))
+    assert team.claim(counters, 0, worker % num_workers, num_workers, num_pieces) == num_pieces
+
+
+def test_workers_begin_in_ranges_of_their_own():
+    """Each reads a part of its own for as long as nobody is done with his."""
+    counters = team.new_counters(1)
+    turns = [[team.claim(counters, 0, worker, 3, 12) for worker in range(3)] for _ in range(4)]
+    assert turns == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
 def test_claims_are_unique():
     """Four workers, a thousand claims each: the numbers from 0 to 3999."""
     counters = team.new_counters(1)
     claimed = np.zeros((4, 1000), dtype=np.int64)
-    threads = [thread for row in claimed for thread in started(lambda row=row: claim_many(counters, row))]
+    threads = [
+        thread
+        for worker, row in enumerate(claimed)
+        for thread in started(lambda worker=worker, row=row: claim_many(counters, worker, row))
+    ]
     assert joined(threads)
     assert np.array_equal(np.sort(claimed.ravel()), np.arange(4000))
 
 
 @jit.compiled
-def claim_many(counters, claimed):
-    """Fill the array with claims."""
+def claim_many(counters, worker, claimed):
+    """Fill the array with claims, of two ranges that four workers share."""
     for i in range(claimed.shape[0]):
-        claimed[i] = team.claim(counters, 0)
+        claimed[i] = team.claim(counters, 0, worker // 2, 2, 4000)
 
 
 def test_a_worker_that_never_comes_stops_nobody():
@@ -107,14 +133,14 @@ def test_a_worker_that_never_comes_stops_nobody():
     work = Work([4, 0, 7, 1])
     work.walk()
     work.assert_done()
-    work.walk()
+    work.walk(worker=1)
     work.assert_done()
 
 
 def test_the_next_phase_waits_for_the_piece_that_somebody_holds():
     """It was claimed but is not done: the others do all the rest of its phase, and nothing beyond."""
     work = Work([5, 3])
-    held = team.claim(work.counters, 0)
+    held = team.claim(work.counters, 0, 0, 4, 5)
     threads = started(work.walk, 2)
     while work.doers[0].sum() < 4:
         time.sleep(0.001)
@@ -138,8 +164,8 @@ def test_a_reset_counter_begins_at_zero_and_its_neighbours_go_on(index):
     """Claims and pieces done."""
     counters = team.new_counters(3)
     for each in range(3):
-        team.claim(counters, each)
+        team.claim(counters, each, 0, 1, 9)
         team.finish(counters, each, 1)
     team.reset(counters, index)
-    assert [team.claim(counters, each) for each in range(3)] == [int(each != index) for each in range(3)]
+    assert [team.claim(counters, each, 0, 1, 9) for each in range(3)] == [int(each != index) for each in range(3)]
     assert [team.finish(counters, each, 1) for each in range(3)] == [int(each != index) for each in range(3)]

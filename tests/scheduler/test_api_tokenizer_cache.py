@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_scheduler.api import tokenizer
 from paceline_scheduler.api.detokenizer import Spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
@@ -70,6 +71,23 @@ async def test_a_successor_spells_before_it_has_read_the_vocabulary(source, tmp_
     assert (later.spelling, later.bos_token, later.eos_token) == (first.spelling, first.bos_token, first.eos_token)
     assert later.encode_text("hello hello").tolist() == first.encode_text("hello hello").tolist()
     assert later.is_complete
+
+
+async def test_a_vocabulary_that_no_prompt_needed_is_read_when_nobody_is_served(tmp_path, threads, monkeypatch):
+    """Everything stands still while it is read, streams too."""
+    monkeypatch.setattr(tokenizer, "_LOOK_FOR_REST_S", 0.001)
+    looks = []
+
+    def is_at_rest():
+        looks.append(model.is_complete)
+        return len(looks) > 3
+
+    cache = cache_in(tmp_path)
+    await TextModels(threads, cache).get(BYTE_LEVEL, 500)
+    model = await TextModels(threads, cache, is_at_rest).get(BYTE_LEVEL, 500)
+    while not model.is_complete:
+        await asyncio.sleep(0.001)
+    assert looks[:4] == [False] * 4
 
 
 async def test_a_vocabulary_of_another_size_has_a_file_of_its_own(tmp_path, threads):

@@ -29,11 +29,22 @@ def test_a_long_prompt_is_computed_in_chunks_beside_running_decodes():
 
 def test_decodes_run_ahead_of_their_results():
     """The second plan is made while the first is unanswered: its token comes from the device."""
-    harness = CoreHarness(make_executor())
+    harness = CoreHarness(make_executor(), limits=CoreLimits(run_ahead_s=0.0))
     harness.submit(make_request(3, 5, handle=1))
     plans = [harness.plan(), harness.plan()]
     assert [scheduled(plan) for plan in plans] == [{0: 3}, {0: 1}]
     assert harness.plan() is None, "two plans are in flight"
+
+
+@pytest.mark.parametrize(("run_ahead_s", "num_plans"), [(0.0, 2), (0.0001, 2), (0.025, 4), (1e9, 4)])
+def test_short_steps_are_planned_further_ahead_as_far_as_the_executor_takes_it(run_ahead_s, num_plans):
+    """Two plans whatever they take, more only while those unanswered are expected to be over soon."""
+    harness = CoreHarness(make_executor(max_plans_in_flight=4), limits=CoreLimits(run_ahead_s=run_ahead_s))
+    harness.submit(make_request(3, 9, handle=1))
+    plans = [harness.plan() for _ in range(num_plans)]
+    assert all(plan.predicted_ns < 6e6 for plan in plans[1:])
+    assert [scheduled(plan) for plan in plans] == [{0: 3}] + [{0: 1}] * (num_plans - 1)
+    assert harness.plan() is None
 
 
 def test_no_token_is_planned_beyond_max_tokens():

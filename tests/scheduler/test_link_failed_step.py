@@ -6,7 +6,7 @@ import pytest
 
 from paceline_scheduler.core.executors import FailedStep
 from paceline_scheduler.link.messages import ExecutorState
-from paceline_scheduler.link.wire import decode_message
+from paceline_scheduler.link.wire import decode_messages
 from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
 from paceline_scheduler.simulator.failures import SimulatedStepError
 from paceline_scheduler.simulator.wire import write_welcome
@@ -19,7 +19,8 @@ def welcome_of(executor):
     """The welcome of an executor, over the wire."""
     description, _ = executor.attach("executor-0")
     message = write_welcome(description, executor.config, make_bytes_tokenizer(), 1)
-    return decode_message(message.SerializeToString(), "executor-0")
+    (welcome,) = decode_messages(message.SerializeToString(), "executor-0")
+    return welcome
 
 
 def test_a_failed_step_is_named_until_the_executor_boots_again():

@@ -51,10 +51,10 @@ class ScriptedExecutor:
             self.say(Heartbeat())
             await asyncio.sleep(0.2)
 
-    async def write(self, message):
-        """Take a message of the scheduler."""
+    async def write(self, *messages):
+        """Take a message of the scheduler, or several as one."""
         await self.takes_messages.wait()
-        self.written.append(message)
+        self.written.append(messages)
 
     async def read(self):
         """Give the scheduler the next message."""
@@ -104,17 +104,17 @@ class Link:
         """Start the stream."""
         return self._loop.create_task(self.driver.run(hello))
 
-    async def ready(self):
+    async def ready(self, protocol=1):
         """Start the stream and be accepted."""
         task = self.run()
-        self.executor.welcome()
+        self.executor.welcome(protocol)
         while self.listener.snapshot is None:
             await asyncio.sleep(0.01)
         return task
 
-    def plan(self, step_id, predicted_s):
+    def plan(self, step_id, predicted_s=0.0, **contents):
         """Send a plan that runs nothing."""
-        self.driver.send_plan(BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9)))
+        self.driver.send_plan(BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9), **contents))
 
     def finish(self, step_id):
         """Let the executor send the result of a step."""
@@ -274,3 +274,20 @@ async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over()
 
     assert link.listener.snapshot == Snapshot()
     task.cancel()
+
+
+@virtual
+async def test_plans_made_together_travel_as_one_message_but_for_prompts():
+    """Where the executor knows messages of several plans; the bound of a message is meant for one plan's prompts."""
+    for protocol, together in ((2, [[1, 2], [3, 4]]), (1, [[1], [2], [3], [4]])):
+        link = Link()
+        task = await link.ready(protocol)
+        for step_id in (1, 2):
+            link.plan(step_id)
+        link.plan(3, placements=("a prompt",))
+        link.plan(4)
+        await asyncio.sleep(0.01)
+
+        sent = [[plan.step_id for plan in plans if isinstance(plan, BatchPlan)] for plans in link.executor.written]
+        assert [step_ids for step_ids in sent if step_ids] == together
+        task.cancel()

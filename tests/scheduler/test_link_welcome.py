@@ -32,7 +32,7 @@ class BeatingStream:
         await asyncio.sleep(0.2)
         return Heartbeat()
 
-    async def write(self, message):
+    async def write(self, *messages):
         """Take anything."""
 
     def cancel(self):

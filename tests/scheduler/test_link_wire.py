@@ -50,7 +50,8 @@ def sent_plan(plan, now_s=0.0):
 
 def sent_back(response):
     """Return an executor's message as the scheduler reads it."""
-    return wire.decode_message(response.SerializeToString(), "executor:1")
+    (message,) = wire.decode_messages(response.SerializeToString(), "executor:1")
+    return message
 
 
 def test_a_plan_arrives_as_it_was_written():
@@ -112,7 +113,7 @@ def test_hello_and_heartbeat_say_who_and_that_we_are_there():
         "s",
         4,
         1,
-        1,
+        2,
         False,
     )
     beat = plan_pb2.AttachRequest.FromString(wire.encode_message(Heartbeat()))
@@ -164,7 +165,7 @@ def test_a_result_that_does_not_add_up_is_a_divergence(changes):
 def test_bytes_that_are_no_message_are_a_divergence(data):
     """Truncated columns, broken protobuf, a message of no kind."""
     with pytest.raises(DivergenceError):
-        wire.decode_message(data, "executor:1")
+        wire.decode_messages(data, "executor:1")
 
 
 def some_logprobs(offset, num_tokens, num_top=2):

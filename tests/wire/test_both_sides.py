@@ -25,7 +25,7 @@ from paceline_scheduler.core import plan as core
 from paceline_scheduler.core.request import FinishReason, RequestKey
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link import messages as scheduler_messages
-from paceline_scheduler.link.wire import decode_message, decode_tokenizer_part, encode_message
+from paceline_scheduler.link.wire import decode_messages, decode_tokenizer_part, encode_message
 from paceline_scheduler.testing.requests import column, make_request
 from paceline_scheduler.testing.tokenizers import served_model
 
@@ -38,15 +38,43 @@ PROMPT_LOGPROBS = PromptLogprobs(
 
 def to_executor(message):
     """A message of the scheduler as the executor reads it."""
-    return decode_request(plan_pb2.AttachRequest.FromString(encode_message(message)))
+    (arrived,) = all_to_executor(message)
+    return arrived
+
+
+def all_to_executor(*messages):
+    """What the executor reads of messages that travel as one."""
+    return decode_request(plan_pb2.AttachRequest.FromString(encode_message(*messages)))
 
 
 def to_scheduler(message):
     """A message of the executor as the scheduler reads it."""
+    (arrived,) = all_to_scheduler(message)
+    return arrived
+
+
+def all_to_scheduler(*messages):
+    """What the scheduler reads of messages that travel as one."""
     encoder = ResponseEncoder(
         incarnation=2**63, tag_key=b"k" * 32, max_plans_in_flight=4, description=SimpleNamespace()
     )
-    return decode_message(encoder.encode(message).SerializeToString(), "executor:1")
+    return decode_messages(encoder.encode(*messages).SerializeToString(), "executor:1")
+
+
+def empty_result(step_id):
+    """The result of a step that ran nothing."""
+    return rows.StepResult(
+        epoch=2,
+        step_id=step_id,
+        rows=column(),
+        num_accepted=column(),
+        token_ids=column(),
+        finishes=np.array([], dtype=np.uint8),
+        logprobs=(),
+        faults=(),
+        grant_hash=0,
+        prompt_logprobs=(),
+    )
 
 
 def same(plan, **columns):
@@ -64,6 +92,15 @@ def test_a_decoding_step_arrives():
     assert (plan.incarnation, plan.epoch, plan.step_id, plan.predicted_ns) == (2**63, 2, 3, 9)
     assert same(plan, rows=[0, 5], num_scheduled_tokens=[1, 7], num_draft_tokens=[])
     assert (plan.releases, plan.placements, plan.forget) == ((), (), ())
+
+
+def test_plans_and_results_that_travel_together_arrive_in_order():
+    """As if each had come alone."""
+    plans = [core.BatchPlan(1, 2, step_id, column(step_id), column(1), 9) for step_id in (3, 4)]
+    dones = [executor_messages.StepDone(empty_result(step_id), rows.StepTimings(1, 2, 3, 4, 5)) for step_id in (3, 4)]
+
+    assert [(plan.step_id, plan.rows.tolist()) for plan in all_to_executor(*plans)] == [(3, [3]), (4, [4])]
+    assert [result.step_id for result in all_to_scheduler(*dones)] == [3, 4]
 
 
 def test_grants_tags_releases_and_forgotten_records_arrive():

@@ -46,5 +46,5 @@ def test_what_the_scheduler_stores_of_the_largest_request_is_kept_by_the_executo
         waited_s=1e9 + 0.125,
     )
     plan = BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))
-    sent = decode_request(plan_pb2.AttachRequest.FromString(encode_message(plan)))
+    (sent,) = decode_request(plan_pb2.AttachRequest.FromString(encode_message(plan)))
     assert MAX_ORIGIN_BYTES < len(sent.placements[0].context) <= MAX_CONTEXT_BYTES

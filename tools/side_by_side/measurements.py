@@ -47,6 +47,7 @@ def all_measurements() -> tuple[Measurement, ...]:
             Measurement(f"streams-{number}", everyone, _streams(number), streams_values, number == max(NUMS_OF_STREAMS))
             for number in NUMS_OF_STREAMS
         ),
+        Measurement("steps", (OURS,), _watched, steps_values),
         Measurement("prefix", (OURS,), _prefixes, prefix_values),
         Measurement("mixed", (OURS,), _mixed, mixed_values),
         Measurement("arrival", (OURS, LLAMA_SERVER, OPENVINO, VLLM), _arrival, arrival_values),
@@ -59,18 +60,21 @@ def workloads_of(measurement: Measurement, repetition: int) -> Sequence[Workload
 
 
 def single_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
-    """Of one request: time to the first token, and tokens per second after it."""
+    """Of one request: time to the first token, and tokens per second behind those that came with it."""
     (times,), (sent_s,) = answers[0].token_s, answers[0].sent_s
-    return {
-        "first_s": times[0] - sent_s,
-        "decode_tok_s": (len(times) - 1) / (times[-1] - times[0]),
-        **_step_values(answers),
-    }
+    num_behind = sum(time > times[0] for time in times)
+    return {"first_s": times[0] - sent_s, "decode_tok_s": num_behind / (times[-1] - times[0])}
 
 
 def streams_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
     """Output tokens of all requests by the time from the first request to the last token."""
-    return {"output_tok_s": _output_tok_s(answers), **_step_values(answers)}
+    return {"output_tok_s": _output_tok_s(answers)}
+
+
+def steps_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
+    """How long the executor computed in steps that only decode, and how long it waited between them."""
+    steps = [step for answer in answers for step in answer.steps if step["num_tokens"] == step["num_rows"] > 0]
+    return {"busy_s": sum(step["busy_s"] for step in steps), "idle_s": sum(step["idle_s"] for step in steps)}
 
 
 def arrival_values(workloads: Sequence[Workload], answers: Sequence[Answer]) -> Values:
@@ -121,20 +125,17 @@ def _span_s(answer: Answer) -> float:
     return max(times[-1] for times in answer.token_s) - min(answer.sent_s)
 
 
-def _step_values(answers: Sequence[Answer]) -> Values:
-    """How long the executor waited between steps that only decode; nothing for engines that do not tell."""
-    steps = [step for answer in answers for step in answer.steps if step["num_tokens"] == step["num_rows"] > 0]
-    if not steps:
-        return {}
-    return {"busy_s": sum(step["busy_s"] for step in steps), "idle_s": sum(step["idle_s"] for step in steps)}
-
-
 def _prompt(chance: random.Random, length: int) -> tuple[int, ...]:
     return tuple(chance.randrange(_FIRST_TOKEN_ID, _PAST_TOKEN_ID) for _ in range(length))
 
 
 def _single(length: int) -> Callable[[random.Random], Sequence[Workload]]:
     return lambda chance: [Workload((Request(_prompt(chance, length), DECODED_TOKENS),))]
+
+
+def _watched(chance: random.Random) -> Sequence[Workload]:
+    (alone,) = _single(CONTEXTS[0])(chance)
+    return [replace(alone, is_watched=True)]
 
 
 def _streams(number: int) -> Callable[[random.Random], Sequence[Workload]]:

@@ -82,10 +82,11 @@ class SimulatedPlanStream:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def write(self, message: ToExecutor) -> None:
-        """Send a message."""
+    async def write(self, *messages: ToExecutor) -> None:
+        """Send messages."""
         try:
-            self._call.ask(message)
+            for message in messages:
+                self._call.ask(message)
         except CallEndedError as ended:
             raise _typed(ended.end) from None
 

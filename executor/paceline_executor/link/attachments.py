@@ -143,7 +143,7 @@ class Attachments:
             self._failed_step = report.failed
         match report:
             case StepDone(result=result) if driver is not None and driver.epoch == result.epoch:
-                driver.post(report)
+                driver.answer(report)
             case StepRefused(epoch=epoch, error=error) if driver is not None and driver.epoch == epoch:
                 driver.end(error)
 

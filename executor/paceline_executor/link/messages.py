@@ -26,7 +26,8 @@ class ProtocolRange:
         return version if version >= max(self.lowest, other.lowest) else None
 
 
-PROTOCOLS = ProtocolRange(1, 1)
+PROTOCOLS = ProtocolRange(1, 2)
+GROUPING_PROTOCOL = 2  # from this version on several plans, or results, may travel as one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,6 @@ class Transport(Protocol):
         """The next message, or None when the scheduler will send no more. Raises PlanError or AttachError."""
         ...
 
-    async def send(self, message: Outgoing) -> None:
-        """Send a message; returns when the connection has taken it."""
+    async def send(self, message: Outgoing, *more: StepDone) -> None:
+        """Send a message, or several results as one; returns when the connection has taken it."""
         ...

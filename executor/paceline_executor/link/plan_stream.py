@@ -13,7 +13,7 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.messages import Heartbeat, Hello, Outgoing, StepDone, Transport
+from paceline_executor.link.messages import GROUPING_PROTOCOL, Heartbeat, Hello, Outgoing, StepDone, Transport
 from paceline_executor.rows.plan import Plan
 
 _MAX_OUTBOX = 64
@@ -42,7 +42,8 @@ class PlanStream:
         self._num_in_flight = 0
         self._last_step_id = 0
         self._is_half_closed = False
-        self._outbox: asyncio.Queue[Outgoing] = asyncio.Queue(_MAX_OUTBOX)
+        self._held: list[StepDone] = []  # results that wait for the one behind them, to travel with it
+        self._outbox: asyncio.Queue[Outgoing | tuple[StepDone, ...]] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -64,7 +65,18 @@ class PlanStream:
         self._last_step_id = plan.step_id
         self._num_in_flight += 1
 
-    def post(self, message: Outgoing) -> None:
+    def answer(self, done: StepDone) -> None:
+        """Queue a result once as many plans are done as are still to do.
+
+        A scheduler that sends more than two plans ahead says that steps are short: messages then cost more than steps
+        do, and half of what it has sent is enough to run while it plans on.
+        """
+        self._held.append(done)
+        num_to_do = self._num_in_flight - len(self._held)
+        if len(self._held) >= num_to_do or self.protocol < GROUPING_PROTOCOL:
+            self._release()
+
+    def post(self, message: Outgoing | tuple[StepDone, ...]) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
         try:
             self._outbox.put_nowait(message)
@@ -82,6 +94,7 @@ class PlanStream:
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream after what is queued; the first reason given stands."""
+        self._release()
         if not self._end.done():
             self._end.set_result(error)
 
@@ -112,13 +125,17 @@ class PlanStream:
     async def _write(self) -> None:
         while True:
             message = await self._outbox.get()
-            if isinstance(message, StepDone):
-                # Counted down before the result leaves, since the next plan may be there before `send` returns.
-                self._num_in_flight -= 1
-            await self._transport.send(message)
+            await (self._transport.send(*message) if isinstance(message, tuple) else self._transport.send(message))
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
+
+    def _release(self) -> None:
+        if self._held:
+            held, self._held = tuple(self._held), []
+            # Counted down before they leave, since the next plan may be there before they are sent.
+            self._num_in_flight -= len(held)
+            self.post(held)
 
     def _half_close(self) -> None:
         """The scheduler sends no more: answer what is in flight, then end in good order."""

@@ -25,23 +25,31 @@ from paceline_executor.runner.interface import Int32Array
 _COLUMN = np.dtype("<i4")
 
 
-def decode_request(message: plan_pb2.AttachRequest) -> messages.Incoming:
-    """A message of the scheduler. Raises PlanError for bytes that are no column, AttachError for an empty message."""
+def decode_request(message: plan_pb2.AttachRequest) -> list[messages.Incoming]:
+    """What the scheduler says: several plans, or one message.
+
+    Raises PlanError for bytes that are no column, AttachError for an empty message.
+    """
     match message.WhichOneof("message"):
         case "plan":
-            return _decode_plan(message.plan)
+            return [_decode_plan(message.plan)]
+        case "plans" if message.plans.plans:
+            return [_decode_plan(plan) for plan in message.plans.plans]
         case "heartbeat":
-            return messages.Heartbeat()
+            return [messages.Heartbeat()]
         case "hello":
-            hello = message.hello
-            return messages.Hello(
-                claim=Claim(hello.term, hello.scheduler_id, hello.address),
-                protocols=messages.ProtocolRange(hello.min_protocol, hello.max_protocol),
-                approach=Approach.TAKE_OVER if hello.takeover else Approach.WAIT,
-                tag_key_digest=hello.tag_key_digest,
-            )
+            return [_decode_hello(message.hello)]
         case _:
-            raise AttachError("a message on the plan stream is hello, plan or heartbeat")
+            raise AttachError("a message on the plan stream is hello, plan, plans or heartbeat")
+
+
+def _decode_hello(hello: plan_pb2.Hello) -> messages.Hello:
+    return messages.Hello(
+        claim=Claim(hello.term, hello.scheduler_id, hello.address),
+        protocols=messages.ProtocolRange(hello.min_protocol, hello.max_protocol),
+        approach=Approach.TAKE_OVER if hello.takeover else Approach.WAIT,
+        tag_key_digest=hello.tag_key_digest,
+    )
 
 
 def _decode_plan(plan: plan_pb2.BatchPlan) -> rows.Plan:
@@ -162,9 +170,12 @@ class ResponseEncoder:
         self._max_plans_in_flight = max_plans_in_flight
         self._description = description
 
-    def encode(self, message: messages.Outgoing) -> plan_pb2.AttachResponse:
-        """Any message of the executor."""
+    def encode(self, message: messages.Outgoing, *more: messages.StepDone) -> plan_pb2.AttachResponse:
+        """Any message of the executor, or several results."""
         match message:
+            case messages.StepDone() if more:
+                results = [self._result(done) for done in (message, *more)]
+                return plan_pb2.AttachResponse(results=plan_pb2.StepResults(results=results))
             case messages.StepDone():
                 return plan_pb2.AttachResponse(result=self._result(message))
             case messages.Heartbeat(running_step_id, running_ns):

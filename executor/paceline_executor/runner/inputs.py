@@ -67,4 +67,6 @@ def logit_rules(columns: LogitRuleColumns) -> LogitRules:
 
 def _tensor(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> torch.Tensor:
     """A tensor over the array, or over a copy where the array is of another type, strided or read-only."""
-    return torch.from_numpy(np.require(values, dtype=dtype, requirements=["C", "W"]))
+    if not (values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable):
+        values = np.array(values, dtype=dtype, order="C")
+    return torch.from_numpy(values)

@@ -26,6 +26,7 @@ from paceline_kernels.decoder.state import (
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.tiles import TILE
+from paceline_kernels.unowned import unowned
 
 # What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
 _EMBED, _QKV, _ATTEND, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(9)
@@ -201,8 +202,12 @@ def _work(
     splits: Splits,
     counters: team.Counters,
     folds: team.Counters,
+    worker: int,
+    num_workers: int,
 ) -> None:
     """One worker's way through all phases."""
+    work, weights, batch, splits = unowned(work), unowned(weights), unowned(batch), unowned(splits)
+    keys, values, counters, folds = unowned(keys), unowned(values), unowned(counters), unowned(folds)
     columns = max(shape.head_dim, 2 * phases.OUTPUT_TILES * TILE)
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
     normalized = np.empty(shape.hidden, dtype=np.float32)
@@ -217,7 +222,7 @@ def _work(
         elif layer == shape.num_layers:
             phase = _LOGITS
         num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
-        num_done, piece = 0, team.claim(counters, index)
+        num_done, piece = 0, team.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
             if phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized)
@@ -244,7 +249,7 @@ def _work(
             else:
                 phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized)
             num_done += 1
-            piece = team.claim(counters, index)
+            piece = team.claim(counters, index, worker, num_workers, num_pieces)
         team.finish(counters, index, num_done)
         team.wait(counters, index, num_pieces)
 
@@ -263,5 +268,5 @@ def run(
     num_workers: int,
 ) -> None:
     """The step on arrays that were checked; counters are zero."""
-    for _ in numba.prange(num_workers):
-        _work(shape, weights, batch, keys, values, work, splits, counters, folds)
+    for worker in numba.prange(num_workers):
+        _work(shape, weights, batch, keys, values, work, splits, counters, folds, worker, num_workers)

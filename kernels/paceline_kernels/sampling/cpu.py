@@ -62,20 +62,18 @@ def _logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, max_logprobs: int | None
 ) -> Logprobs:
     num_rows, vocab_size = logits.shape
-    if max_logprobs is None:
-        max_logprobs = max([0, *num_logprobs.tolist()])
-    num_logprobs = num_logprobs.clamp(max=max_logprobs)
-    num_top = min(max(max_logprobs, 0), vocab_size)
+    most = int(num_logprobs.numpy().max(initial=-1))
+    num_top = min(max(most if max_logprobs is None else max_logprobs, 0), vocab_size)
     taken = Logprobs(
         logprobs=torch.empty(num_rows, dtype=torch.float32),
         top_token_ids=torch.empty((num_rows, num_top), dtype=torch.int32),
         top_logprobs=torch.empty((num_rows, num_top), dtype=torch.float32),
     )
-    if (num_logprobs.numpy() >= 0).any():
+    if most >= 0 and (max_logprobs is None or max_logprobs >= 0):
         take_logprobs(
             logits.numpy(),
             token_ids.numpy(),
-            num_logprobs.numpy(),
+            num_logprobs.clamp(max=most if max_logprobs is None else max_logprobs).numpy(),
             taken.logprobs.numpy(),
             taken.top_token_ids.numpy(),
             taken.top_logprobs.numpy(),

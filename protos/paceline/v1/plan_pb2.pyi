@@ -72,6 +72,7 @@ class AttachRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """hello opens the stream."""
@@ -84,22 +85,51 @@ class AttachRequest(_message.Message):
     def heartbeat(self) -> _inference_pb2.Heartbeat:
         """heartbeat says that the scheduler is alive; sent every 0.2 s."""
 
+    @_builtins.property
+    def plans(self) -> Global___BatchPlans:
+        """plans are the next steps in one message, which short steps are worth; from protocol 2 on."""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         plan: Global___BatchPlan | None = ...,
         heartbeat: _inference_pb2.Heartbeat | None = ...,
+        plans: Global___BatchPlans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "plan", b"plan", "plans", b"plans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "plan", b"plan", "plans", b"plans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "plan", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "plan", "heartbeat", "plans"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class BatchPlans(_message.Message):
+    """BatchPlans are plans that travel together. They mean what they mean one by one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchPlan]:
+        """plans in the order of their steps, at least one."""
+
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___BatchPlan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchPlans: _TypeAlias = BatchPlans  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
@@ -113,6 +143,7 @@ class AttachResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> Global___WaitingInLine:
         """waiting says that another scheduler holds the executor and this one stands in line."""
@@ -137,6 +168,12 @@ class AttachResponse(_message.Message):
     def drain(self) -> _inference_pb2.Drain:
         """drain says that the executor is going away: place nothing new here."""
 
+    @_builtins.property
+    def results(self) -> Global___StepResults:
+        """results are what several steps produced; from protocol 2 on. An executor may keep a result back for as long as more
+        plans are still to do than are done without an answer.
+        """
+
     def __init__(
         self,
         *,
@@ -146,16 +183,41 @@ class AttachResponse(_message.Message):
         result: Global___StepResult | None = ...,
         heartbeat: _inference_pb2.Heartbeat | None = ...,
         drain: _inference_pb2.Drain | None = ...,
+        results: Global___StepResults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "heartbeat", b"heartbeat", "message", b"message", "result", b"result", "snapshot", b"snapshot", "waiting", b"waiting", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "heartbeat", b"heartbeat", "message", b"message", "result", b"result", "results", b"results", "snapshot", b"snapshot", "waiting", b"waiting", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "heartbeat", b"heartbeat", "message", b"message", "result", b"result", "snapshot", b"snapshot", "waiting", b"waiting", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "heartbeat", b"heartbeat", "message", b"message", "result", b"result", "results", b"results", "snapshot", b"snapshot", "waiting", b"waiting", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["waiting", "welcome", "snapshot", "result", "heartbeat", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["waiting", "welcome", "snapshot", "result", "heartbeat", "drain", "results"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class StepResults(_message.Message):
+    """StepResults are results that travel together. They mean what they mean one by one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepResult]:
+        """results in the order of their steps, at least one."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___StepResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepResults: _TypeAlias = StepResults  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

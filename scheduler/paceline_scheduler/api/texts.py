@@ -27,7 +27,7 @@ NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 class Texts:
     """Tokenisers and templates of the served models. `local_time` is what templates are told.
 
-    `cache` keeps on disk what tokens spell; without it nothing is kept.
+    `cache` keeps on disk what tokens spell; without it nothing is kept. `is_at_rest` tells when nobody is being served.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class Texts:
         local_time: Callable[[], datetime],
         render_limits: RenderLimits | None = None,
         cache: PatientCache | None = None,
+        is_at_rest: Callable[[], bool] = lambda: True,
     ) -> None:
         self._limits = limits
         self._threads = TextThreads(limits)
-        self._models = TextModels(self._threads, cache or PatientCache())
+        self._models = TextModels(self._threads, cache or PatientCache(), is_at_rest)
         self._chats = ChatRenderers(limits, local_time, render_limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:

@@ -4,7 +4,7 @@ Knows the tokenizers library and how much text is too much. Does not know chats,
 
 The library keeps all Python threads waiting while it reads a vocabulary, 0.1 to 0.2 s for 49,152 tokens. A scheduler
 that comes back has no such time: what tokens spell, which is all that streams need, is then read from a cache on disk,
-and the vocabulary when a prompt needs it, or a little later.
+and the vocabulary when a prompt needs it, or when nobody is being served.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MAX_TOKENIZERS = 8
 # What a word is set behind to see how it is spelt inside a text: hardly a token joins a line's end and letters.
 _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
-_VOCABULARY_AFTER_S = 2.0  # when the streams that went on have what they missed
+_LOOK_FOR_REST_S = 2.0
 _FILE_FORMAT = 1
 
 
@@ -136,11 +136,17 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
 
 
 class TextModels:
-    """The tokenizers in use, built on first use, the least recently used ones forgotten."""
+    """The tokenizers in use, built on first use, the least recently used ones forgotten.
 
-    def __init__(self, threads: TextThreads, cache: PatientCache) -> None:
+    While `is_at_rest` says so, nobody minds that everything stands still for a moment.
+    """
+
+    def __init__(
+        self, threads: TextThreads, cache: PatientCache, is_at_rest: Callable[[], bool] = lambda: True
+    ) -> None:
         self._threads = threads
         self._cache = cache
+        self._is_at_rest = is_at_rest
         self._loading: OrderedDict[tuple[str, int], asyncio.Future[TextModel]] = OrderedDict()
         self._completing: dict[asyncio.Task[None], None] = {}
 
@@ -176,10 +182,12 @@ class TextModels:
         return model
 
     async def _complete_later(self, model: TextModel) -> None:
-        """Read a vocabulary before somebody waits for it."""
-        await asyncio.sleep(_VOCABULARY_AFTER_S)
-        with contextlib.suppress(QueueFullError):  # then a prompt will
-            await self._threads.run(model.complete)
+        """Read a vocabulary before somebody waits for it, but not while streams would stand still for that."""
+        while not model.is_complete:
+            await asyncio.sleep(_LOOK_FOR_REST_S)
+            if self._is_at_rest():
+                with contextlib.suppress(QueueFullError):  # then a prompt will
+                    await self._threads.run(model.complete)
 
     def _drop_unfinished(self, key: tuple[str, int], done: "asyncio.Future[TextModel]") -> None:
         # A tokenizer that cannot be used stays that way; whatever else went wrong may go well the next time.

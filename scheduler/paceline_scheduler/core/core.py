@@ -222,8 +222,7 @@ class Core:
         executor = self._state.executors.by_address.get(address)
         if executor is None or not executor.attached:
             return None
-        max_in_flight = min(self.limits.max_plans_in_flight, executor.description.max_plans_in_flight)
-        if len(executor.in_flight) >= max_in_flight:
+        if not executor.takes_plan(self.limits):
             return None
         self._retry_s = None
         tags, releases = executor.settle()

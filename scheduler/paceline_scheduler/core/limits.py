@@ -12,6 +12,8 @@ class CoreLimits:
 
     max_num_batched_tokens: tokens of one step at most; None takes the executor's own bound.
     max_plans_in_flight: unanswered plans per executor; two hide planning and the network behind the running step.
+    run_ahead_s: further plans, as many as the executor takes, are sent while those unanswered are predicted to take
+    less than this. Short steps then travel together: a message costs a good part of what such a step does.
     max_step_s: no step is planned to take longer, so that silence can be told from work (architecture: step bound).
     ttft_budget_s: a request that is not expected to get its first token within this time is refused.
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
@@ -25,6 +27,7 @@ class CoreLimits:
     itl_budget_s: float = 0.25
     max_num_batched_tokens: int | None = None
     max_plans_in_flight: int = 2
+    run_ahead_s: float = 0.025
     max_step_s: float = 0.5
     target_step_s: float = 0.1
 

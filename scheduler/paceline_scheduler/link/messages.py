@@ -27,7 +27,8 @@ class ProtocolRange:
         return version if version in self and version in other else 0
 
 
-PROTOCOLS = ProtocolRange(1, 1)
+PROTOCOLS = ProtocolRange(1, 2)
+GROUPING_PROTOCOL = 2  # from this version on several plans, or results, may travel as one message
 
 
 class ExecutorState(IntEnum):

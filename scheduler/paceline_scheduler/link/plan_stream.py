@@ -14,6 +14,7 @@ from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.messages import (
+    GROUPING_PROTOCOL,
     PROTOCOLS,
     DrainNotice,
     Heartbeat,
@@ -80,6 +81,7 @@ class PlanStreamDriver:
         self._clock = clock
         self._phase = Phase.GREETING
         self._protocols = PROTOCOLS
+        self._protocol = PROTOCOLS.lowest  # until the executor has picked one
         self._outbox: deque[ToExecutor] = deque()
         self._wake_writer = asyncio.Event()
         self._snapshot = SnapshotJoiner()
@@ -119,9 +121,17 @@ class PlanStreamDriver:
     async def _write_loop(self) -> NoReturn:
         while True:
             while self._outbox:
-                await self._stream.write(self._outbox.popleft())
+                await self._stream.write(*self._pop())
             self._wake_writer.clear()
             await self._wake_writer.wait()
+
+    def _pop(self) -> list[ToExecutor]:
+        """Take what leaves next: plans together, as far as they place nothing, since prompts fill a message alone."""
+        messages = [self._outbox.popleft()]
+        if self._protocol >= GROUPING_PROTOCOL and isinstance(messages[0], BatchPlan):
+            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.placements:
+                messages.append(self._outbox.popleft())
+        return messages
 
     async def _wait_for_failure(self) -> NoReturn:
         await self._failure
@@ -161,7 +171,7 @@ class PlanStreamDriver:
         self._require_phase(Phase.GREETING, Phase.IN_LINE)
         if welcome.protocol not in self._protocols:
             raise DivergenceError(f"the executor picked protocol {welcome.protocol}, not one of {self._protocols}")
-        self._phase, self._welcome = Phase.SNAPSHOT, welcome
+        self._phase, self._welcome, self._protocol = Phase.SNAPSHOT, welcome, welcome.protocol
 
     def _take_snapshot(self, part: SnapshotPart) -> None:
         self._require_phase(Phase.SNAPSHOT)

@@ -13,8 +13,8 @@ from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecu
 class PlanStream(Protocol):
     """One plan stream. `read` and `write` may be under way at the same time, each once."""
 
-    async def write(self, message: ToExecutor) -> None:
-        """Send a message; returns when the network took it."""
+    async def write(self, *messages: ToExecutor) -> None:
+        """Send a message, or several plans as one; returns when the network took it."""
         ...
 
     async def read(self) -> FromExecutor:

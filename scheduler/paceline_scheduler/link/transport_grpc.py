@@ -1,6 +1,7 @@
 """The link's transport over gRPC: channels, calls and status codes. Messages are bytes that `wire` understands."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -101,10 +102,11 @@ class GrpcPlanStream:
     def __init__(self, call: _AttachCall, address: str) -> None:
         self._call = call
         self._address = address
+        self._unread: deque[FromExecutor] = deque()
 
-    async def write(self, message: ToExecutor) -> None:
-        """Send a message."""
-        data = wire.encode_message(message)
+    async def write(self, *messages: ToExecutor) -> None:
+        """Send a message, or several plans as one."""
+        data = wire.encode_message(*messages)
         try:
             await self._call.write(data)
         except _CALL_ERRORS as error:
@@ -112,13 +114,15 @@ class GrpcPlanStream:
 
     async def read(self) -> FromExecutor:
         """Return the next message; the end of the stream is an error."""
-        try:
-            data = await self._call.read()
-        except _CALL_ERRORS as error:
-            raise await self._typed(error) from error
-        if not isinstance(data, bytes):
-            raise StreamEndedError("the executor closed the plan stream")
-        return wire.decode_message(data, self._address)
+        while not self._unread:
+            try:
+                data = await self._call.read()
+            except _CALL_ERRORS as error:
+                raise await self._typed(error) from error
+            if not isinstance(data, bytes):
+                raise StreamEndedError("the executor closed the plan stream")
+            self._unread.extend(wire.decode_messages(data, self._address))
+        return self._unread.popleft()
 
     def cancel(self) -> None:
         """End the call at once."""

@@ -74,9 +74,12 @@ _M = TypeVar("_M", bound=Message)
 # To the executor
 
 
-def encode_message(message: ToExecutor) -> bytes:
-    """Return an AttachRequest."""
+def encode_message(message: ToExecutor, *more: ToExecutor) -> bytes:
+    """Return an AttachRequest: one message, or several plans."""
     match message:
+        case BatchPlan() if more:
+            plans = [_plan(plan) for plan in (message, *more) if isinstance(plan, BatchPlan)]
+            request = plan_pb2.AttachRequest(plans=plan_pb2.BatchPlans(plans=plans))
         case BatchPlan():
             request = plan_pb2.AttachRequest(plan=_plan(message))
         case Heartbeat():
@@ -140,10 +143,16 @@ def _release(release: Release) -> plan_pb2.Release:
 # From the executor
 
 
-def decode_message(data: bytes, address: str) -> FromExecutor:
-    """Return what an AttachResponse says; `address` is where the executor was dialled."""
+def decode_messages(data: bytes, address: str) -> list[FromExecutor]:
+    """Return what an AttachResponse says: several results, or one message.
+
+    `address` is where the executor was dialled.
+    """
+    response = _parse(plan_pb2.AttachResponse, data)
     try:
-        return _message(_parse(plan_pb2.AttachResponse, data), address)
+        if response.HasField("results"):
+            return [_result(result) for result in response.results.results]
+        return [_message(response, address)]
     except ValueError as error:
         raise DivergenceError(f"the executor sent a value that is none: {error}") from error
 

@@ -118,7 +118,10 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
-            self._service.hear(stream, wire.read_plan(request.plan) if request.HasField("plan") else None)
+            for plan in request.plans.plans:
+                self._service.hear(stream, wire.read_plan(plan))
+            if not request.HasField("plans"):
+                self._service.hear(stream, wire.read_plan(request.plan) if request.HasField("plan") else None)
 
     def _responses(self, message: Outgoing) -> list[plan_pb2.AttachResponse]:
         match message:

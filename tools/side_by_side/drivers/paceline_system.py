@@ -1,7 +1,7 @@
 """Drives this system as its users do: a scheduler, an executor and a client, three processes that speak gRPC.
 
 Run by the project's own interpreter with the GGUF file as argument. This process is the client. What the executor's
-steps took is read from AdminService while requests run.
+steps took is read from AdminService where a workload asks for it.
 """
 
 import asyncio
@@ -53,13 +53,17 @@ class System:
         await self._channel.close()
 
     async def run(self, workload: Workload) -> Answer:
-        """Run a workload; its steps come with the answer."""
+        """Run a workload; its steps come with the answer if they are watched."""
+        run = _Run(self._client, workload)
+        return await (self._watched(run) if workload.is_watched else run.answer())
+
+    async def _watched(self, run: "_Run") -> Answer:
         watch = AdminServiceStub(self._channel).WatchSteps(WatchStepsRequest())
         steps: list[Step] = []
         watching = asyncio.create_task(_collect(watch, steps))
         await asyncio.sleep(_WATCH_S)
         try:
-            answer = await _Run(self._client, workload).answer()
+            answer = await run.answer()
             await asyncio.sleep(_WATCH_S)
         finally:
             watch.cancel()

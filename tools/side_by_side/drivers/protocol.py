@@ -31,10 +31,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests to run together. `at_most` bounds how many are under way at once, the next one following at once."""
+    """Requests to run together. `at_most` bounds how many are under way at once, the next one following at once.
+
+    `is_watched`: whether the engine tells of its steps meanwhile, if it can, which takes time of its own.
+    """
 
     requests: tuple[Request, ...]
     at_most: int | None = None
+    is_watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +133,14 @@ def _write(channel: IO[str], message: object) -> None:
 
 
 def _workload(fields: dict[str, object]) -> Workload:
-    requests, at_most = fields["requests"], fields["at_most"]
+    requests, at_most, is_watched = fields["requests"], fields["at_most"], fields["is_watched"]
     assert isinstance(requests, list)
     assert at_most is None or isinstance(at_most, int)
+    assert isinstance(is_watched, bool)
     return Workload(
-        tuple(Request(tuple(part["prompt"]), part["num_tokens"], part["after_tokens"]) for part in requests), at_most
+        tuple(Request(tuple(part["prompt"]), part["num_tokens"], part["after_tokens"]) for part in requests),
+        at_most,
+        is_watched,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
 from paceline_scheduler.core.plan import (
@@ -47,6 +48,7 @@ class StepInFlight:
     grant_hash: int
     num_tokens: int
     num_pairs: int
+    predicted_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,14 @@ class ExecutorState:
             self.suspect_rows,
             self.is_doubted,
         )
+
+    def takes_plan(self, limits: CoreLimits) -> bool:
+        """Tell whether it may be sent another plan: few are unanswered, or those that are will soon be over."""
+        num_in_flight, max_in_flight = len(self.in_flight), self.description.max_plans_in_flight
+        if num_in_flight < min(limits.max_plans_in_flight, max_in_flight):
+            return True
+        ahead_ns = sum(step.predicted_ns for step in self.in_flight)
+        return num_in_flight < max_in_flight and ahead_ns < limits.run_ahead_s * 1e9
 
     def carry_on(self, before: "ExecutorState") -> None:
         """Take over what an earlier stream to the executor taught, and what it has not been told yet."""
@@ -214,6 +224,7 @@ class ExecutorState:
                 grant_hash=self._grant_hash,
                 num_tokens=decision.num_tokens,
                 num_pairs=decision.num_pairs,
+                predicted_ns=decision.predicted_ns,
             )
         )
         self._next_step_id += 1
