@@ -1,14 +1,14 @@
 """Decodes and prompts of Llama-3-8B's attention: 32 query heads, 8 KV heads, 128 dimensions. Knows paged caches."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Work, error_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of
 from paceline_kernels.attention import Splits, reference
 from paceline_kernels.attention.triton import paged_attention
 
@@ -17,8 +17,10 @@ _BLOCK_SIZE = 64
 _FP8 = torch.float8_e4m3fn
 _SCALE_BYTES = 4
 _FP8_SCALE = 0.75  # no power of two, so that it shows
-# Rows of a batch, or tokens of a prompt, from the first to the last that the reference computes, too.
+# Tokens of a batch, from the first to the last, that the reference computes, too.
 _NUM_CHECKED = 4
+# Products of fewer operations per byte than this wait for memory on all GPUs there is a launch table for.
+_OPERATIONS_PER_BYTE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,25 @@ class _Batch:
     """Rows that compute the last of their tokens: one in a decode, all of them in a prompt."""
 
     contexts: Sequence[int]
-    is_prompt: bool
+    computed: Sequence[int]
     heads: tuple[int, int, int] = (_HEADS, _KV_HEADS, _HEAD_DIM)
     block_size: int = _BLOCK_SIZE
     splits: Splits = Splits.EVEN
+    window: int | None = None
+    softcap: float | None = None
 
     @property
-    def computed(self) -> list[int]:
-        return list(self.contexts) if self.is_prompt else [1] * len(self.contexts)
+    def is_prompt(self) -> bool:
+        return self.computed == self.contexts
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """(row, position) of every token."""
+        rows = enumerate(zip(self.contexts, self.computed, strict=True))
+        return [(row, position) for row, (end, computed) in rows for position in range(end - computed, end)]
+
+    def num_seen(self, position: int) -> int:
+        return min(position + 1, self.window or position + 1)
 
     @property
     def num_blocks(self) -> list[int]:
@@ -42,58 +55,99 @@ class _Batch:
     def num_bytes(self, place: Place, cache_type: torch.dtype) -> int:
         heads, kv_heads, head_dim = self.heads
         slot_bytes = head_dim * cache_type.itemsize + (_SCALE_BYTES if cache_type == torch.int8 else 0)
-        kv = 2 * sum(self.contexts) * kv_heads * slot_bytes
+        rows = zip(self.contexts, self.computed, strict=True)
+        num_read = sum(min(context, self.num_seen(context - 1) + computed - 1) for context, computed in rows)
+        kv = 2 * num_read * kv_heads * slot_bytes
         return kv + 2 * sum(self.computed) * heads * head_dim * place.dtype.itemsize
 
     @property
     def num_flops(self) -> int:
         heads, _, head_dim = self.heads
-        seen = sum(context * (context + 1) // 2 if self.is_prompt else context for context in self.contexts)
-        return 4 * seen * heads * head_dim
+        return 4 * sum(self.num_seen(position) for _, position in self.positions) * heads * head_dim
+
+
+def _decode(contexts: Sequence[int]) -> _Batch:
+    return _Batch(contexts, [1] * len(contexts))
+
+
+def _prompt(context: int) -> _Batch:
+    return _Batch([context], [context])
+
+
+def _odd(batch: _Batch, heads: tuple[int, int, int]) -> _Batch:
+    return replace(batch, heads=heads, block_size=16)
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Decodes with all types of cache, even and uneven, then prompts."""
     if scale is Scale.ODD:
+        heads = (4, 2, 64)
         for cache_type in (place.dtype, _FP8, torch.int8):
-            yield _case("decode attention", _Batch((129, 1), False, (4, 2, 64), 16), place, cache_type)
-        fixed = _Batch((600, 1), False, (4, 2, 64), 16, Splits.FIXED)
+            yield _case("decode attention", _odd(_decode([129, 1]), heads), place, cache_type)
+        fixed = replace(_odd(_decode([600, 1]), heads), splits=Splits.FIXED)
         yield _case("decode, fixed splits", fixed, place, place.dtype)
-        yield _case("prefill attention", _Batch((48,), True, (4, 2, 64), 16), place, place.dtype)
+        yield _case("prefill attention", _odd(_prompt(48), heads), place, place.dtype)
         return
     shapes = [(8, 2048), (64, 2048), (8, 32_768), (64, 8192)]
     if scale is Scale.FULL:
         shapes += [(1, 512), (1, 32_768), (8, 8192), (64, 32_768), (128, 2048), (256, 512), (256, 1024), (256, 8192)]
     for num_rows, context in sorted(shapes):
         for cache_type in (place.dtype, _FP8):
-            yield _case("decode attention", _Batch([context] * num_rows, False), place, cache_type)
+            yield _case("decode attention", _decode([context] * num_rows), place, cache_type)
     for cache_type in (place.dtype, _FP8):
-        fixed = _Batch([8192] * 64, False, splits=Splits.FIXED)
+        fixed = replace(_decode([8192] * 64), splits=Splits.FIXED)
         yield _case("decode, fixed splits", fixed, place, cache_type)
-    yield _case("decode attention", _Batch([8192] * 64, False), place, torch.int8)
+    yield _case("decode attention", _decode([8192] * 64), place, torch.int8)
     for cache_type in (place.dtype, _FP8):
         # One long row among short ones, 4,096 on average.
-        yield _case("decode attention", _Batch([65_536 + 2048] + [2048] * 31, False), place, cache_type)
+        yield _case("decode attention", _decode([65_536 + 2048] + [2048] * 31), place, cache_type)
     for context in (2048, 8192):
         for cache_type in (place.dtype, _FP8):
-            yield _case("prefill attention", _Batch([context], True), place, cache_type)
+            yield _case("prefill attention", _prompt(context), place, cache_type)
+
+
+def cases_of_other_models(scale: Scale, place: Place) -> Iterator[Case]:
+    """What Llama-3-8B does not ask for: other sizes of heads, windows, caps; and decodes beside a chunk of a prompt."""
+    if scale is Scale.QUICK:
+        return
+    decode, prompt, mixed = _decode([8192] * 64), _prompt(8192), _Batch([8192] * 64 + [4096], [1] * 64 + [512])
+    all_heads = [(32, 8, 64), (32, 8, 256)]
+    rules: list[tuple[int | None, float | None]] = [(1024, None), (None, 5.0)]
+    if scale is Scale.ODD:
+        all_heads, rules = [(1, 1, 40)], [(33, 5.0)]
+        batches = (_decode([70]), _prompt(40), _Batch([33, 40], [1, 20]))
+        decode, prompt, mixed = (_odd(batch, all_heads[0]) for batch in batches)
+    for heads in all_heads:
+        yield _case("decode, other heads", replace(decode, heads=heads), place, place.dtype)
+    for window, softcap in rules:
+        yield _case("decode, rules", replace(decode, window=window, softcap=softcap), place, place.dtype)
+        yield _case("prefill, rules", replace(prompt, window=window, softcap=softcap), place, place.dtype)
+    yield _case("decodes + a chunk", mixed, place, place.dtype)
 
 
 def _case(op: str, batch: _Batch, place: Place, cache_type: torch.dtype) -> Case:
     kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
     is_even = len(set(batch.contexts)) == 1
     shape = {"b": len(batch.contexts), "ctx": max(batch.contexts) if is_even else "uneven", "kv": kv}
+    if batch.heads[2] != _HEAD_DIM:
+        shape["d"] = batch.heads[2]
+    if batch.window:
+        shape["window"] = batch.window
+    if batch.softcap:
+        shape["rule"] = "softcap"
+    num_bytes, num_flops = batch.num_bytes(place, cache_type), batch.num_flops
     table = AnchorTable.PREFILL if batch.is_prompt else AnchorTable.DECODE
     sizes = (len(batch.contexts), batch.contexts[0], *batch.heads)
+    is_anchored = is_even and not batch.window and not batch.softcap
     return Case(
         op=op,
         shape=shape,
-        bound=Bound.PRODUCTS if batch.is_prompt else Bound.MEMORY,
-        num_bytes=batch.num_bytes(place, cache_type),
-        num_flops=batch.num_flops,
+        bound=Bound.PRODUCTS if num_flops > _OPERATIONS_PER_BYTE * num_bytes else Bound.MEMORY,
+        num_bytes=num_bytes,
+        num_flops=num_flops,
         build=lambda seed: _build(batch, place, cache_type, seed),
         allowed_error=2 * place.rounding,  # weights are rounded to the type, too
-        anchor=AnchorKey(table, (kv,), sizes) if is_even else None,
+        anchor=AnchorKey(table, (kv,), sizes) if is_anchored else None,
     )
 
 
@@ -108,15 +162,14 @@ class _Inputs:
     cu_seqlens: torch.Tensor
     context_lens: torch.Tensor
     scales: torch.Tensor | None
-    splits: Splits
+    batch: _Batch
 
     def attend(self) -> torch.Tensor:
         scale = self.query.shape[-1] ** -0.5
         rows = (self.tables, self.cu_seqlens, self.context_lens)
         caches, scales = (self.keys, self.values), (self.scales, self.scales)
-        num_tokens = self.query.shape[0]
-        longest = 1 if num_tokens == self.context_lens.shape[0] else num_tokens
-        return paged_attention(self.query, *caches, *rows, scale, None, None, *scales, self.splits, 1, longest)
+        rules, lengths = (self.batch.window, self.batch.softcap), (1, max(self.batch.computed))
+        return paged_attention(self.query, *caches, *rows, scale, *rules, *scales, self.batch.splits, *lengths)
 
 
 def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> Work:
@@ -139,9 +192,9 @@ def _build(batch: _Batch, place: Place, cache_type: torch.dtype, seed: int) -> W
         cu_seqlens=torch.tensor([0, *accumulate(batch.computed)], dtype=torch.int32, device=place.device),
         context_lens=torch.tensor(batch.contexts, dtype=torch.int32, device=place.device),
         scales=_scales(place, shape, cache_type, seed),
-        splits=batch.splits,
+        batch=batch,
     )
-    return Work(inputs.attend, _theirs(batch, inputs), lambda: _error(batch, inputs))
+    return Work(inputs.attend, _theirs(batch, inputs), lambda way: _error(way, batch, inputs))
 
 
 def _scales(place: Place, shape: Sequence[int], cache_type: torch.dtype, seed: int) -> torch.Tensor | None:
@@ -155,7 +208,8 @@ def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
     """torch's attention over keys and values that lie together: the same numbers of the same caches, in any order."""
     heads, kv_heads, head_dim = batch.heads
     context, num_rows = batch.contexts[0], len(batch.contexts)
-    if inputs.scales is not None or set(batch.contexts) != {context} or context % batch.block_size:
+    is_plain = inputs.scales is None and not batch.window and not batch.softcap
+    if not is_plain or set(batch.contexts) != {context} or context % batch.block_size:
         return None
     keys, values = (cache.view(num_rows, kv_heads, context, head_dim) for cache in (inputs.keys, inputs.values))
     query = inputs.query.view(num_rows, -1, heads, head_dim).transpose(1, 2)
@@ -163,24 +217,25 @@ def _theirs(batch: _Batch, inputs: _Inputs) -> Callable[[], object] | None:
     return lambda: functional.scaled_dot_product_attention(query, keys, values, is_causal=is_causal, enable_gqa=True)
 
 
-def _error(batch: _Batch, inputs: _Inputs) -> float:
+def _error(way: Way, batch: _Batch, inputs: _Inputs) -> float:
     """Of some tokens, each as a row of its own, with the blocks of its row and no others."""
-    ours = inputs.attend()
+    ours = way(inputs.attend)
     tokens = sorted({(len(ours) - 1) * index // _NUM_CHECKED for index in range(_NUM_CHECKED + 1)})
     expected = [_expected(batch, inputs, token) for token in tokens]
     return error_of(ours[tokens], torch.cat(expected))
 
 
 def _expected(batch: _Batch, inputs: _Inputs, token: int) -> torch.Tensor:
-    row = 0 if batch.is_prompt else token
-    visible = token + 1 if batch.is_prompt else batch.contexts[row]
+    row, position = batch.positions[token]
+    visible = position + 1
     blocks = inputs.tables[row, : -(-visible // batch.block_size)].long()
     keys, values = (_numbers(cache, inputs.scales, blocks) for cache in (inputs.keys, inputs.values))
     own = torch.arange(len(blocks), dtype=torch.int32)[None]
     one = torch.tensor([0, 1], dtype=torch.int32)
     lens = torch.tensor([visible], dtype=torch.int32)
     query = inputs.query[token : token + 1]
-    return reference.paged_attention(query, keys, values, own, one, lens, query.shape[-1] ** -0.5)
+    scale, rules = query.shape[-1] ** -0.5, (batch.window, batch.softcap)
+    return reference.paged_attention(query, keys, values, own, one, lens, scale, window=rules[0], softcap=rules[1])
 
 
 def _numbers(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:

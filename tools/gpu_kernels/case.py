@@ -1,12 +1,16 @@
 """What a case is: one operation at one shape, with what it is to be compared with. Knows no operation."""
 
+import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from gpu_kernels.anchors import AnchorKey
+
+_Made = TypeVar("_Made")
 
 
 class Scale(enum.Enum):
@@ -22,7 +26,13 @@ class Bound(enum.Enum):
 
     MEMORY = "TB/s"
     PRODUCTS = "TFLOP/s"
+    FP8_PRODUCTS = "fp8 TFLOP/s"
     LAUNCH = ""  # so little to do that only the time itself says something
+
+    @property
+    def unit(self) -> str:
+        """Of a rate."""
+        return self.value.removeprefix("fp8 ")
 
 
 class Capture(enum.Enum):
@@ -57,13 +67,21 @@ class Place:
         return torch.randint(high, shape, generator=generator, device=self.device, dtype=dtype)
 
 
+class Way(Protocol):
+    """How a call gets to the device, whose result is to be compared: at once, or out of a graph that is replayed."""
+
+    def __call__(self, call: Callable[[], _Made], /) -> _Made:
+        """What the call returns, when it has been done."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """An operation with one set of inputs."""
 
     ours: Callable[[], object]
     theirs: Callable[[], object] | None  # what torch has for it
-    error: Callable[[], float]  # of ours against the reference
+    error: Callable[[Way], float]  # of ours against the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,20 @@ class Case:
     def shape_name(self) -> str:
         """The shape, with the names of its numbers."""
         return " ".join(value if isinstance(value, str) else f"{name} {value}" for name, value in self.shape.items())
+
+
+def at_once(call: Callable[[], _Made], /) -> _Made:
+    """The usual way."""
+    return call()
+
+
+def moved(value: Any, device: torch.device) -> Any:  # noqa: ANN401  # columns of any kind, or a number
+    """A copy of columns on a device, nested ones too; a number as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return type(value)(*(moved(getattr(value, field.name), device) for field in dataclasses.fields(value)))
 
 
 def error_of(ours: torch.Tensor, expected: torch.Tensor) -> float:

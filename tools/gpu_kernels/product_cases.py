@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from gpu_kernels.anchors import AnchorKey, AnchorTable
-from gpu_kernels.case import Bound, Case, Place, Scale, Work, error_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of
 from paceline_kernels.gpu.splits import Splits
 from paceline_kernels.linear.triton import linear
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
@@ -46,8 +46,8 @@ def _linear(place: Place, num_rows: int, num_outputs: int, num_inputs: int) -> C
         def ours() -> torch.Tensor:
             return linear(x, weight, None, Splits.EVEN)
 
-        def error() -> float:
-            return error_of(ours(), x.double() @ weight.double().T)
+        def error(way: Way) -> float:
+            return error_of(way(ours), x.double() @ weight.double().T)
 
         return Work(ours, lambda: functional.linear(x, weight), error)
 
@@ -63,8 +63,8 @@ def _scaled_linear(place: Place, num_rows: int, num_outputs: int, num_inputs: in
         def ours() -> torch.Tensor:
             return scaled_linear(x, weight, None, Splits.EVEN)
 
-        def error() -> float:
-            return error_of(ours(), scaled_linear_reference.scaled_linear(x, weight))
+        def error(way: Way) -> float:
+            return error_of(way(ours), scaled_linear_reference.scaled_linear(x, weight))
 
         return Work(ours, _theirs(x, weight), error)
 
@@ -96,7 +96,7 @@ def _case(op: str, place: Place, key: AnchorKey, weight_type: torch.dtype, build
     return Case(
         op=op,
         shape={"m": num_rows, "n": num_outputs, "k": num_inputs, "weight": name},
-        bound=Bound.PRODUCTS if num_rows >= _FROM_MANY else Bound.MEMORY,
+        bound=Bound.MEMORY if num_rows < _FROM_MANY else Bound.FP8_PRODUCTS if is_rounded else Bound.PRODUCTS,
         num_bytes=num_outputs * num_inputs * weight_type.itemsize + activations,
         num_flops=2 * num_rows * num_outputs * num_inputs,
         build=build,

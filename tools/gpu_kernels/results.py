@@ -12,6 +12,7 @@ class Ceilings:
 
     copy_tbps: float  # bytes read and written
     product_tflops: float
+    fp8_tflops: float | None = None  # of products of float8, where they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Result:
         match self.case.bound:
             case Bound.MEMORY:
                 return self.case.num_bytes / self.us / 1e6
-            case Bound.PRODUCTS:
+            case Bound.PRODUCTS | Bound.FP8_PRODUCTS:
                 return self.case.num_flops / self.us / 1e6
             case Bound.LAUNCH:
                 return None
@@ -52,8 +53,12 @@ class Result:
     @property
     def share_of_ceiling(self) -> float | None:
         """The rate over that of a copy or of a large product."""
-        ceilings = {Bound.MEMORY: self.ceilings.copy_tbps, Bound.PRODUCTS: self.ceilings.product_tflops}
-        return None if self.rate is None else self.rate / ceilings[self.case.bound]
+        ceiling = {
+            Bound.MEMORY: self.ceilings.copy_tbps,
+            Bound.PRODUCTS: self.ceilings.product_tflops,
+            Bound.FP8_PRODUCTS: self.ceilings.fp8_tflops,
+        }.get(self.case.bound)
+        return None if self.rate is None or ceiling is None else self.rate / ceiling
 
     @property
     def torch_ratio(self) -> float | None:

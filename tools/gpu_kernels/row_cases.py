@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Work, error_of, mismatch_of
+from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Way, Work, error_of, mismatch_of
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation.triton import gate_and_multiply
 from paceline_kernels.block_copy import reference as block_copy_reference
 from paceline_kernels.block_copy.triton import block_copy
 from paceline_kernels.rms_norm import reference as rms_norm_reference
-from paceline_kernels.rms_norm.triton import rms_norm
+from paceline_kernels.rms_norm.triton import rms_norm, rms_norm_heads
+from paceline_kernels.rope import HeadNorms, rope_frequencies, rope_table
 from paceline_kernels.rope import reference as rope_reference
-from paceline_kernels.rope import rope_frequencies, rope_table
 from paceline_kernels.rope.triton import rope_and_write_kv
 from paceline_kernels.take_rows import reference as take_rows_reference
 from paceline_kernels.take_rows.triton import take_rows
@@ -32,7 +32,9 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Those of 4,096 tokens, which targets are about, and decodes."""
     if scale is Scale.ODD:
         yield _add_norm(place, 3, 129)
-        yield from (_rope(place, 3, (3, 1, 32), 40, cache_type) for cache_type in (place.dtype, _FP8))
+        yield _rope(place, 3, (3, 1, 32), 40, _FP8)
+        yield _rope(place, 3, (3, 1, 32), 40, place.dtype, _EPS)
+        yield _head_norms(place, 3, (3, 1, 32))
         yield _silu(place, 3, 100)
         yield _take_rows(place, 5, 63, 9)
         yield _block_copy(place, 3, 2, 12, 63)
@@ -42,6 +44,8 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
         yield from (_rope(place, num_tokens, (32, 8, 128), 8192, cache_type) for cache_type in (place.dtype, _FP8))
         yield _silu(place, num_tokens, 14_336)
     if scale is Scale.FULL:
+        yield _rope(place, 4096, (32, 8, 128), 8192, place.dtype, _EPS)
+        yield _head_norms(place, 4096, (32, 8, 128))
         yield _take_rows(place, 4096, 4096, 128_256)
         yield _block_copy(place, 64, 32, 512, 8 * 64 * 128)
 
@@ -51,9 +55,9 @@ def _add_norm(place: Place, num_tokens: int, width: int) -> Case:
         x, residual = (place.normal(num_tokens, width, seed=seed + i) for i in range(2))
         weight = place.normal(width, seed=seed + 2)
 
-        def error() -> float:
+        def error(way: Way) -> float:
             kept = residual.clone()
-            ours = rms_norm(x, weight, _EPS, kept)
+            ours = way(lambda: rms_norm(x, weight, _EPS, kept))
             expected = rms_norm_reference.rms_norm(kept, weight, _EPS)
             return error_of(ours, expected) + mismatch_of((kept, residual + x))
 
@@ -66,7 +70,46 @@ def _add_norm(place: Place, num_tokens: int, width: int) -> Case:
     return _moves(place, "add + norm", {"tokens": num_tokens, "width": width}, num_bytes, build)
 
 
-def _rope(place: Place, num_tokens: int, heads: tuple[int, int, int], num_slots: int, cache_type: torch.dtype) -> Case:
+def _head_norms(place: Place, num_tokens: int, heads: tuple[int, int, int]) -> Case:
+    num_heads, num_kv_heads, head_dim = heads
+
+    def build(seed: int) -> Work:
+        qkv = place.normal(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=seed)
+        norms = _norms(place, head_dim, seed, _EPS)
+
+        def ours(into: torch.Tensor) -> None:
+            rms_norm_heads(into, norms.query_weight, norms.key_weight, num_kv_heads, _EPS)
+
+        def error(way: Way) -> float:
+            normalised, expected = qkv.clone(), _normalised(qkv, norms, num_kv_heads)
+            way(lambda: ours(normalised))
+            return error_of(normalised, expected)
+
+        return Work(lambda: ours(qkv), None, error)
+
+    num_bytes = 2 * num_tokens * (num_heads + num_kv_heads) * head_dim * place.dtype.itemsize
+    return _moves(place, "head norms", {"tokens": num_tokens}, num_bytes, build)
+
+
+def _norms(place: Place, head_dim: int, seed: int, eps: float) -> HeadNorms:
+    return HeadNorms(place.normal(head_dim, seed=seed + 2), place.normal(head_dim, seed=seed + 3), eps)
+
+
+def _normalised(qkv: torch.Tensor, norms: HeadNorms | None, num_kv_heads: int) -> torch.Tensor:
+    """float32."""
+    if norms is None:
+        return qkv.float()
+    return rms_norm_reference.rms_norm_heads(qkv, norms.query_weight, norms.key_weight, num_kv_heads, norms.eps)
+
+
+def _rope(
+    place: Place,
+    num_tokens: int,
+    heads: tuple[int, int, int],
+    num_slots: int,
+    cache_type: torch.dtype,
+    eps: float | None = None,  # of norms of heads, if there are any
+) -> Case:
     num_heads, num_kv_heads, head_dim = heads
     block_size = 8 if num_slots < 64 else 64
     kv = "fp8" if cache_type == _FP8 else str(cache_type).removeprefix("torch.")
@@ -80,14 +123,15 @@ def _rope(place: Place, num_tokens: int, heads: tuple[int, int, int], num_slots:
         shape = (num_slots // block_size, num_kv_heads, block_size, head_dim)
         keys, values = (place.normal(*shape, seed=seed + i, dtype=cache_type) for i in range(2))
         scales = torch.full((num_kv_heads,), 0.75, device=place.device) if cache_type == _FP8 else None
+        norms = None if eps is None else _norms(place, head_dim, seed, eps)
 
         def ours(into: torch.Tensor) -> None:
-            rope_and_write_kv(into, table, positions, slots, keys, values, None, scales, scales)
+            rope_and_write_kv(into, table, positions, slots, keys, values, norms, scales, scales)
 
-        def error() -> float:
+        def error(way: Way) -> float:
             rotated = qkv.clone()
-            ours(rotated)
-            wide, stored = qkv.float().cpu(), [torch.zeros(shape) for _ in range(2)]
+            way(lambda: ours(rotated))
+            wide, stored = _normalised(qkv, norms, num_kv_heads).cpu(), [torch.zeros(shape) for _ in range(2)]
             rope_reference.rope_and_write_kv(wide, table.cpu(), positions.cpu(), slots.cpu(), *stored)
             places = (slots.cpu() // block_size, slice(None), slots.cpu() % block_size)
             factor = 1.0 if scales is None else 0.75
@@ -101,7 +145,8 @@ def _rope(place: Place, num_tokens: int, heads: tuple[int, int, int], num_slots:
     # The table and queries are read, queries written, keys and values read in one type and written in the other.
     token_bytes = (2 * num_heads + 2 * num_kv_heads) * place.dtype.itemsize + 2 * num_kv_heads * cache_type.itemsize
     num_bytes = num_tokens * head_dim * (token_bytes + _TABLE_BYTES)
-    return _moves(place, "rope + kv", {"tokens": num_tokens, "kv": kv}, num_bytes, build)
+    op = "rope + kv" if eps is None else "norms + rope + kv"
+    return _moves(place, op, {"tokens": num_tokens, "kv": kv}, num_bytes, build)
 
 
 def _silu(place: Place, num_tokens: int, width: int) -> Case:
@@ -109,9 +154,9 @@ def _silu(place: Place, num_tokens: int, width: int) -> Case:
         gate_up = place.normal(num_tokens, 2 * width, seed=seed)
         gates, up = gate_up.chunk(2, dim=1)
 
-        def error() -> float:
+        def error(way: Way) -> float:
             expected = activation_reference.gate_and_multiply(gate_up.float(), Gate.SILU)
-            return error_of(gate_and_multiply(gate_up, Gate.SILU), expected)
+            return error_of(way(lambda: gate_and_multiply(gate_up, Gate.SILU)), expected)
 
         return Work(lambda: gate_and_multiply(gate_up, Gate.SILU), lambda: functional.silu(gates) * up, error)
 
@@ -123,8 +168,10 @@ def _take_rows(place: Place, count: int, width: int, num_rows: int) -> Case:
     def build(seed: int) -> Work:
         table, indices = place.normal(num_rows, width, seed=seed), place.integers(num_rows, count, seed=seed)
 
-        def error() -> float:
-            return mismatch_of((take_rows(table, indices, 1.0), take_rows_reference.take_rows(table, indices)))
+        def error(way: Way) -> float:
+            return mismatch_of(
+                (way(lambda: take_rows(table, indices, 1.0)), take_rows_reference.take_rows(table, indices))
+            )
 
         return Work(lambda: take_rows(table, indices, 1.0), lambda: functional.embedding(indices, table), error)
 
@@ -139,10 +186,10 @@ def _block_copy(place: Place, count: int, num_layers: int, num_blocks: int, bloc
         sources, destinations = order[:count].clone(), order[count : 2 * count].clone()
         on_device = [blocks.long().to(place.device) for blocks in (sources, destinations)]
 
-        def error() -> float:
+        def error(way: Way) -> float:
             expected = cache.clone()
             block_copy_reference.block_copy(expected, sources, destinations)
-            block_copy(cache, sources, destinations)
+            way(lambda: block_copy(cache, sources, destinations))
             return mismatch_of((cache, expected))
 
         def theirs() -> None:

@@ -43,13 +43,14 @@ class Run:
             ran = run_tests(timeout_s=_TESTS_SHARE * max(0.0, self.deadline - time.monotonic()))
             self.num_failed += not ran.is_good
             print(ran.report, flush=True)
-        reached = ceilings(clock, place.device)
+        reached = ceilings(clock, place)
         name = torch.cuda.get_device_name()
         print(f"{name}, torch {torch.__version__}, triton {triton.__version__}")
         if self.anchors.fastest and _ANCHORS_ARE_OF not in name:
             print(f"The anchors were measured on an {_ANCHORS_ARE_OF}, which this is not.")
         ours = f"{reached.copy_tbps:.2f} TB/s copied, {reached.product_tflops:.0f} TFLOP/s in a large product"
-        print(f"what 100 % of the limit is: {ours}", flush=True)
+        fp8 = "" if reached.fp8_tflops is None else f", {reached.fp8_tflops:.0f} in one of float8"
+        print(f"what 100 % of the limit is: {ours}{fp8}", flush=True)
         self._time(cases(scale, place), place, clock, reached)
         self._check_odd_shapes(place)  # last: an illegal access spoils whatever comes after it
         return 1 if self.num_failed else 0
@@ -59,7 +60,7 @@ class Run:
         place, clock = Place(torch.device("cpu"), torch.float16), RehearsalClock()
         print("A rehearsal: results are checked, times and all that is made of them are invented.")
         with np.errstate(all="ignore"):  # infinity and NaN are results like others
-            self._time(cases(Scale.ODD, place), place, clock, ceilings(clock, place.device, copy_bytes=64, size=8))
+            self._time(cases(Scale.ODD, place), place, clock, ceilings(clock, place, copy_bytes=64, size=8))
         return 1 if self.num_failed else 0
 
     def _check_odd_shapes(self, place: Place) -> None:
@@ -134,7 +135,7 @@ def _figures(result: Result | Failure) -> dict[str, object]:
         "num_bytes": result.case.num_bytes,
         "num_flops": result.case.num_flops,
         "rate": result.rate,
-        "rate_unit": result.case.bound.value,
+        "rate_unit": result.case.bound.unit,
         "share_of_ceiling": result.share_of_ceiling,
         "torch_failure": result.torch_failure,
         "torch_us": None if result.theirs is None else result.theirs.us,

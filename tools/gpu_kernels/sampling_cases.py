@@ -1,15 +1,18 @@
-"""Draws from the logits of a large vocabulary, by the parameters that rows ask for. Knows no rules."""
+"""Draws from the logits of a large vocabulary, by the parameters and rules that rows have, and log-probabilities."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from gpu_kernels.case import Bound, Case, Place, Scale, Work, mismatch_of
-from paceline_kernels.sampling import SamplingParameters, reference
-from paceline_kernels.sampling.triton import sample
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of, moved
+from paceline_kernels.sampling import DrawRules, Logprobs, RowRules, SamplingParameters, TokenLists, reference
+from paceline_kernels.sampling.triton import sample, token_logprobs
 
 _NUM_CHECKED = 6  # rows that the reference draws for, too
+_LOGPROB_ERROR = 1e-5
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,12 @@ class _Way:
     top_p: float = 1.0
     min_p: float = 0.0
     num_logprobs: int = -1
+    num_seen: int = 0  # tokens of prompt and output that are penalised
+
+    @property
+    def op(self) -> str:
+        """What is more than a draw is an operation of its own."""
+        return "sample + rules" if self.num_seen else "sample" if self.num_logprobs < 0 else "sample + best"
 
 
 _WAYS = (
@@ -31,24 +40,27 @@ _WAYS = (
     _Way("top_p 0.9", top_p=0.9),
     _Way("min_p 0.05", min_p=0.05),
     _Way("5 logprobs", num_logprobs=5),
+    _Way("2,048 seen", num_seen=2048),
 )
 # What interpreting is worth here; the tests of the operation draw in all ways from odd vocabularies.
-_TWO_WAYS = (_WAYS[0], _Way("all filters", top_k=50, top_p=0.9, min_p=0.05, num_logprobs=2))
+_FEW_WAYS = (_Way("7 seen", num_seen=7), _Way("all filters", top_k=50, top_p=0.9, min_p=0.05, num_logprobs=2), _WAYS[0])
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
     """Every way for as many rows as a large batch has; one row, and a vocabulary of an odd size."""
     if scale is Scale.ODD:
-        yield from (_case(place, 2, 129, way) for way in _TWO_WAYS)
+        yield from (_case(place, 2, 129, way) for way in _FEW_WAYS)
+        yield _logprobs(place, 2, 129)
         return
     if scale is Scale.FULL:
         yield from (_case(place, 1, 128_256, way) for way in _WAYS[:2])
     yield from (_case(place, 256, 128_256, way) for way in _WAYS)
+    yield _logprobs(place, 256, 128_256)
 
 
 def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
     return Case(
-        op="sample" if way.num_logprobs < 0 else "sample + best",
+        op=way.op,
         shape={"rows": num_rows, "vocab": vocab, "way": way.name},
         bound=Bound.MEMORY,
         num_bytes=num_rows * vocab * 4,
@@ -60,23 +72,87 @@ def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
 
 def _builder(place: Place, num_rows: int, vocab: int, way: _Way) -> Callable[[int], Work]:
     def build(seed: int) -> Work:
-        # Three times as wide as normal, so that the likeliest token of a row has a chance of some hundredths.
-        generator = torch.Generator(place.device).manual_seed(seed)
-        logits = 3 * torch.randn(num_rows, vocab, generator=generator, device=place.device)
-        parameters = _parameters(way, num_rows, seed)
-        on_device = _moved(parameters, place.device)
+        logits, parameters = _logits(place, num_rows, vocab, seed), _parameters(way, num_rows, seed)
+        on_device = moved(parameters, place.device)
+        rules = _rules(place, way, num_rows, vocab, seed) if way.num_seen else None
 
         def ours() -> torch.Tensor:
-            return sample(logits, on_device, None, way.num_logprobs).token_ids
+            return sample(logits, on_device, rules, way.num_logprobs).token_ids
 
-        def error() -> float:
+        def error(how: Way) -> float:
             checked = slice(0, _NUM_CHECKED)
-            expected = reference.sample(logits[checked].cpu(), _first(parameters, checked))
-            return mismatch_of((ours()[checked], expected.token_ids))
+            first = None if rules is None else moved(dataclasses.replace(rules, rows=rules.rows[checked]), _HOST)
+            expected = reference.sample(logits[checked].cpu(), _first(parameters, checked), first)
+            return mismatch_of((how(ours)[checked], expected.token_ids))
 
         return Work(ours, _theirs(way, logits), error)
 
     return build
+
+
+def _logits(place: Place, num_rows: int, vocab: int, seed: int) -> torch.Tensor:
+    """Three times as wide as normal, so that the likeliest token of a row has a chance of some hundredths."""
+    generator = torch.Generator(place.device).manual_seed(seed)
+    return 3 * torch.randn(num_rows, vocab, generator=generator, device=place.device)
+
+
+def _logprobs(place: Place, num_rows: int, vocab: int) -> Case:
+    num_best = 5
+
+    def build(seed: int) -> Work:
+        logits, token_ids = _logits(place, num_rows, vocab, seed), place.integers(vocab, num_rows, seed=seed)
+        wanted = torch.full((num_rows,), num_best, dtype=torch.int32, device=place.device)
+
+        def ours() -> Logprobs:
+            return token_logprobs(logits, token_ids, wanted, num_best)
+
+        def theirs() -> object:
+            every = logits.log_softmax(dim=-1)
+            return every.gather(1, token_ids.long()[:, None]), every.topk(num_best)
+
+        def error(way: Way) -> float:
+            taken, every = way(ours), logits.double().log_softmax(dim=-1)
+            best = every.gather(1, taken.top_token_ids.long())
+            wrong = mismatch_of((every.topk(num_best).values, best))
+            own = error_of(taken.logprobs, every.gather(1, token_ids.long()[:, None])[:, 0])
+            return max(wrong, own, error_of(taken.top_logprobs, best))
+
+        return Work(ours, theirs, error)
+
+    return Case(
+        op="token logprobs",
+        shape={"rows": num_rows, "vocab": vocab, "best": num_best},
+        bound=Bound.MEMORY,
+        num_bytes=num_rows * vocab * 4,
+        num_flops=0,
+        build=build,
+        allowed_error=_LOGPROB_ERROR,
+    )
+
+
+def _rules(place: Place, way: _Way, num_rows: int, vocab: int, seed: int) -> DrawRules:
+    """All penalties of what was seen, half of it output; a word and a token that are forbidden in every row."""
+
+    def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=place.device)
+
+    ends = torch.arange(num_rows + 1, dtype=torch.int32, device=place.device)
+    none, one = TokenLists(0 * ends, ends[:0]), TokenLists(ends, column(7, torch.int32))
+    token_ids = place.integers(vocab, num_rows, way.num_seen, seed=seed + 1)
+    of_rows = RowRules(
+        allowed=none,
+        biased=none,
+        biases=column(0)[:0],
+        presence_penalty=column(0.5),
+        frequency_penalty=column(0.1),
+        repetition_penalty=column(1.1),
+        min_tokens=column(way.num_seen, torch.int32),
+        withheld=one,
+        words=one,
+        cu_words=ends,
+    )
+    rows = torch.arange(num_rows, dtype=torch.int32, device=place.device)
+    return DrawRules(of_rows, rows, token_ids, column(way.num_seen - way.num_seen // 2, torch.int32))
 
 
 def _parameters(way: _Way, num_rows: int, seed: int) -> SamplingParameters:
@@ -89,29 +165,13 @@ def _parameters(way: _Way, num_rows: int, seed: int) -> SamplingParameters:
         top_p=column(way.top_p, torch.float32),
         min_p=column(way.min_p, torch.float32),
         seeds=torch.arange(num_rows) + 1000 * seed,
-        offsets=torch.arange(num_rows, dtype=torch.int32),
+        offsets=column(way.num_seen // 2, torch.int32) if way.num_seen else torch.arange(num_rows, dtype=torch.int32),
         num_logprobs=column(way.num_logprobs, torch.int32),
     )
 
 
-def _moved(parameters: SamplingParameters, device: torch.device) -> SamplingParameters:
-    return _changed(parameters, lambda column: column.to(device))
-
-
 def _first(parameters: SamplingParameters, rows: slice) -> SamplingParameters:
-    return _changed(parameters, lambda column: column[rows])
-
-
-def _changed(parameters: SamplingParameters, change: Callable[[torch.Tensor], torch.Tensor]) -> SamplingParameters:
-    return SamplingParameters(
-        temperature=change(parameters.temperature),
-        top_k=change(parameters.top_k),
-        top_p=change(parameters.top_p),
-        min_p=change(parameters.min_p),
-        seeds=change(parameters.seeds),
-        offsets=change(parameters.offsets),
-        num_logprobs=change(parameters.num_logprobs),
-    )
+    return SamplingParameters(*(getattr(parameters, field.name)[rows] for field in dataclasses.fields(parameters)))
 
 
 def _theirs(way: _Way, logits: torch.Tensor) -> Callable[[], object] | None:

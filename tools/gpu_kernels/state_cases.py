@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpu_kernels.case import Bound, Case, Place, Scale, Work, mismatch_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, mismatch_of, moved
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.draws import reference as draws_reference
 from paceline_kernels.draws.triton import advance_rows, draw_inputs
@@ -64,13 +64,13 @@ def _builder(build: Callable[[Place, _Rows, int], Work], place: Place, rows: _Ro
 
 def _step_inputs(place: Place, rows: _Rows, seed: int) -> Work:
     state, _, plan = _columns(rows, seed)
-    state_there, plan_there = _on(place, state), _on(place, plan)
+    state_there, plan_there = moved(state, place.device), moved(plan, place.device)
 
     def ours_of() -> StepInputs:
         return step_inputs(state_there, plan_there, rows.num_tokens, rows.block_size)
 
-    def error() -> float:
-        ours, expected = ours_of(), step_inputs_reference.step_inputs(state, plan, rows.num_tokens, rows.block_size)
+    def error(way: Way) -> float:
+        ours, expected = way(ours_of), step_inputs_reference.step_inputs(state, plan, rows.num_tokens, rows.block_size)
         used = -(-int(expected.context_lens.max()) // rows.block_size)
         tables = (ours.block_tables[:, :used], expected.block_tables[:, :used])
         return _mismatch(ours, dataclasses.replace(expected, block_tables=ours.block_tables)) + mismatch_of(tables)
@@ -82,10 +82,10 @@ def _draw_inputs(place: Place, rows: _Rows, seed: int) -> Work:
     columns = _columns(rows, seed)
     batch = step_inputs_reference.step_inputs(columns[0], columns[2], rows.num_tokens, rows.block_size)
     host = (*columns, batch, rows.num_tokens, rows.num_drafts)
-    device = [_on(place, value) for value in host]
+    device = [moved(value, place.device) for value in host]
 
-    def error() -> float:
-        return _mismatch(draw_inputs(*device), draws_reference.draw_inputs(*host))
+    def error(way: Way) -> float:
+        return _mismatch(way(lambda: draw_inputs(*device)), draws_reference.draw_inputs(*host))
 
     return Work(lambda: draw_inputs(*device), None, error)
 
@@ -99,12 +99,12 @@ def _advance_rows(place: Place, rows: _Rows, seed: int) -> Work:
     nothing = torch.zeros(rows.num_tokens, 0)
     samples = Samples(tokens, torch.zeros_like(tokens), torch.zeros(rows.num_tokens), nothing.int(), nothing)
     host = (state, draws, plan, batch, drawn, samples, rows.num_drafts)
-    device = [_on(place, value) for value in host]
+    device = [moved(value, place.device) for value in host]
 
-    def error() -> float:
-        ours = [_on(place, value) for value in host]
-        expected = [_on(Place(torch.device("cpu"), place.dtype), value) for value in host]
-        wrong = _mismatch(advance_rows(*ours), draws_reference.advance_rows(*expected))
+    def error(way: Way) -> float:
+        ours = [moved(value, place.device) for value in host]
+        expected = [moved(value, torch.device("cpu")) for value in host]
+        wrong = _mismatch(way(lambda: advance_rows(*ours)), draws_reference.advance_rows(*expected))
         return wrong + _mismatch(ours[0], expected[0]) + _mismatch(ours[1], expected[1])
 
     return Work(lambda: advance_rows(*device), None, error)
@@ -140,15 +140,6 @@ def _columns(rows: _Rows, seed: int) -> tuple[RowState, RowDraws, PlanColumns]:
         num_logprobs=-ints,
     )
     return state, draws, PlanColumns(order, ints * (1 + rows.num_drafts))
-
-
-def _on(place: Place, value: Any) -> Any:  # noqa: ANN401  # columns of any kind, or a number
-    """A copy of columns, nested ones too, on the place's device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(place.device, copy=True)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    return type(value)(*(_on(place, getattr(value, field.name)) for field in dataclasses.fields(value)))
 
 
 def _mismatch(ours: Any, expected: Any) -> float:  # noqa: ANN401  # columns of one kind

@@ -6,11 +6,12 @@ come from memory and not from the second level of the cache, if there are enough
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.nn import functional
 
-from gpu_kernels.case import Capture
+from gpu_kernels.case import Capture, Place
 from gpu_kernels.results import Ceilings, Timing
 
 _COPY_BYTES = 2**30
@@ -18,6 +19,8 @@ _PRODUCT_SIZE = 8192
 _MIN_CALLS = 20  # of one repetition, so that its two events cost little
 _MIN_REPETITIONS, _MAX_REPETITIONS = 7, 41
 _REPETITIONS_MS = 100.0
+
+_Made = TypeVar("_Made")
 
 
 class Clock(Protocol):
@@ -30,6 +33,10 @@ class Clock(Protocol):
 
     def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:
         """The time of one call."""
+        ...
+
+    def replayed(self, call: Callable[[], _Made], /) -> _Made:
+        """What a call leaves that has been captured and replayed once, see `Way`. It has run before."""
         ...
 
 
@@ -63,6 +70,15 @@ class CudaClock:
         lower, median, upper = statistics.quantiles(us, n=4)
         return Timing(median, (upper - lower) / median)
 
+    def replayed(self, call: Callable[[], _Made], /) -> _Made:
+        """See `Clock`."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = call()
+        graph.replay()
+        torch.cuda.synchronize()
+        return made
+
 
 class RehearsalClock:
     """Calls everything once and makes a time up, where there is no GPU to be timed."""
@@ -73,6 +89,10 @@ class RehearsalClock:
         """See `Clock`."""
         calls[0]()
         return Timing(1.0, 0.0)
+
+    def replayed(self, call: Callable[[], _Made], /) -> _Made:
+        """See `Clock`."""
+        return call()
 
 
 def _elapsed_ms(call: Callable[[], object]) -> float:
@@ -86,13 +106,20 @@ def _elapsed_ms(call: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def ceilings(
-    clock: Clock, device: torch.device, *, copy_bytes: int = _COPY_BYTES, size: int = _PRODUCT_SIZE
-) -> Ceilings:
-    """A copy of so many bytes, and a bfloat16 product of square matrices of this size; random numbers in both."""
-    source = torch.randint(256, (copy_bytes,), dtype=torch.uint8, device=device)
+def ceilings(clock: Clock, place: Place, *, copy_bytes: int = _COPY_BYTES, size: int = _PRODUCT_SIZE) -> Ceilings:
+    """A copy of so many bytes, and products of square matrices of this size, of bfloat16 and, where a GPU has it, of
+    float8; random numbers in all of them.
+    """
+    source = place.integers(256, copy_bytes, seed=0, dtype=torch.uint8)
     copy = torch.empty_like(source)
-    matrices = [torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    a, b = (place.normal(size, size, seed=seed, dtype=torch.bfloat16) for seed in range(2))
+    products = {"product_tflops": lambda: torch.mm(a, b)}
+    if place.has_fp8 and place.device.type == "cuda":
+        one, whole = torch.ones(1, device=place.device), functional.ScalingType.TensorWise
+        rows, columns = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        products["fp8_tflops"] = lambda: functional.scaled_mm(
+            rows, columns, one, whole, one, whole, output_dtype=torch.bfloat16, use_fast_accum=True
+        )
     copy_us = clock.time([lambda: copy.copy_(source)], Capture.GRAPH).us
-    product_us = clock.time([lambda: torch.mm(*matrices)], Capture.GRAPH).us
-    return Ceilings(copy_tbps=2 * copy_bytes / copy_us / 1e6, product_tflops=2 * size**3 / product_us / 1e6)
+    rates = {name: 2 * size**3 / clock.time([call], Capture.GRAPH).us / 1e6 for name, call in products.items()}
+    return Ceilings(copy_tbps=2 * copy_bytes / copy_us / 1e6, **rates)

@@ -4,11 +4,11 @@ Compiling one of them takes seconds, so no line is compiled twice without need.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from kernel_resources.case import Case, meta
+from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.attention import triton as attention
 from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.gpu.splits import Splits
@@ -20,36 +20,52 @@ _ROWS, _TOKENS, _KV_HEADS, _GROUP = 8, 64, 8, 4
 class _Options:
     """What a caller may ask for."""
 
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype = torch.bfloat16  # of queries, and of caches of 16 bits
     block_size: int = 16
     window: int | None = None
     softcap: float | None = None
     splits: Splits = Splits.EVEN
     short_tokens: int = 1
+    max_query_len: int = _TOKENS
+
+    @property
+    def names(self) -> Iterator[str]:
+        """What is not as usual."""
+        if self.dtype != torch.bfloat16:
+            yield "float16"
+        if self.window:
+            yield "window"
+        if self.softcap:
+            yield "softcap"
+        if self.splits is Splits.FIXED:
+            yield "fixed"
 
 
 def cases(architecture: Architecture) -> Iterator[Case]:
-    """Both kernels and the fold, in each."""
-    is_fp8 = architecture >= Architecture.SM_90
-    for head_dim in (64, 128, 256):
-        yield _case(head_dim, torch.bfloat16, _Options())
-        yield _case(head_dim, torch.int8, _Options())
-        if is_fp8:
-            yield _case(head_dim, torch.float8_e4m3fn, _Options(block_size=64))
+    """Both kernels and the fold in each line; at fixed splits with caches of 8 bits what differs, the short rows."""
+    lines = {64: _Options(torch.float16), 128: _Options(), 256: _Options(window=4096)}
+    fixed = _Options(torch.float16, splits=Splits.FIXED, max_query_len=1)
+    for head_dim, options in lines.items():
+        yield _case(head_dim, options.dtype, options)
+        yield _case(head_dim, torch.int8, options)
+    yield _case(128, torch.int8, fixed)
+    if architecture >= Architecture.SM_90:
+        for head_dim, options in lines.items():
+            yield _case(head_dim, torch.float8_e4m3fn, replace(options, block_size=64))
+        yield _case(128, torch.float8_e4m3fn, replace(fixed, block_size=64))
     everything = _Options(window=4096, softcap=50.0, splits=Splits.FIXED, short_tokens=5)
     yield _case(128, torch.bfloat16, everything)
 
 
 def _case(head_dim: int, cache_type: torch.dtype, options: _Options) -> Case:
-    name = f"attention {head_dim} {str(cache_type).removeprefix('torch.')}"
-    special = " all options" if options.softcap else f" blocks of {options.block_size}"
-    return Case(name + special, lambda: _call(head_dim, cache_type, options))
+    name = f"attention {head_dim} {type_name(cache_type)} blocks of {options.block_size}"
+    return Case(" ".join([name, *options.names]), lambda: _call(head_dim, cache_type, options))
 
 
 def _call(head_dim: int, cache_type: torch.dtype, options: _Options) -> None:
     cache = meta(1000, _KV_HEADS, options.block_size, head_dim, dtype=cache_type)
     scales = {
-        torch.bfloat16: None,
+        options.dtype: None,
         torch.int8: meta(*cache.shape[:3], dtype=torch.float32),
         torch.float8_e4m3fn: meta(_KV_HEADS, dtype=torch.float32),
     }[cache_type]
@@ -67,5 +83,5 @@ def _call(head_dim: int, cache_type: torch.dtype, options: _Options) -> None:
         scales,
         options.splits,
         options.short_tokens,
-        _TOKENS,
+        options.max_query_len,
     )

@@ -14,6 +14,11 @@ class Case:
     call: Callable[[], object]
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """As cases are named."""
+    return str(dtype).removeprefix("torch.")
+
+
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """A tensor without numbers."""
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernel_resources import attention_cases, draws_cases, linear_cases, sampling_cases
-from kernel_resources.case import Case, meta
+from kernel_resources.case import Case, meta, type_name
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.gpu.architecture import Architecture
@@ -35,8 +35,10 @@ def cases(architecture: Architecture) -> Iterator[Case]:
 
 def _norms(architecture: Architecture) -> Iterator[Case]:
     for width in NUM_WARPS[architecture]:
-        yield Case(f"norm {width}", partial(rms_norm, meta(8, width), meta(width), 1e-5))
-        yield Case(f"add norm {width}", partial(rms_norm, meta(8, width), meta(width), 1e-5, residual=meta(8, width)))
+        dtype = torch.float16 if width == min(NUM_WARPS[architecture]) else torch.bfloat16
+        x, weight, name = meta(8, width, dtype=dtype), meta(width, dtype=dtype), f"norm {width} {type_name(dtype)}"
+        yield Case(name, partial(rms_norm, x, weight, 1e-5))
+        yield Case(f"add {name}", partial(rms_norm, x, weight, 1e-5, residual=x))
     yield Case("head norm 128", partial(rms_norm_heads, meta(8, 48, 128), meta(128), meta(128), 8, 1e-6))
 
 
@@ -44,36 +46,38 @@ def _rope(architecture: Architecture) -> Iterator[Case]:
     types = [torch.bfloat16, torch.int8]
     if architecture >= Architecture.SM_90:
         types.append(torch.float8_e4m3fn)
-    for head_dim in (64, 128, 256):
-        yield Case(f"rope {head_dim} norms bfloat16", partial(_call_rope, head_dim, torch.bfloat16, with_norms=True))
-    for dtype in types:
-        name = str(dtype).removeprefix("torch.")
-        yield Case(f"rope 128 {name}", partial(_call_rope, 128, dtype, with_norms=False))
+    for head_dim, dtype in ((64, torch.float16), (128, torch.bfloat16), (256, torch.bfloat16)):
+        call = partial(_call_rope, head_dim, dtype, dtype, with_norms=True)
+        yield Case(f"rope {head_dim} norms {type_name(dtype)}", call)
+    for cache_type in types:
+        yield Case(f"rope 128 {type_name(cache_type)}", partial(_call_rope, 128, torch.bfloat16, cache_type))
 
 
-def _call_rope(head_dim: int, cache_type: torch.dtype, *, with_norms: bool) -> None:
+def _call_rope(head_dim: int, dtype: torch.dtype, cache_type: torch.dtype, *, with_norms: bool = False) -> None:
     cache = meta(1000, 8, 16, head_dim, dtype=cache_type)
+    weight = meta(head_dim, dtype=dtype)
     scales = {
-        torch.bfloat16: None,
+        dtype: None,
         torch.int8: meta(1000, 8, 16, dtype=torch.float32),
         torch.float8_e4m3fn: meta(8, dtype=torch.float32),
     }[cache_type]
     rope_and_write_kv(
-        meta(8, 48, head_dim),
+        meta(8, 48, head_dim, dtype=dtype),
         meta(4096, head_dim, dtype=torch.float32),
         meta(8, dtype=torch.int32),
         meta(8, dtype=torch.int64),
         cache,
         cache,
-        norms=HeadNorms(meta(head_dim), meta(head_dim), 1e-6) if with_norms else None,
+        norms=HeadNorms(weight, weight, 1e-6) if with_norms else None,
         key_scales=scales,
         value_scales=scales,
     )
 
 
 def _rows() -> Iterator[Case]:
-    for gate in Gate:
-        yield Case(f"gate {gate.name}", partial(gate_and_multiply, meta(8, 2 * 14336), gate))
+    for gate, dtype in ((Gate.SILU, torch.bfloat16), (Gate.GELU_TANH, torch.float16)):
+        x = meta(8, 2 * 14336, dtype=dtype)
+        yield Case(f"gate {gate.name} {type_name(dtype)}", partial(gate_and_multiply, x, gate))
     yield Case("softcap", partial(softcap, meta(8, 256_000, dtype=torch.float32), 30.0))
     yield Case("take rows", partial(take_rows, meta(128_256, 4096), meta(8, dtype=torch.int32)))
     sources, destinations = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3, 4], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""sampling as large and as small vocabularies launch it, with rules and without.
+"""sampling of a large vocabulary, with rules of both kinds and without.
 
 Knows which kernels differ: those with a program per row by the number of segments, those that read rules if there are.
 """
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernel_resources.case import Case, meta
-from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
+from paceline_kernels.sampling import DrawRules, LogitRules, RowRules, SamplingParameters, TokenLists, sample
 
 _ROWS = 8
 
@@ -17,7 +17,8 @@ _ROWS = 8
 def cases() -> Iterator[Case]:
     """The draw alone, and all that may surround it."""
     yield Case("sample 128256", partial(_call, 128_256, None, -1))
-    yield Case("sample 128256 everything", partial(_call, 128_256, _rules(), 20))
+    yield Case("sample 128256 everything", partial(_call, 128_256, _rules_of_draws(), 20))
+    yield Case("sample 128256 rules as lists", partial(_call, 128_256, _rules(), -1))
 
 
 def _column(dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +40,24 @@ def _rules() -> LogitRules:
     )
 
 
-def _call(vocab: int, rules: LogitRules | None, max_logprobs: int) -> None:
+def _rules_of_draws() -> DrawRules:
+    lists = _rules()
+    of_rows = RowRules(
+        allowed=lists.allowed,
+        biased=lists.biased,
+        biases=lists.biases,
+        presence_penalty=lists.presence_penalty,
+        frequency_penalty=lists.frequency_penalty,
+        repetition_penalty=lists.repetition_penalty,
+        min_tokens=_column(torch.int32),
+        withheld=lists.forbidden,
+        words=lists.forbidden,
+        cu_words=lists.forbidden.cu_lens,
+    )
+    return DrawRules(of_rows, _column(torch.int32), meta(_ROWS, 131_072, dtype=torch.int32), _column(torch.int32))
+
+
+def _call(vocab: int, rules: LogitRules | DrawRules | None, max_logprobs: int) -> None:
     parameters = SamplingParameters(
         temperature=_column(torch.float32),
         top_k=_column(torch.int32),

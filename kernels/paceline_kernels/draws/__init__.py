@@ -5,17 +5,18 @@ With the state of rows on the device and no look at it from the host, a step is
     batch = step_inputs(state, plan, ...)        what is computed
     draws = draw_inputs(state, rows, plan, batch, ...)
     logits = the model's, of the tokens draws.places
-    samples = sample(logits, draws.parameters, max_logprobs=...)
+    rules = DrawRules(row_rules, draws.rows, state.token_ids, rows.num_prompt)   where rows may have any
+    samples = sample(logits, draws.parameters, rules, max_logprobs=...)
     advanced = advance_rows(state, rows, plan, batch, draws, samples)
 
 and the next one can be queued before this one has ended.
 
 Drafts are verified on the way. A row that computes d drafts draws 1 + d tokens: after its last known token, and after
-every draft as if that were right. Each draw is keyed by its own offset, so it is the very token that decoding step by
-step would draw if all drafts before it are right. So the first draw counts, and each further one counts if the draft
-before it equals the draw before it (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
-2023, https://arxiv.org/abs/2211.17192, for the exact match of keyed draws instead of a ratio of probabilities). Tokens
-are then the same with drafts and without, for any drafts.
+every draft as if that were right. Each draw is keyed by its own offset, and rules take drafts before it for drawn, so
+it is the very token that decoding step by step would draw if all drafts before it are right. So the first draw counts,
+and each further one counts if the draft before it equals the draw before it (Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", 2023, https://arxiv.org/abs/2211.17192, for the exact match of keyed draws
+instead of a ratio of probabilities). Tokens are then the same with drafts and without, for any drafts.
 
 Knows rows, tokens and limits; not who planned, nor who drafted.
 """

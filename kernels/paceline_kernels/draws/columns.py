@@ -44,6 +44,7 @@ class DrawInputs:
 
     places: torch.Tensor  # [num_draws] int32: the token in the batch whose logits are drawn from; -1 in padding
     cu_draws: torch.Tensor  # [num_planned + 1] int32: draws cu_draws[i]:cu_draws[i + 1] are those of planned row i
+    rows: torch.Tensor  # [num_draws] int32: the row that draws; -1 in padding
     parameters: SamplingParameters  # of num_draws rows of logits
 
 

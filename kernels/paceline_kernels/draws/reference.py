@@ -33,6 +33,7 @@ def draw_inputs(
     return DrawInputs(
         places=torch.tensor(places + [-1] * padding, dtype=torch.int32),
         cu_draws=torch.tensor(cu_draws, dtype=torch.int32),
+        rows=torch.tensor(drawn_rows + [-1] * padding, dtype=torch.int32),
         parameters=SamplingParameters(
             temperature=of_rows(rows.temperature, 0),
             top_k=of_rows(rows.top_k, 0),

@@ -29,7 +29,7 @@ def draw_inputs(
     def column(dtype: torch.dtype, size: int = num_draws) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    places, cu_draws = column(torch.int32), column(torch.int32, num_planned + 1)
+    places, cu_draws, drawn_rows = column(torch.int32), column(torch.int32, num_planned + 1), column(torch.int32)
     drawn = SamplingParameters(
         temperature=column(torch.float32),
         top_k=column(torch.int32),
@@ -54,6 +54,7 @@ def draw_inputs(
         batch.context_lens,
         places,
         cu_draws,
+        drawn_rows,
         drawn.temperature,
         drawn.top_k,
         drawn.top_p,
@@ -69,7 +70,7 @@ def draw_inputs(
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
     )
-    return DrawInputs(places, cu_draws, drawn)
+    return DrawInputs(places, cu_draws, drawn_rows, drawn)
 
 
 def advance_rows(
@@ -133,6 +134,7 @@ def draw_inputs_kernel(
     context_lens,
     places,
     cu_draws,
+    drawn_rows,
     temperature,
     top_k,
     top_p,
@@ -171,6 +173,7 @@ def draw_inputs_kernel(
             inside = steps < count
             draw = first + steps
             tl.store(places + draw, place, mask=inside)
+            tl.store(drawn_rows + draw, row.to(tl.int32), mask=inside)
             tl.store(offsets + draw, position - tl.load(num_prompt + row), mask=inside)
             tl.store(temperature + draw, tl.load(row_temperature + row), mask=inside)
             tl.store(top_k + draw, tl.load(row_top_k + row), mask=inside)
@@ -183,6 +186,7 @@ def draw_inputs_kernel(
             draw = begin + steps
             inside = draw < num_draws
             tl.store(places + draw, -1, mask=inside)
+            tl.store(drawn_rows + draw, -1, mask=inside)
             tl.store(offsets + draw, 0, mask=inside)
             tl.store(temperature + draw, 0.0, mask=inside)
             tl.store(top_k + draw, 0, mask=inside)

@@ -36,8 +36,10 @@ from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import (
+    DrawRules,
     LogitRules,
     Logprobs,
+    RowRules,
     SampleOutcome,
     Samples,
     SamplingParameters,
@@ -45,8 +47,10 @@ from paceline_kernels.sampling.columns import (
 )
 
 __all__ = [
+    "DrawRules",
     "LogitRules",
     "Logprobs",
+    "RowRules",
     "SampleOutcome",
     "Samples",
     "SamplingParameters",
@@ -59,7 +63,7 @@ __all__ = [
 def sample(
     logits: torch.Tensor,
     parameters: SamplingParameters,
-    rules: LogitRules | None = None,
+    rules: LogitRules | DrawRules | None = None,
     *,
     max_logprobs: int | None = None,
 ) -> Samples:
@@ -69,6 +73,7 @@ def sample(
     max_logprobs: what num_logprobs counts as at most, and how many columns the best tokens have (none below 1). None
     looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
     Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
+    DrawRules are for GPUs, where the host need not know what has been drawn, and rows have several draws.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
@@ -80,9 +85,11 @@ def sample(
     check_tensor("sample", "seeds", parameters.seeds, torch.int64, (num_rows,))
     check_tensor("sample", "offsets", parameters.offsets, torch.int32, (num_rows,))
     check_tensor("sample", "num_logprobs", parameters.num_logprobs, torch.int32, (num_rows,))
-    if rules is not None:
+    if isinstance(rules, DrawRules):
+        _check_draw_rules(rules, num_rows)
+    elif rules is not None:
         _check_rules(rules, num_rows)
-    if logits.device.type == "cpu":
+    if logits.device.type == "cpu" and not isinstance(rules, DrawRules):
         from paceline_kernels.sampling import cpu
 
         return cpu.sample(logits, parameters, rules, max_logprobs)
@@ -90,7 +97,8 @@ def sample(
         from paceline_kernels.sampling import triton
 
         return triton.sample(logits, parameters, rules, _known("sample", max_logprobs))
-    raise UnsupportedDeviceError("sample", logits.device, gpu.DEVICES)
+    devices = gpu.GPU_ONLY if isinstance(rules, DrawRules) else gpu.DEVICES
+    raise UnsupportedDeviceError("sample", logits.device, devices)
 
 
 def token_logprobs(
@@ -124,8 +132,29 @@ def _known(op: str, max_logprobs: int | None) -> int:
 
 def _check_rules(rules: LogitRules, num_rows: int) -> None:
     for name, lists in rules.lists():
-        check_tensor("sample", f"{name}.cu_lens", lists.cu_lens, torch.int32, (num_rows + 1,))
-        check_tensor("sample", f"{name}.token_ids", lists.token_ids, torch.int32, (None,))
+        _check_lists(name, lists, num_rows)
+    _check_strengths(rules, num_rows)
+
+
+def _check_draw_rules(rules: DrawRules, num_draws: int) -> None:
+    kept, num_rows = rules.of_rows, rules.num_prompt.shape[0]
+    for name, lists in kept.lists():
+        _check_lists(name, lists, num_rows)
+    _check_lists("words", kept.words, kept.words.cu_lens.shape[0] - 1)
+    _check_strengths(kept, num_rows)
+    check_tensor("sample", "cu_words", kept.cu_words, torch.int32, (num_rows + 1,))
+    check_tensor("sample", "min_tokens", kept.min_tokens, torch.int32, (num_rows,))
+    check_tensor("sample", "rules.rows", rules.rows, torch.int32, (num_draws,))
+    check_tensor("sample", "rules.token_ids", rules.token_ids, torch.int32, (num_rows, None))
+    check_tensor("sample", "rules.num_prompt", rules.num_prompt, torch.int32, (num_rows,))
+
+
+def _check_lists(name: str, lists: TokenLists, num_lists: int) -> None:
+    check_tensor("sample", f"{name}.cu_lens", lists.cu_lens, torch.int32, (num_lists + 1,))
+    check_tensor("sample", f"{name}.token_ids", lists.token_ids, torch.int32, (None,))
+
+
+def _check_strengths(rules: LogitRules | RowRules, num_rows: int) -> None:
     check_tensor("sample", "biases", rules.biases, torch.float32, tuple(rules.biased.token_ids.shape))
     check_tensor("sample", "presence_penalty", rules.presence_penalty, torch.float32, (num_rows,))
     check_tensor("sample", "frequency_penalty", rules.frequency_penalty, torch.float32, (num_rows,))

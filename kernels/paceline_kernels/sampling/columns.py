@@ -52,6 +52,43 @@ class LogitRules:
         return tuple(zip(names, lists, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """What the device keeps of every row's rules: what stays as it is while the row draws. All contiguous.
+
+    A row is left alone by empty lists and by penalties of 0, 0 and 1.
+    """
+
+    allowed: TokenLists  # this, the biases and the penalties as in LogitRules, of all rows that are kept
+    biased: TokenLists
+    biases: torch.Tensor
+    presence_penalty: torch.Tensor  # [num_rows] float32, and the next two
+    frequency_penalty: torch.Tensor
+    repetition_penalty: torch.Tensor
+    min_tokens: torch.Tensor  # [num_rows] int32: while the output has fewer tokens, those withheld cannot be drawn
+    withheld: TokenLists
+    words: TokenLists  # a list per word; its last token cannot be drawn where the output ends with those before it
+    cu_words: torch.Tensor  # [num_rows + 1] int32: words cu_words[i]:cu_words[i + 1] are those of row i
+
+    def lists(self) -> tuple[tuple[str, TokenLists], ...]:
+        """The lists that there is one of per row, by name."""
+        return (("allowed", self.allowed), ("biased", self.biased), ("withheld", self.withheld))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRules:
+    """LogitRules of draws, as the device knows them: by rows, and by the tokens that lie in a row before each draw.
+
+    The output before a draw are as many tokens behind the prompt as its offset says; drafts among them count as if they
+    had been drawn.
+    """
+
+    of_rows: RowRules
+    rows: torch.Tensor  # [num_draws] int32: whose rules a draw has; -1 for none
+    token_ids: torch.Tensor  # [num_rows, max_model_len] int32: prompt, output, drafts
+    num_prompt: torch.Tensor  # [num_rows] int32
+
+
 class SampleOutcome(enum.IntEnum):
     """What became of a row."""
 

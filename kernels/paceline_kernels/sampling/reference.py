@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels.sampling.columns import LogitRules, SampleOutcome, Samples, SamplingParameters, TokenLists
+from paceline_kernels.sampling.columns import (
+    DrawRules,
+    LogitRules,
+    SampleOutcome,
+    Samples,
+    SamplingParameters,
+    TokenLists,
+)
 
 _Float32Array = npt.NDArray[np.float32]
 _UInt32Array = npt.NDArray[np.uint32]
@@ -59,8 +66,7 @@ def ruled(logits: _Float32Array, rules: LogitRules, row: int) -> _Float32Array:
     """A row's logits with its rules applied, by masks and counts as long as the vocabulary."""
 
     def listed(lists: TokenLists) -> npt.NDArray[np.int32]:
-        start, end = lists.cu_lens[row : row + 2].tolist()
-        token_ids: npt.NDArray[np.int32] = lists.token_ids.numpy()[start:end]
+        token_ids: npt.NDArray[np.int32] = _listed(lists, row).numpy()
         return token_ids
 
     left = logits.copy()
@@ -80,8 +86,62 @@ def ruled(logits: _Float32Array, rules: LogitRules, row: int) -> _Float32Array:
     return left
 
 
-def sample(logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None = None) -> Samples:
+def rules_of_draws(rules: DrawRules, offsets: torch.Tensor) -> LogitRules:
+    """The same rules as lists of each draw. offsets: those of the draws."""
+    kept = rules.of_rows
+    draws = list(zip(rules.rows.tolist(), offsets.tolist(), strict=True))
+    forbidden, prompt, output = [], [], []
+    for row, offset in draws:
+        tokens = rules.token_ids[row, : rules.num_prompt[row] + offset] if row >= 0 else rules.token_ids[0, :0]
+        prompt.append(tokens[: len(tokens) - offset])
+        output.append(tokens[len(tokens) - offset :])
+        forbidden.append(torch.tensor(_forbidden(rules, row, output[-1].tolist()), dtype=torch.int32))
+
+    def lists(tokens: list[torch.Tensor]) -> TokenLists:
+        ends = torch.tensor([0, *map(len, tokens)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return TokenLists(ends, torch.cat(tokens))
+
+    def penalty(of_rows: torch.Tensor, off: float) -> torch.Tensor:
+        return torch.tensor([of_rows[row].item() if row >= 0 else off for row, _ in draws])
+
+    return LogitRules(
+        allowed=lists([_listed(kept.allowed, row) for row, _ in draws]),
+        forbidden=lists(forbidden),
+        biased=lists([_listed(kept.biased, row) for row, _ in draws]),
+        biases=torch.cat([_listed(TokenLists(kept.biased.cu_lens, kept.biases), row) for row, _ in draws]),
+        presence_penalty=penalty(kept.presence_penalty, 0.0),
+        frequency_penalty=penalty(kept.frequency_penalty, 0.0),
+        repetition_penalty=penalty(kept.repetition_penalty, 1.0),
+        prompt=lists(prompt),
+        output=lists(output),
+    )
+
+
+def _forbidden(rules: DrawRules, row: int, output: list[int]) -> list[int]:
+    """What a row cannot draw after this output: tokens that are withheld, and the last ones of words."""
+    if row < 0:
+        return []
+    kept = rules.of_rows
+    forbidden = _listed(kept.withheld, row).tolist() if len(output) < kept.min_tokens[row] else []
+    for word in range(*kept.cu_words[row : row + 2].tolist()):
+        *before, last = _listed(kept.words, word).tolist()
+        if output[len(output) - len(before) :] == before:
+            forbidden.append(last)
+    return forbidden
+
+
+def _listed(lists: TokenLists, row: int) -> torch.Tensor:
+    """One of the lists; below 0 an empty one."""
+    start, end = lists.cu_lens[row : row + 2].tolist() if row >= 0 else (0, 0)
+    return lists.token_ids[start:end]
+
+
+def sample(
+    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None = None
+) -> Samples:
     """See `paceline_kernels.sampling.sample`."""
+    if isinstance(rules, DrawRules):
+        rules = rules_of_draws(rules, parameters.offsets)
     rows = [_sample_row(logits.numpy()[row], parameters, rules, row) for row in range(len(logits))]
     num_top = max([0, *parameters.num_logprobs.tolist()])
     logprobs = torch.log_softmax(logits.double(), dim=-1).float()

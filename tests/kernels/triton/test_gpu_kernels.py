@@ -18,7 +18,7 @@ from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Work
 from gpu_kernels.cases import cases
 from gpu_kernels.device_tests import Ran, run_tests
 from gpu_kernels.errors import AnchorError, WrongResultError
-from gpu_kernels.measure import check
+from gpu_kernels.measure import check, measure
 from gpu_kernels.results import Ceilings, Failure, Result, Timing
 from gpu_kernels.table import line, summary
 from gpu_kernels.targets import TARGETS, Measure, Target
@@ -35,7 +35,7 @@ def all_cases():
 
 def case_of(op="silu", shape=None, *, error=0.0):
     """A case that computes nothing and moves 4 MB."""
-    work = Work(ours=lambda: None, theirs=None, error=lambda: error)
+    work = Work(ours=lambda: None, theirs=None, error=lambda way: error)
     return Case(op, shape or {}, Bound.MEMORY, 4_000_000, 0, lambda seed: work, allowed_error=0.1)
 
 
@@ -172,6 +172,24 @@ def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_mos
     assert list(summary([], [target])) == ["op (m 1-16) >= 1.5 x of the best anchor: not measured"]
 
 
+def test_what_a_replay_leaves_is_checked_too():
+    """A result that is right at once and wrong out of a graph is wrong; what cannot be captured is checked once."""
+    clock = RehearsalClock()
+    work = Work(ours=lambda: None, theirs=None, error=lambda way: float(way == clock.replayed))
+    case = dataclasses.replace(case_of(), build=lambda _: work)
+    with pytest.raises(WrongResultError, match="the error is 1"):
+        measure(case, clock, Ceilings(4.0, 800.0), Anchors({}))
+    assert measure(dataclasses.replace(case, capture=Capture.STREAM), clock, Ceilings(4.0, 800.0), Anchors({}))
+
+
+def test_products_of_float8_have_a_limit_of_their_own():
+    """Where it was not measured, none."""
+    case = dataclasses.replace(case_of(), bound=Bound.FP8_PRODUCTS, num_flops=10**9)
+    result = dataclasses.replace(result_of(case, 1.0), ceilings=Ceilings(4.0, 800.0, 1250.0))
+    assert (result.rate, result.share_of_ceiling, case.bound.unit) == (1000.0, 0.8, "TFLOP/s")
+    assert result_of(case, 1.0).share_of_ceiling is None
+
+
 def test_less_time_is_better():
     """The one target that is an upper bound."""
     target = Target("op", Measure.US, 60)
@@ -201,7 +219,7 @@ def test_what_torch_cannot_do_is_no_failure(capsys, monkeypatch):
     def runs_out_of_memory():
         raise MemoryError
 
-    work = Work(ours=lambda: None, theirs=runs_out_of_memory, error=lambda: 0.0)
+    work = Work(ours=lambda: None, theirs=runs_out_of_memory, error=lambda way: 0.0)
     monkeypatch.setattr(run, "cases", lambda scale, place: iter([dataclasses.replace(case_of(), build=lambda _: work)]))
     assert run.Run(Anchors({}), None, deadline=float("inf")).rehearsed() == 0
     assert "1.00" in capsys.readouterr().out.split("(torch: MemoryError)")[0]
@@ -234,7 +252,7 @@ def test_a_run_on_a_gpu_tests_checks_times_and_sums_up(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(run, "Place", lambda device, dtype, has_fp8: ON_PAPER)
     monkeypatch.setattr(run, "CudaClock", RehearsalClock)
-    monkeypatch.setattr(run, "ceilings", lambda clock, device: Ceilings(4.3, 790.0))
+    monkeypatch.setattr(run, "ceilings", lambda clock, place: Ceilings(4.3, 790.0))
     monkeypatch.setattr(run, "cases", lambda scale, place: iter([case_of(scale.name)]))
     monkeypatch.setattr(run, "run_tests", lambda timeout_s: Ran(is_good=False, report="3 failed"))
     anchors = Anchors({(AnchorTable.GEMM, "fp8", (1, 1, 1)): Anchor("stack", 1.0)})

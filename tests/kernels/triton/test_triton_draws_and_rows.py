@@ -1,4 +1,7 @@
-"""draws: step by step, rows on a GPU become what the executor's own rows become of the same plans and tokens."""
+"""draws: step by step, rows on a GPU become what the executor's own rows become of the same plans and tokens.
+
+And of the same rules, which change the same logits, whatever is drafted.
+"""
 
 import dataclasses
 import random
@@ -6,17 +9,24 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.plan import RowFinish as ExecutorsRowFinish
 from paceline_executor.rows.plan import Sampling
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_kernels.draws import RowDraws, RowFinish
+from paceline_kernels.draws import reference as draws_reference
 from paceline_kernels.draws import triton as kernels
-from paceline_kernels.sampling import SampleOutcome, Samples
+from paceline_kernels.gpu import architecture
+from paceline_kernels.sampling import DrawRules, RowRules, SampleOutcome, Samples, TokenLists
+from paceline_kernels.sampling import reference as sampling_reference
+from paceline_kernels.sampling import triton as sampling_kernels
 from paceline_kernels.step_inputs import PlanColumns, RowState, reference
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
@@ -63,8 +73,10 @@ def random_placement(row, chance):
 
 
 def placed(place, columns):
-    """The same columns where kernels may use them."""
-    return type(columns)(*(place(getattr(columns, field.name)) for field in dataclasses.fields(columns)))
+    """The same columns where kernels may use them, nested ones too."""
+    if isinstance(columns, torch.Tensor):
+        return place(columns)
+    return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
 
 
 def output_of(prepared, chance):
@@ -140,3 +152,133 @@ def test_reasons_to_end_have_the_executors_numbers():
     assert {finish.name: finish.value for finish in RowFinish} == {
         finish.name: finish.value for finish in ExecutorsRowFinish
     }
+
+
+def rules_on_device(placements):
+    """What a GPU keeps of the rules of requests, row by row."""
+
+    def column(values, dtype=torch.float32):
+        return torch.tensor(list(values), dtype=dtype)
+
+    def ends(lists):
+        return column(np.cumsum([0, *map(len, lists)]), torch.int32)
+
+    def lists(tokens):
+        return TokenLists(ends(tokens), column((token for mine in tokens for token in mine), torch.int32))
+
+    chosen = [placement.sampling for placement in placements]
+    return RowRules(
+        allowed=lists([sampling.allowed_token_ids for sampling in chosen]),
+        biased=lists([[token for token, _ in sampling.logit_bias] for sampling in chosen]),
+        biases=column(bias for sampling in chosen for _, bias in sampling.logit_bias),
+        presence_penalty=column(sampling.presence_penalty for sampling in chosen),
+        frequency_penalty=column(sampling.frequency_penalty for sampling in chosen),
+        repetition_penalty=column(sampling.repetition_penalty for sampling in chosen),
+        min_tokens=column((placement.min_tokens for placement in placements), torch.int32),
+        withheld=lists([placement.end_token_ids + placement.ignored_end_token_ids for placement in placements]),
+        words=lists([word for placement in placements for word in placement.bad_words]),
+        cu_words=ends([placement.bad_words for placement in placements]),
+    )
+
+
+def random_request(chance):
+    """One with rules, or without; of a few tokens, so that words are said and penalties count."""
+    tokens = range(LIMITS.vocab_size)
+    biased = chance.sample(tokens, k=chance.randint(0, 3))
+    return placement(
+        0,
+        chance.choices(tokens, k=chance.randint(1, 4)),
+        max_tokens=chance.randint(3, 9),
+        end_token_ids=[END, 7][: chance.randint(1, 2)],
+        ignored_end_token_ids=[6][: chance.randint(0, 1)],
+        min_tokens=chance.randint(0, 5),
+        bad_words=[chance.choices(range(4), k=chance.randint(1, 3)) for _ in range(chance.randint(0, 4))],
+        sampling=Sampling(
+            temperature=chance.choice([0.0, 1.0]),
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            seed=chance.randint(0, 2**64 - 1),
+            presence_penalty=chance.choice([0.0, 1.5]),
+            frequency_penalty=chance.choice([0.0, -0.5, 1.0]),
+            repetition_penalty=chance.choice([1.0, 1.0, 1.7]),
+            logit_bias=tuple((token, chance.choice([-2.0, 3.0])) for token in biased),
+            allowed_token_ids=chance.choice([(), (), (0, 1, 2, 8), (3,)]),
+        ),
+    )
+
+
+def columns_of(request):
+    """The executor's table with one request, and its columns."""
+    table = RowTable(LIMITS)
+    table.apply(plan(place=[request], grants=[(0, index, index) for index in range(3)]), 0)
+    return table, table._columns
+
+
+def model(tokens):
+    """Logits after these tokens: few numbers, so that the next one is often one of the last."""
+    return torch.from_numpy(np.random.default_rng(list(tokens)[-2:]).normal(size=LIMITS.vocab_size)).float()
+
+
+def decoded_one_by_one(request):
+    """A request's tokens as the executor draws them, and why it ended."""
+    table, columns = columns_of(request)
+    while not columns.finish[0]:
+        step = plan([(0, int(columns.num_known[0] - columns.num_computed[0]))])
+        applied, prepared = table.apply(step, 0), table.build_batch(step)
+        drawing = prepared.batch.sampling
+        rules = None if drawing.rules is None else logit_rules(drawing.rules)
+        logits = model(columns.tokens[0, : columns.num_known[0]])[None]
+        drawn = sampling_reference.sample(logits, sampling_parameters(drawing), rules)
+        problems = {} if drawn.outcomes[0] == SampleOutcome.DRAWN else {0: RowProblem.NOTHING_LEFT}
+        output = StepOutput(drawn.token_ids.numpy(), logprobs={}, problems=problems, forward_ns=0, sample_ns=0)
+        table.finish_step(step, applied, prepared, output)
+    return columns.tokens[0, : columns.num_known[0]].tolist(), columns.finish[0]
+
+
+@settings(max_examples=settings.default.max_examples // 4)
+@given(chance=st.randoms())
+def test_drafts_change_no_token_of_a_row_with_rules(chance):
+    """Whatever is drafted, right or wrong: rules see the tokens before each draw, and nothing behind it."""
+    request = random_request(chance)
+    expected, finish = decoded_one_by_one(request)
+    state, rows = on_device(columns_of(request)[1], torch.clone)
+    rules, planned = rules_on_device([request] * LIMITS.num_rows), PlanColumns(*torch.tensor([[0], [6]]).int())
+    while not state.finish[0]:
+        known = int(rows.num_known[0])
+        drafts = expected[known : known + chance.randint(0, 4)] + chance.choices(range(9), k=chance.randint(0, 2))
+        drafts = torch.tensor(drafts[: LIMITS.max_model_len - known], dtype=torch.int32)
+        state.token_ids[0, known : known + len(drafts)] = drafts
+        state.num_held[0] = known + len(drafts)
+        batch = reference.step_inputs(state, planned, 6, LIMITS.block_size)
+        draws = draws_reference.draw_inputs(state, rows, planned, batch, 6, 5)
+        ends = [int(batch.positions[place]) + 1 for place in draws.places]  # those of padding are anything
+        logits = torch.stack([model(state.token_ids[0, :end].tolist()) for end in ends])
+        rules_of_draws = DrawRules(rules, draws.rows, state.token_ids, rows.num_prompt)
+        samples = sampling_reference.sample(logits, draws.parameters, rules_of_draws)
+        draws_reference.advance_rows(state, rows, planned, batch, draws, samples, 5)
+    assert state.token_ids[0, : rows.num_known[0]].tolist() == expected
+    assert state.finish[0] == finish
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rules_of_draws_change_what_the_reference_changes(place, monkeypatch, seed):
+    """To the bit: draws of rows in any order, behind any tokens; padding has no rules."""
+    here = architecture.current()
+    launches = {here: dataclasses.replace(sampling_kernels.LAUNCHES[here], rule_block=4)}  # loops go round
+    monkeypatch.setattr(sampling_kernels, "LAUNCHES", launches)
+    chance = random.Random(seed)  # noqa: S311  # repeatable
+    requests = [random_request(chance) for _ in range(5)]
+    rows = torch.tensor([-1, *chance.choices(range(5), k=7)], dtype=torch.int32)
+    offsets = torch.tensor([0, *(chance.randint(0, 8) for _ in rows[1:])], dtype=torch.int32)
+    token_ids = torch.tensor([chance.choices(range(5), k=12) for _ in requests], dtype=torch.int32)
+    num_prompt = torch.tensor([len(request.prompt_token_ids) for request in requests], dtype=torch.int32)
+    rules = DrawRules(rules_on_device(requests), rows, token_ids, num_prompt)
+    logits = torch.stack([model([seed, draw]) for draw in range(len(rows))])
+    draws = sampling_kernels._rows("sample", place(logits))
+    ruled, is_ruled = sampling_kernels._apply(placed(place, rules), place(offsets), draws)
+    lists = sampling_reference.rules_of_draws(rules, offsets)
+    for draw, row in enumerate(logits):
+        expected = torch.from_numpy(sampling_reference.ruled(row.numpy(), lists, draw))
+        assert torch.equal(ruled[draw].cpu() if is_ruled[draw] else row, expected)
+    assert not is_ruled[0]

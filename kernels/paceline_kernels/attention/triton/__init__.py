@@ -153,6 +153,7 @@ def _launch_splits(call: _Call, launch: SplitLaunch, splits: Splits) -> None:
         QUANTUM=quantum,
         FIXED=is_fixed,
         CAPPED=call.softcap is not None,
+        WINDOWED=call.window != _NO_WINDOW,
         TURNED=launch.turned,
         STEP=ROW_STEP,
         num_warps=launch.num_warps,

@@ -74,23 +74,23 @@ def attend_chunks(
         factor *= tl.load(key_scales + head)
     first_position = context_len - end_token + first_token + tile * TOKENS
     last_position = tl.minimum(first_position + TOKENS, context_len) - 1
-    # Tiles before `all_see` and from `some_see` on hold positions that some token does not see.
+    # Tiles from `some_see` on hold positions that some token does not see; with a window any may: two more loops beside
+    # would take registers that heads of 256 dimensions do not leave.
     start = tl.maximum(first_position + 1 - window, 0) // TILE * TILE
     some_see = tl.maximum((first_position + 1) // TILE * TILE, start)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     sums = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, DIM_PADDED], tl.float32)
     table = block_tables + row.to(tl.int64) * table_stride
-    all_see = (tl.maximum(last_position + 1 - window, 0) + TILE - 1) // TILE * TILE
-    all_see = tl.minimum(all_see, some_see)
-    for part in tl.static_range(0 if WINDOWED else 1, 3):
-        end = all_see if part == 0 else some_see if part == 1 else last_position + 1
+    for part in tl.static_range(1 if WINDOWED else 0, 2):
+        end = some_see if part == 0 else last_position + 1
         largest, sums, values = _attend_tiles(
             largest,
             sums,
             values,
             q,
             positions,
+            first_position,
             start,
             end,
             key_cache,
@@ -111,7 +111,7 @@ def attend_chunks(
             TILE,
             CAPPED,
             WINDOWED,
-            part != 1,
+            part == 1,
         )
         start = end
     PER_SLOT: tl.constexpr = key_cache.dtype.element_ty == tl.int8
@@ -131,6 +131,7 @@ def _attend_tiles(
     values,
     q,
     positions,
+    first_position,
     start,
     end,
     key_cache,
@@ -162,7 +163,9 @@ def _attend_tiles(
     for tile in range(start, end, TILE):
         slot_positions = tile + tl.arange(0, TILE)
         inside = slot_positions < context_len
-        slots = slots_of(table, head, tile, context_len, KV_HEADS, BLOCK_SIZE, TILE, MASKED)
+        if WINDOWED and MASKED:
+            inside &= slot_positions > first_position - window
+        slots = slots_of(table, head, tile, inside, KV_HEADS, BLOCK_SIZE, TILE, MASKED)
         k = widened(load_rows(key_cache, slots, inside, DIM, DIM_PADDED, MASKED), q.dtype)
         scores = tl.dot(q, tl.trans(k))
         if PER_SLOT:

@@ -59,6 +59,7 @@ def attend_splits(
     QUANTUM: tl.constexpr,  # a multiple of TILE
     FIXED: tl.constexpr,
     CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
     TURNED: tl.constexpr,  # values are loaded as they lie, and turned in shared memory
     STEP: tl.constexpr,
 ):
@@ -106,6 +107,7 @@ def attend_splits(
                 PACKED,
                 TILE,
                 CAPPED,
+                WINDOWED,
                 TURNED,
             )
             place += span
@@ -143,6 +145,7 @@ def _attend_span(
     PACKED: tl.constexpr,
     TILE: tl.constexpr,
     CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
     TURNED: tl.constexpr,
 ):
     """The positions start:end of a row and KV head, for all its tokens: the result itself if that is all they see."""
@@ -165,11 +168,14 @@ def _attend_span(
     largest = tl.full([PACKED], float("-inf"), tl.float32)
     sums = tl.zeros([PACKED], tl.float32)
     values = tl.zeros([DIM_PADDED, PACKED], tl.float32)
-    start = tl.maximum(start, tl.maximum(context_len - tokens + 1 - window, 0) // TILE * TILE)
+    first_seen = tl.maximum(context_len - tokens + 1 - window, 0)
+    start = tl.maximum(start, first_seen // TILE * TILE)
     for tile in range(start, tl.minimum(end, context_len), TILE):
         slot_positions = tile + tl.arange(0, TILE)
         inside = slot_positions < context_len
-        slots = slots_of(table, head, tile, context_len, KV_HEADS, BLOCK_SIZE, TILE, True)
+        if WINDOWED:
+            inside &= slot_positions >= first_seen
+        slots = slots_of(table, head, tile, inside, KV_HEADS, BLOCK_SIZE, TILE, True)
         k = widened(load_rows(key_cache, slots, inside, DIM, DIM_PADDED, True), DOT_TYPE)
         scores = tl.dot(k, q) * factor[None, :]
         if PER_SLOT:

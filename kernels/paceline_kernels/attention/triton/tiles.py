@@ -17,7 +17,7 @@ def slots_of(
     table,
     head,
     start,
-    end,
+    inside,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -26,14 +26,14 @@ def slots_of(
     """Where the slots of the positions start:start + TILE of a KV head lie, in slots from the start of a cache: int64.
 
     `start` is a multiple of TILE. A tile inside one block needs one number of the table, and its slots are neighbours.
-    MASKED: positions from `end` on have no block, and no entry of the table is read for them.
+    MASKED: positions that are not `inside` have no block, and no entry of the table is read for them; one of a tile is.
     """
     positions = start + tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
         block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
         return (block * KV_HEADS + head) * BLOCK_SIZE + start % BLOCK_SIZE + tl.arange(0, TILE)
     elif MASKED:
-        block = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0).to(tl.int64)
+        block = tl.load(table + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     else:
         block = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
     return (block * KV_HEADS + head) * BLOCK_SIZE + positions % BLOCK_SIZE

@@ -11,7 +11,15 @@ import triton
 
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
-from paceline_kernels.sampling.columns import LogitRules, Logprobs, Samples, SamplingParameters
+from paceline_kernels.sampling.columns import (
+    DrawRules,
+    LogitRules,
+    Logprobs,
+    RowRules,
+    Samples,
+    SamplingParameters,
+    TokenLists,
+)
 from paceline_kernels.sampling.triton.draw import draw_kernel
 from paceline_kernels.sampling.triton.launches import LAUNCHES, MAX_LOGPROBS, Launch
 from paceline_kernels.sampling.triton.logprobs import take_logprobs_kernel
@@ -58,13 +66,13 @@ class _Rows:
 
 
 def sample(
-    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None, max_logprobs: int
+    logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None, max_logprobs: int
 ) -> Samples:
     """See `paceline_kernels.sampling.sample`."""
     rows = _rows("sample", logits)
     token_ids, outcomes = rows.column(torch.int32), rows.column(torch.int32)
     if rows.count:
-        ruled, is_ruled = (None, None) if rules is None else _apply(rules, rows)
+        ruled, is_ruled = (None, None) if rules is None else _apply(rules, parameters.offsets, rows)
         _draw(rows, parameters, ruled, is_ruled, token_ids, outcomes)
     best = _logprobs("sample", rows, token_ids, parameters.num_logprobs, max_logprobs)
     return Samples(token_ids, outcomes, best.logprobs, best.top_token_ids, best.top_logprobs)
@@ -138,43 +146,91 @@ def _draw(
     )
 
 
-def _apply(rules: LogitRules, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of rows that have rules, with the rules applied, and which rows these are."""
-    ruled, is_ruled = rows.empty(rows.vocab, torch.float32), rows.column(torch.int32)
-    has_history = rules.prompt.token_ids.shape[0] + rules.output.token_ids.shape[0] > 0
-    launch = rows.launch
-    block = launch.rule_block
-    penalties = (rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty)
-    copy_ruled_kernel[(rows.count * triton.cdiv(rows.vocab, block),)](
-        rows.logits,
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Rules of either kind, as both kernels are given them."""
+
+    rows: torch.Tensor | None
+    of_rows: LogitRules | RowRules
+    forbidden: TokenLists
+    cu_words: torch.Tensor | None
+    words: TokenLists | None
+    min_tokens: torch.Tensor | None
+    history: tuple[torch.Tensor | None, ...]  # from cu_prompt to num_prompt of `apply_rules_kernel`
+    max_tokens: int
+    has_history: bool
+
+    @property
+    def penalties(self) -> tuple[torch.Tensor, ...]:
+        kept = self.of_rows
+        return kept.presence_penalty, kept.frequency_penalty, kept.repetition_penalty
+
+
+def _rules_of(rules: LogitRules | DrawRules) -> _Rules:
+    if isinstance(rules, LogitRules):
+        prompt, output = rules.prompt, rules.output
+        return _Rules(
+            rows=None,
+            of_rows=rules,
+            forbidden=rules.forbidden,
+            cu_words=None,
+            words=None,
+            min_tokens=None,
+            history=(prompt.cu_lens, prompt.token_ids, output.cu_lens, output.token_ids, None),
+            max_tokens=0,
+            has_history=prompt.token_ids.shape[0] + output.token_ids.shape[0] > 0,
+        )
+    kept, tokens = rules.of_rows, rules.token_ids
+    return _Rules(
+        rows=rules.rows,
+        of_rows=kept,
+        forbidden=kept.withheld,
+        cu_words=kept.cu_words,
+        words=kept.words,
+        min_tokens=kept.min_tokens,
+        history=(None, tokens, None, tokens, rules.num_prompt),
+        max_tokens=tokens.shape[1],
+        has_history=True,
+    )
+
+
+def _apply(given: LogitRules | DrawRules, offsets: torch.Tensor, draws: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of draws that have rules, with the rules applied, and which draws these are."""
+    rules, launch = _rules_of(given), draws.launch
+    kept, block = rules.of_rows, launch.rule_block
+    ruled, is_ruled = draws.empty(draws.vocab, torch.float32), draws.column(torch.int32)
+    copy_ruled_kernel[(draws.count * triton.cdiv(draws.vocab, block),)](
+        draws.logits,
         ruled,
         is_ruled,
-        rules.allowed.cu_lens,
+        rules.rows,
+        kept.allowed.cu_lens,
         rules.forbidden.cu_lens,
-        rules.biased.cu_lens,
-        *penalties,
-        rows.vocab,
+        kept.biased.cu_lens,
+        rules.cu_words,
+        rules.min_tokens,
+        offsets,
+        *rules.penalties,
+        draws.vocab,
         block,
         num_warps=launch.rule_warps,
     )
-    apply_rules_kernel[(rows.count,)](
-        rows.logits,
+    apply_rules_kernel[(draws.count,)](
+        draws.logits,
         ruled,
         is_ruled,
-        rules.allowed.cu_lens,
-        rules.allowed.token_ids,
-        rules.forbidden.cu_lens,
-        rules.forbidden.token_ids,
-        rules.biased.cu_lens,
-        rules.biased.token_ids,
-        rules.biases,
-        *penalties,
-        rules.prompt.cu_lens,
-        rules.prompt.token_ids,
-        rules.output.cu_lens,
-        rules.output.token_ids,
-        rows.empty(rows.vocab, torch.int32) if has_history else None,
-        rows.vocab,
+        rules.rows,
+        *(kept.allowed.cu_lens, kept.allowed.token_ids),
+        *(rules.forbidden.cu_lens, rules.forbidden.token_ids),
+        *(kept.biased.cu_lens, kept.biased.token_ids, kept.biases),
+        rules.cu_words,
+        *((None, None) if rules.words is None else (rules.words.cu_lens, rules.words.token_ids)),
+        *(rules.min_tokens, offsets),
+        *rules.penalties,
+        *rules.history,
+        draws.empty(draws.vocab, torch.int32) if rules.has_history else None,
+        draws.vocab,
+        rules.max_tokens,
         block,
         num_warps=launch.rule_warps,
         enable_fp_fusion=False,  # as written, so that a penalty is rounded before it is taken off
