@@ -36,6 +36,19 @@ def test_tokens_that_were_under_way_do_not_hide_the_pause():
     assert [round(stall, 6) for stall in window.stalls.values()] == [0.9]
 
 
+def test_a_pause_at_the_fault_is_told_from_later_ones():
+    """What comes behind it may have another cause; tokens that were under way still belong to it."""
+    ledger = Ledger(0.0)
+    stream = delivering(ledger, 1.0)
+    ledger.open_window("kill", "", 1.05)
+    for now_s in (1.1, 1.5, 2.5):
+        ledger.arrived(stream, 1, CLEAN, now_s)
+    _, kill = figures_by_kind(ledger.windows)
+    assert (round(kill.stall.p50, 6), round(kill.longest.p50, 6)) == (0.4, 1.0)
+    (_, fault) = report_fields(ledger.windows)["faults"]
+    assert (fault["stalls_seconds"], fault["longest_seconds"]) == ([0.4], [1.0])
+
+
 def test_a_pause_that_does_not_end_counts_as_far_as_it_got():
     """A stream that hangs for ever must not look well."""
     ledger = Ledger(0.0)

@@ -13,6 +13,10 @@ UNDISTURBED = "(no fault)"
 """The kind of the window before the first fault: what pauses look like when nothing happens."""
 
 
+_UNDER_WAY_S = 0.2
+"""For so long tokens may arrive that had left before the fault."""
+
+
 @dataclass(slots=True, eq=False)
 class StreamProgress:
     """One running stream."""
@@ -32,7 +36,10 @@ class Window:
     num_in_flight: int
     """Streams that had begun to deliver and not ended when it began; their pauses are what is measured."""
     stalls: dict[StreamProgress, float] = field(default_factory=dict)
-    """The longest pause between two deltas of each of them, in seconds, as far as it lies behind the beginning."""
+    """The pause between two deltas of each of them at the fault, in seconds: the longest that had begun when it came,
+    or that began while what was under way arrived."""
+    longest: dict[StreamProgress, float] = field(default_factory=dict)
+    """The longest of all that lie behind the beginning, whatever their cause."""
     silence_seconds: float = 0.0
     """The longest time in which no stream at all got anything."""
     settled_seconds: float | None = None
@@ -82,14 +89,14 @@ class Ledger:
         found = {stream for stream in self.running if stream.last_delta_s is not None}
         self._waiting = set(found)
         # Before the fault is before the window: a pause counts from the last delta on, even if that came earlier.
-        window = Window(kind, detail, now_s, len(found), stalls=dict.fromkeys(found, 0.0))
+        none_yet = dict.fromkeys(found, 0.0)
+        window = Window(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
         self.windows.append(window)
         return window
 
     def close(self, now_s: float) -> None:
         """Nothing more is waited for: pauses that have not ended count as far as they got."""
-        window = self.current
-        for stream in window.stalls.keys() & self.running:
+        for stream in self.current.longest.keys() & self.running:
             self._paused(stream, now_s)
         self._silent_until(now_s)
 
@@ -134,6 +141,9 @@ class Ledger:
             self.current.silence_seconds = max(self.current.silence_seconds, now_s - self._last_delta_s)
 
     def _paused(self, stream: StreamProgress, now_s: float) -> None:
-        stalls = self.current.stalls
-        if stream in stalls and stream.last_delta_s is not None:
-            stalls[stream] = max(stalls[stream], now_s - stream.last_delta_s)
+        window = self.current
+        if stream in window.longest and stream.last_delta_s is not None:
+            pause_s = now_s - stream.last_delta_s
+            window.longest[stream] = max(window.longest[stream], pause_s)
+            if stream.last_delta_s <= window.began_s + _UNDER_WAY_S:
+                window.stalls[stream] = max(window.stalls[stream], pause_s)

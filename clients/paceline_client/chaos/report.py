@@ -30,7 +30,9 @@ class KindFigures:
     num_stalls: int
     """Streams that were delivering when one of them was done, over all of them."""
     stall: Spread | None
-    """The longest pause of each of these streams; None without one."""
+    """The pause of each of these streams at the fault; None without one."""
+    longest: Spread | None
+    """The longest pause of each until the next fault."""
     silence_seconds: float
     """The longest time in which no stream got anything."""
     settled: Spread | None
@@ -71,6 +73,7 @@ def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
         num_faults=len(faults),
         num_stalls=len(stalls),
         stall=spread_of(stalls),
+        longest=spread_of(pause for window in windows for pause in window.longest.values()),
         silence_seconds=max((window.silence_seconds for window in windows), default=0.0),
         settled=spread_of(window.settled_seconds for window in faults if window.settled_seconds is not None),
         num_unsettled=sum(window.is_given_up for window in faults),
@@ -103,6 +106,7 @@ def _fault_fields(window: Window) -> dict[str, object]:
         "detail": window.detail,
         "num_in_flight": window.num_in_flight,
         "stalls_seconds": sorted(round(stall, 4) for stall in window.stalls.values()),
+        "longest_seconds": sorted(round(pause, 4) for pause in window.longest.values()),
         "silence_seconds": round(window.silence_seconds, 4),
         "settled_seconds": window.settled_seconds,
         "num_tokens": window.num_tokens,
@@ -118,6 +122,7 @@ def _kind_fields(figures: KindFigures) -> dict[str, object]:
         "num_faults": figures.num_faults,
         "num_stalls": figures.num_stalls,
         "stall_seconds": figures.stall and asdict(figures.stall),
+        "longest_seconds": figures.longest and asdict(figures.longest),
         "silence_seconds": figures.silence_seconds,
         "settled_seconds": figures.settled and asdict(figures.settled),
         "num_unsettled": figures.num_unsettled,

@@ -11,9 +11,10 @@ from paceline_client.chaos.ledger import UNDISTURBED, Ledger, Window
 from paceline_client.chaos.report import KindFigures, Spread, figures_by_kind, figures_of
 
 _MISSING = "-"
-_COLUMNS = ("faults", "streams", "p50", "p99", "max", "back", "failed", "lost", "doubled", "changed")
+_COLUMNS = ("faults", "streams", "p50", "p99", "max", "later", "back", "failed", "lost", "doubled", "changed")
 LEGEND = (
-    "streams: delivering when a fault came. p50, p99, max: the longest pause of each until the next fault, in s.\n"
+    "streams: delivering when a fault came. p50, p99, max: their pauses at the fault, begun within 0.2 s, in s.\n"
+    "later: the longest pause of each until the next fault, whatever its cause, p99.\n"
     "back: until all of them had got something and every process was there again, p50 in s."
 )
 
@@ -23,7 +24,7 @@ def table_of(windows: Sequence[Window]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     table.add_column("", no_wrap=True)
     for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+        table.add_column(name, justify="right", no_wrap=True, min_width=5)
     rows = figures_by_kind(windows)
     for figures in rows:
         table.add_row(*_cells(figures))
@@ -76,6 +77,7 @@ def _cells(figures: KindFigures) -> list[Text]:
         Text(f"{figures.num_faults:,}" if figures.num_faults else _MISSING),
         Text(f"{figures.num_stalls:,}"),
         *(Text(cell) for cell in _spread(figures.stall)),
+        Text(_spread(figures.longest)[1]),
         Text(_seconds(figures.settled.p50) if figures.settled is not None else _MISSING),
         *(_count(number) for number in (figures.num_failed, figures.flaws.num_lost)),
         *(_count(number) for number in (figures.flaws.num_doubled, figures.flaws.num_changed)),
