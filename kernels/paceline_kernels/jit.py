@@ -17,6 +17,8 @@ from typing import Any, TypeAlias, TypeVar
 import numba
 from numba.core.caching import FunctionCache
 
+from paceline_kernels.compile_lock import CompileLock
+
 # Numbers inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
 Float32: TypeAlias = Any
 Int32: TypeAlias = Any
@@ -26,6 +28,8 @@ _ONLY_FOR_OTHERS = ("reference", "triton", "testing", "gpu")
 
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])
+# Processes that start together compile every function once: what one compiles, the others load.
+_lock = CompileLock()
 # numba sets its switches at run time, out of a type checker's sight.
 _config: Any = numba.config
 _numba_njit: Any = numba.njit
@@ -65,16 +69,32 @@ def compiled_parallel(function: _Function) -> _Function:
 def _compile(function: _Function, *, parallel: bool) -> _Function:
     try:
         kept: Any = _njit(function, parallel=parallel, cache=True)
-        kept._cache = _ForgivingCache(function)  # noqa: SLF001 - numba has no other way
+        cache = _ForgivingCache(function)
     except RuntimeError:
         _tell_not_kept("no folder for them can be written to")
         return _njit(function, parallel=parallel, cache=False)
+    kept._cache = cache  # noqa: SLF001 - numba has no other way
+    kept.compile = cache.releasing(kept.compile)
     dispatcher: _Function = kept
     return dispatcher
 
 
 class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no types
-    """Compiled code of one function on disk. A disk that is full or damaged costs time, and nothing else."""
+    """Compiled code of one function on disk. A disk that is full or damaged costs time, and nothing else.
+
+    Who finds nothing holds the function's lock from then on until `releasing` ends.
+    """
+
+    def releasing(self, compile_function: Callable[[object], object]) -> Callable[[object], object]:
+        """The same function, which looks here and then compiles; what it locked is free afterwards."""
+
+        def compile_and_release(signature: object) -> object:
+            try:
+                return compile_function(signature)
+            finally:
+                _lock.release(*self._place())
+
+        return compile_and_release
 
     def save_overload(self, sig: object, data: object) -> None:
         """Keep compiled code, if there is room."""
@@ -84,7 +104,14 @@ class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no type
             _tell_not_kept(error.strerror or str(error))
 
     def load_overload(self, sig: object, target_context: object) -> object:
-        """Return compiled code; None where there is none, or none that can be read."""
+        """Return compiled code; None where there is none, or none that can be read: then it is for us to compile."""
+        found = self._load(sig, target_context)
+        if found is None:
+            _lock.take(*self._place())
+            found = self._load(sig, target_context)
+        return found
+
+    def _load(self, sig: object, target_context: object) -> object:
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # pickle raises anything for a file that was cut
@@ -92,6 +119,11 @@ class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no type
             with contextlib.suppress(OSError):
                 self.flush()
             return None
+
+    def _place(self) -> tuple[Path, str]:
+        """The file with all functions' locks, and the name of this function's."""
+        folder = Path(self.cache_path)
+        return folder.parent / "paceline.lock", f"{folder.name}/{self._impl.filename_base}"
 
 
 @functools.cache
