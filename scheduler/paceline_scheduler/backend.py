@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from paceline_scheduler.core.outputs import Outputs, Resumed
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.holder import Holder
 
@@ -190,8 +190,8 @@ class Backend(Protocol):
         """Raise StandbyError while another scheduler is known to drive the executors. Costs little."""
         ...
 
-    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
-        """Return the prompt of a request to a model that runs, waits or ran, if its body has this digest."""
+    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+        """Return a request to a model that runs, waits or ran, if its body has this digest."""
         ...
 
     def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:

@@ -162,13 +162,13 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
     assert executor.attachments.fence.epoch == 1
 
 
-async def test_the_holder_that_comes_back_within_100_ms_keeps_the_executor(executor):
+async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(executor):
     """The one in line waits on, and is told for whom."""
     holder = await _driven(executor)
     waiting = executor.attach("other", 6)
     await waiting.until(WaitingInLine)
     await holder.break_off()
-    executor.now_ns += 99 * MS
+    executor.now_ns += 49 * MS
     again = executor.attach("driver", 5)
     await again.welcomed()
     again.plan(1, [(0, 1)])

@@ -90,6 +90,24 @@ async def test_a_vocabulary_that_no_prompt_needed_is_read_when_nobody_is_served(
     assert looks[:4] == [False] * 4
 
 
+async def test_the_first_new_prompt_of_a_successor_waits_for_streams_that_come_back(tmp_path, threads, monkeypatch):
+    """Reading the vocabulary for it would keep their tokens waiting. Once it has been read nobody waits."""
+    cache = cache_in(tmp_path)
+    await TextModels(threads, cache).get_for_prompt(BYTE_LEVEL, 500)  # the first scheduler has read it
+    models = TextModels(threads, cache)
+    monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 1e6)
+    prompt = asyncio.create_task(models.get_for_prompt(BYTE_LEVEL, 500))
+    model = await models.get(BYTE_LEVEL, 500)
+    await asyncio.sleep(0.01)
+    assert not prompt.done()
+    prompt.cancel()
+    monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 0.0)
+    assert await models.get_for_prompt(BYTE_LEVEL, 500) is model
+    model.complete()
+    monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 1e6)
+    assert await models.get_for_prompt(BYTE_LEVEL, 500) is model
+
+
 async def test_a_vocabulary_of_another_size_has_a_file_of_its_own(tmp_path, threads):
     """Its table is as long as the model's vocabulary."""
     cache = cache_in(tmp_path)

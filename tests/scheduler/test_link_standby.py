@@ -61,14 +61,14 @@ async def test_a_request_that_was_begun_is_sent_there_when_its_holder_surely_liv
 
 @scenario
 async def test_a_request_that_was_begun_waits_for_the_lease_of_a_holder_that_has_died():
-    """100 ms at an executor whose stream has ended, and nothing on top of it."""
+    """50 ms at an executor whose stream has ended, and nothing on top of it."""
     async with active_and_standby(FIRST, SECOND) as (_, active, standby):
         waiting = asyncio.create_task(standby.driver.until_synced(Arrival.BACK))
         await asyncio.sleep(0.01)
         await active.stop()
         died_s = asyncio.get_running_loop().time()
         await waiting
-        assert asyncio.get_running_loop().time() - died_s == pytest.approx(0.1, abs=0.02)
+        assert asyncio.get_running_loop().time() - died_s == pytest.approx(0.05, abs=0.02)
 
 
 @scenario

@@ -123,7 +123,7 @@ async def test_a_stream_that_breaks_takes_its_queued_plans_with_it(stage):
 
 @staged
 async def test_one_in_line_gets_the_executor_when_the_holder_is_gone_or_silent(stage):
-    """100 ms after the end of its stream, or 1 s after its last word."""
+    """50 ms after the end of its stream, or 1 s after its last word."""
     first = stage.service.hello("first", 5)
     second, third = stage.service.hello("second", 6), stage.service.hello("third", 7)
     stage.speak(third)
@@ -133,7 +133,7 @@ async def test_one_in_line_gets_the_executor_when_the_holder_is_gone_or_silent(s
     start_s = stage.now_s()
     stage.service.leave(first)
     await until(third, Accepted)
-    assert 0.1 <= stage.now_s() - start_s <= 0.11
+    assert 0.05 <= stage.now_s() - start_s <= 0.06
     assert (await until(second, Ended)).end is StreamEnd.SUPERSEDED
 
     speaking.cancel()
@@ -151,7 +151,7 @@ async def test_the_holder_that_returns_at_once_goes_first(stage):
     first, second = stage.service.hello("first", 5), stage.service.hello("second", 6)
     stage.speak(second)
     stage.service.leave(first)
-    await asyncio.sleep(0.09)
+    await asyncio.sleep(0.04)
     again = stage.service.hello("first", 5)
     stage.speak(again)
     await until(again, Accepted)

@@ -1,7 +1,7 @@
 """What executors do in the attach model: the fence, the queue of plans, and the order of acceptance.
 
 Follows `executor/paceline_executor/link`: `fence`, `plan_stream`, `attachments`, `step_loop`. Time is left out: what
-may happen after 100 ms or a second may happen at any time.
+may happen after 50 ms or a second may happen at any time.
 """
 
 from collections.abc import Iterator

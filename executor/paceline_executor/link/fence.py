@@ -4,7 +4,7 @@ Knows (term, scheduler_id), streams by number, and the time it is told. It refus
 rows: every call returns what has to happen, and its caller does it.
 
 A scheduler holds the executor from its acceptance until another one is accepted. It can be replaced by a higher one
-from the moment it is *free*: its stream has been ended for 100 ms, or it has been silent for the lease. Until then the
+from the moment it is *free*: its stream has been ended for 50 ms, or it has been silent for the lease. Until then the
 higher one stands in line; only a takeover, an operator's act, displaces a live holder. The holder itself may attach
 again at any time, with the same term or a higher one, and replaces its own stream.
 """
@@ -36,7 +36,7 @@ class FenceTimes:
     """How long a holder may be silent, and how long its ended stream is kept for it, in nanoseconds."""
 
     lease_ns: int = 1_000_000_000
-    return_ns: int = 100_000_000
+    return_ns: int = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)

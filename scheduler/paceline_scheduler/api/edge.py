@@ -199,17 +199,19 @@ class Edge:
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.require_time(valid.model.name)  # before it is tokenised
         text_model = await self.texts.model(valid.model)
-        # Of a client that comes back the prompt is known as a rule, and all come back at once.
-        token_ids = None
+        # Of a client that comes back the request is known in tokens as a rule, and all come back at once.
+        known = None
         if valid.resumption.is_begun:
-            token_ids = self.backend.prompt_of(valid.key, raw.body_digest, valid.model.name)
-        if token_ids is None:
+            known = self.backend.known(valid.key, raw.body_digest, valid.model.name)
+        if known is None:
             token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+            bad_words = await self.texts.bad_word_token_ids(valid.bad_words, valid.model) if valid.bad_words else ()
+        else:
+            token_ids, bad_words = known.prompt_token_ids, known.bad_words
         check_context(len(token_ids), valid.resumption, valid.model)
         check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
-        if valid.bad_words:
-            spelt = await self.texts.bad_word_token_ids(valid.bad_words, valid.model)
-            valid = replace(valid, bad_word_token_ids=spelt)
+        if bad_words:
+            valid = replace(valid, bad_word_token_ids=bad_words)
         return _Prepared(valid, text_model, token_ids)
 
     def _run(self, stream: RequestStream, prepared: _Prepared) -> None:

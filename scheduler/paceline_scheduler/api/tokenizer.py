@@ -4,7 +4,7 @@ Knows the tokenizers library and how much text is too much. Does not know chats,
 
 The library keeps all Python threads waiting while it reads a vocabulary, 0.1 to 0.2 s for 49,152 tokens. A scheduler
 that comes back has no such time: what tokens spell, which is all that streams need, is then read from a cache on disk,
-and the vocabulary when a prompt needs it, or when nobody is being served.
+and the vocabulary when a new prompt needs it, a moment after the start, or when nobody is being served.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ _MAX_TOKENIZERS = 8
 _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
 _LOOK_FOR_REST_S = 2.0
+_COMEBACKS_S = 0.3  # for streams that come back to have their first tokens, and not wait for somebody else's prompt
 _FILE_FORMAT = 1
 
 
@@ -69,6 +70,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._making = threading.Lock()
         self._prefix = [] if source.bos_token_id is None or not source.add_bos else [source.bos_token_id]
+        self.loaded_s = 0.0  # on the event loop's clock
         self.texts = texts
         self.bos_token, self.eos_token = texts.bos_token, texts.eos_token
         self.spelling: Spelling = texts.spelling
@@ -169,10 +171,18 @@ class TextModels:
         for task in self._completing:
             task.cancel()
 
+    async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
+        """Return a tokenizer when its vocabulary may be read; raises UnsupportedError."""
+        model = await self.get(source, vocab_size)
+        if not model.is_complete:
+            await asyncio.sleep(max(0.0, model.loaded_s + _COMEBACKS_S - asyncio.get_running_loop().time()))
+        return model
+
     async def _load(self, source: TokenizerSource, vocab_size: int) -> TextModel:
         name = f"spelling {_FILE_FORMAT} {source.digest} {vocab_size}"
         spelt = await self._cache.load(name)
         model = await self._threads.run(lambda: read_text_model(source, vocab_size, spelt))
+        model.loaded_s = asyncio.get_running_loop().time()
         if model.is_complete:  # so it was not made of what is kept
             self._cache.store(name, lambda: pack(model.texts))
         else:

@@ -26,7 +26,7 @@ from paceline_scheduler.core.queue.admission import (
     retry_after_s,
 )
 from paceline_scheduler.core.queue.explain import estimate, explain
-from paceline_scheduler.core.request import FinishReason, Int32Array, Progress, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Progress, Request, RequestKey, Resumption
 from paceline_scheduler.core.requests.resuming import Way, prior_of, way_back
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
@@ -261,10 +261,10 @@ class Core:
         """Return an executor's state, to look at. KeyError if unknown."""
         return self._state.executors.by_address[address]
 
-    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
-        """Return the prompt of a request to a model that is known here, if its body has this digest."""
+    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+        """Return a request to a model as it is known here, if its body has this digest."""
         live = self._state.register.by_key(key) or self._state.register.kept(key)
-        return live.request.prompt_token_ids if live is not None and live.request.is_of(body_digest, model) else None
+        return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
     def explain(self, key: RequestKey) -> Explanation:
         """Return where a request stands; raises UnknownRequestError."""

@@ -18,7 +18,7 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
 from paceline_scheduler.holder import Holder
@@ -137,9 +137,9 @@ class Driver:
                 self._requests.forget(handle)
         return resumed
 
-    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
-        """Return the prompt of a request to a model that is known here, if its body has this digest."""
-        return self._core.prompt_of(key, body_digest, model)
+    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+        """Return a request to a model as it is known here, if its body has this digest."""
+        return self._core.known(key, body_digest, model)
 
     def detach(self, handle: int) -> None:
         """Nobody listens to a request for now: it goes on for a while if it is resumable."""

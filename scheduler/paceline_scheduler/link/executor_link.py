@@ -110,7 +110,7 @@ class LinkListener(Protocol):
 class Backoff:
     """Waiting times between attempts: 10 ms, then 100 ms and half as much again each time, at most 5 s.
 
-    Each is varied by a quarter. The first is short because an executor keeps its place for 100 ms for a holder whose
+    Each is varied by a quarter. The first is short because an executor keeps its place for 50 ms for a holder whose
     stream has ended: then a scheduler that stands in line gets it, and this one loses all of them.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 LEASE_S = 1.0
-RETURN_S = 0.1
+RETURN_S = 0.05
 MAX_WAITING = 16
 
 

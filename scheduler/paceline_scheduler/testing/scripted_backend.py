@@ -17,7 +17,7 @@ from paceline_scheduler.core.outputs import (
     TokenOutputs,
     hash_of,
 )
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -162,11 +162,10 @@ class ScriptedBackend:
         if self.active is not None:
             raise StandbyError(self.active, 0.15)
 
-    def prompt_of(self, key: RequestKey, body_digest: bytes, model: str) -> Int32Array | None:
-        """Return the prompt of a request that was submitted to a model, if its body has this digest."""
+    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+        """Return a request that was submitted to a model, if its body has this digest."""
         known = self._by_key.get(key)
-        is_same = known is not None and known.request.is_of(body_digest, model)
-        return known.request.prompt_token_ids if known is not None and is_same else None
+        return known.request if known is not None and known.request.is_of(body_digest, model) else None
 
     def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
         """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""

@@ -1,0 +1,58 @@
+"""A request that comes back: its tokens are taken from what runs, where that is the same request."""
+
+import numpy as np
+import pytest
+
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import RawRequest, RawSampling, TextPrompt
+from paceline_scheduler.testing.edge_client import scripted_edge
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.returning_client import ReturningClient
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+
+TOKENIZER = byte_level_tokenizer()
+MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"))
+
+
+@pytest.fixture
+async def edge():
+    """An edge over a scripted backend with one model."""
+    async with scripted_edge(MODEL, EdgeLimits()) as edge:
+        yield edge
+
+
+@pytest.mark.parametrize("bad_words", [(), ("bye",)])
+async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, monkeypatch, bad_words):
+    """All clients of a scheduler that died come at once, and a template may write another date today."""
+    raw = RawRequest(request_id="r1", prompt=TextPrompt("hi"), sampling=RawSampling(bad_words=bad_words))
+    client = ReturningClient(edge, raw)
+    await client.come()
+    first = edge.backend.requests[client.handle]
+
+    async def refuse(*_):
+        raise AssertionError("the backend has the tokens")
+
+    for name in ("token_ids", "bad_word_token_ids"):
+        monkeypatch.setattr(edge.texts, name, refuse)
+    await client.come()
+    again = edge.backend.resumptions[-1].request
+    assert again.prompt_token_ids.tolist() == TOKENIZER.encode("hi").ids
+    assert again.bad_words == first.bad_words
+    assert bool(again.bad_words) == bool(bad_words)
+
+
+def test_a_successor_knows_what_runs_by_key_and_body():
+    """Another request of the same name, which is refused or begun, is tokenised like any other."""
+    harness = CoreHarness(make_executor())
+    request = make_request(prompt=5, max_tokens=8, is_resumable=True)
+    harness.submit(request)
+    harness.step()
+    harness.succeed()
+    found = harness.core.known(request.key, request.body_digest, request.model)
+    assert found is not None
+    assert np.array_equal(found.prompt_token_ids, request.prompt_token_ids)
+    assert harness.core.known(request.key, b"another body", request.model) is None
+    assert harness.core.known(make_request().key, request.body_digest, request.model) is None
+    # A body that names no model meant the only one there was.
+    assert harness.core.known(request.key, request.body_digest, "another model") is None
