@@ -303,37 +303,52 @@ async def _until(holds):
         await asyncio.sleep(0.001)
 
 
-async def test_results_travel_together_once_as_many_are_done_as_are_to_do(executor):
-    """Of four plans ahead two and two; a scheduler that sends two ahead has every result at once."""
-    for num_ahead, num_messages in ((4, 3), (3, 2), (2, 2), (1, 1)):
-        stream = await _driven(executor, with_row=False)
-        executor.runner.gate.clear()
-        prompt = placement(0, PROMPT, name=f"{num_ahead} ahead")
-        stream.plan(1, [(0, 6)], place=[prompt], grants=[(0, index, index) for index in range(5)])
-        for step_id in range(2, num_ahead + 1):
-            stream.plan(step_id, [(0, 1)])
-        await executor.until_running()
-        num_before = stream.num_messages
-        executor.runner.gate.set()
+async def _with_decodes_ahead(executor, **third):
+    """A stream with a row whose prompt is computed, and three plans that decode it; steps wait for the gate, each."""
+    stream = await _driven(executor)
+    execute = executor.runner.execute
 
-        results = [await stream.until(StepDone) for _ in range(num_ahead)]
-        assert [done.result.step_id for done in results] == list(range(1, num_ahead + 1))
-        assert stream.num_messages - num_before == num_messages, num_ahead
-        stream.plan(num_ahead + 1, preempt=[0])
-        await stream.until(StepDone)
-        await stream.break_off()
+    def execute_one(batch):
+        output = execute(batch)
+        executor.runner.gate.clear()
+        return output
+
+    executor.runner.execute = execute_one
+    executor.runner.gate.clear()
+    stream.plan(2, [(0, 1)])
+    stream.plan(3, [(0, 1)], **third)
+    stream.plan(4, [(0, 1)])
+    await executor.until_running()
+    return stream
+
+
+async def test_results_of_decodes_travel_together(executor):
+    """Two of three: then as many were done as were to do."""
+    stream = await _with_decodes_ahead(executor)
+    num_before = stream.num_messages
+    for _ in range(3):
+        num_steps = executor.runner.num_steps
+        executor.runner.gate.set()
+        await _until(lambda num_steps=num_steps: executor.runner.num_steps > num_steps)
+    results = [await stream.until(StepDone) for _ in range(3)]
+    assert [done.result.step_id for done in results] == [2, 3, 4]
+    assert stream.num_messages - num_before == 2
+
+
+async def test_no_result_is_kept_back_for_longer_than_a_heartbeat(executor):
+    """The step behind it may hang, and its tokens are what the client waits for."""
+    stream = await _with_decodes_ahead(executor)
+    executor.runner.gate.set()
+    await _until(lambda: executor.steps.last_step_id == 2)
+    await asyncio.sleep(0.01)
+    assert stream.num_messages == 3  # welcome, snapshot, the result of the prompt
+    executor.attachments.beat()
+    assert (await stream.until(StepDone)).result.step_id == 2
 
 
 async def test_a_result_kept_back_leaves_before_the_stream_ends(executor):
-    """Here the step behind it fails: what was done is told before."""
-    stream = await _driven(executor, with_row=False)
-    executor.runner.gate.clear()
-    stream.plan(1, [(0, 6)], place=[placement(0, PROMPT)], grants=[(0, index, index) for index in range(5)])
-    stream.plan(2, [(7, 1)])
-    for step_id in (3, 4):
-        stream.plan(step_id, [(0, 1)])
-    await executor.until_running()
+    """Here the plan behind it is refused: what was done is told before."""
+    stream = await _with_decodes_ahead(executor, grants=[(0, 0, 0)])
     executor.runner.gate.set()
-
-    assert (await stream.until(StepDone)).result.step_id == 1
+    assert (await stream.until(StepDone)).result.step_id == 2
     assert await stream.end() is not None

@@ -279,7 +279,7 @@ async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over()
 @virtual
 async def test_plans_made_together_travel_as_one_message_but_for_prompts():
     """Where the executor knows messages of several plans; the bound of a message is meant for one plan's prompts."""
-    for protocol, together in ((2, [[1, 2], [3, 4]]), (1, [[1], [2], [3], [4]])):
+    for protocol, together in ((2, [[1, 2], [3], [4]]), (1, [[1], [2], [3], [4]])):
         link = Link()
         task = await link.ready(protocol)
         for step_id in (1, 2):

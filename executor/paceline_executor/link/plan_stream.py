@@ -13,6 +13,7 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
+from paceline_executor.link.answers import Answers
 from paceline_executor.link.messages import GROUPING_PROTOCOL, Heartbeat, Hello, Outgoing, StepDone, Transport
 from paceline_executor.rows.plan import Plan
 
@@ -42,7 +43,7 @@ class PlanStream:
         self._num_in_flight = 0
         self._last_step_id = 0
         self._is_half_closed = False
-        self._held: list[StepDone] = []  # results that wait for the one behind them, to travel with it
+        self._answers = Answers()
         self._outbox: asyncio.Queue[Outgoing | tuple[StepDone, ...]] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
@@ -64,17 +65,11 @@ class PlanStream:
             raise TooManyPlansError(f"more than {self._max_plans_in_flight} plans are unanswered")
         self._last_step_id = plan.step_id
         self._num_in_flight += 1
+        self._answers.expect(plan)
 
     def answer(self, done: StepDone) -> None:
-        """Queue a result once as many plans are done as are still to do.
-
-        A scheduler that sends more than two plans ahead says that steps are short: messages then cost more than steps
-        do, and half of what it has sent is enough to run while it plans on.
-        """
-        self._held.append(done)
-        num_to_do = self._num_in_flight - len(self._held)
-        if len(self._held) >= num_to_do or self.protocol < GROUPING_PROTOCOL:
-            self._release()
+        """Queue a result, or keep it back for the next one."""
+        self._post_results(self._answers.give(done, together=self.protocol >= GROUPING_PROTOCOL))
 
     def post(self, message: Outgoing | tuple[StepDone, ...]) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
@@ -88,13 +83,14 @@ class PlanStream:
         await self._outbox.put(message)
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Queue a sign of life, unless other messages are on their way."""
+        """Queue a sign of life, unless other messages are on their way. No result is kept back for longer."""
+        self._post_results(self._answers.rest())
         if self._outbox.empty():
             self._outbox.put_nowait(heartbeat)
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream after what is queued; the first reason given stands."""
-        self._release()
+        self._post_results(self._answers.rest())
         if not self._end.done():
             self._end.set_result(error)
 
@@ -125,17 +121,19 @@ class PlanStream:
     async def _write(self) -> None:
         while True:
             message = await self._outbox.get()
-            await (self._transport.send(*message) if isinstance(message, tuple) else self._transport.send(message))
+            if isinstance(message, tuple):
+                # Counted down before the results leave, since the next plan may be there before `send` returns.
+                self._num_in_flight -= len(message)
+                await self._transport.send(*message)
+            else:
+                await self._transport.send(message)
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
 
-    def _release(self) -> None:
-        if self._held:
-            held, self._held = tuple(self._held), []
-            # Counted down before they leave, since the next plan may be there before they are sent.
-            self._num_in_flight -= len(held)
-            self.post(held)
+    def _post_results(self, results: tuple[StepDone, ...]) -> None:
+        if results:
+            self.post(results)
 
     def _half_close(self) -> None:
         """The scheduler sends no more: answer what is in flight, then end in good order."""

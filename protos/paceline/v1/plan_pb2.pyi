@@ -109,7 +109,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class BatchPlans(_message.Message):
-    """BatchPlans are plans that travel together. They mean what they mean one by one."""
+    """BatchPlans are plans that travel together. They mean what they mean one by one; one that is malformed spoils all."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,8 +170,9 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def results(self) -> Global___StepResults:
-        """results are what several steps produced; from protocol 2 on. An executor may keep a result back for as long as more
-        plans are still to do than are done without an answer.
+        """results are what several steps produced; from protocol 2 on. An executor may keep the result of a step that only
+        decodes back for 0.2 s, while more plans are still to do than are done without an answer and the next one decodes the
+        same rows: then the oldest step without an answer names the rows that run.
         """
 
     def __init__(

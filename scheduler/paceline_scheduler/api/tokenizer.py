@@ -186,14 +186,14 @@ class TextModels:
         if model.is_complete:  # so it was not made of what is kept
             self._cache.store(name, lambda: pack(model.texts))
         else:
-            task = asyncio.create_task(self._complete_later(model))
+            task = asyncio.create_task(self._complete_later(model, (source.digest, vocab_size)))
             self._completing[task] = None
             task.add_done_callback(self._completing.pop)
         return model
 
-    async def _complete_later(self, model: TextModel) -> None:
+    async def _complete_later(self, model: TextModel, key: tuple[str, int]) -> None:
         """Read a vocabulary before somebody waits for it, but not while streams would stand still for that."""
-        while not model.is_complete:
+        while not model.is_complete and key in self._loading:
             await asyncio.sleep(_LOOK_FOR_REST_S)
             if self._is_at_rest():
                 with contextlib.suppress(QueueFullError):  # then a prompt will

@@ -11,7 +11,8 @@ class CoreLimits:
     """Bounds of queue and steps.
 
     max_num_batched_tokens: tokens of one step at most; None takes the executor's own bound.
-    max_plans_in_flight: unanswered plans per executor; two hide planning and the network behind the running step.
+    max_plans_in_flight: unanswered plans per executor, however long their steps; two hide planning and the network
+    behind the running step.
     run_ahead_s: further plans, as many as the executor takes, are sent while those unanswered are predicted to take
     less than this. Short steps then travel together: a message costs a good part of what such a step does.
     max_step_s: no step is planned to take longer, so that silence can be told from work (architecture: step bound).

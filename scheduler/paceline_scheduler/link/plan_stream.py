@@ -126,11 +126,12 @@ class PlanStreamDriver:
             await self._wake_writer.wait()
 
     def _pop(self) -> list[ToExecutor]:
-        """Take what leaves next: plans together, as far as they place nothing, since prompts fill a message alone."""
+        """Take what leaves next."""
         messages = [self._outbox.popleft()]
-        if self._protocol >= GROUPING_PROTOCOL and isinstance(messages[0], BatchPlan):
-            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.placements:
-                messages.append(self._outbox.popleft())
+        while self._protocol >= GROUPING_PROTOCOL and _is_small(messages[0]) and self._outbox:
+            if not _is_small(self._outbox[0]):
+                break
+            messages.append(self._outbox.popleft())
         return messages
 
     async def _wait_for_failure(self) -> NoReturn:
@@ -221,6 +222,11 @@ class PlanStreamDriver:
         if self._awaited and now_s - self._awaited_since_s > self._awaited[0].bound_s:
             waited_s = now_s - self._awaited_since_s
             raise StreamEndedError(f"step {self._awaited[0].step_id} has taken {waited_s:.1f} s, beyond its bound")
+
+
+def _is_small(message: ToExecutor) -> bool:
+    """Whether it is a plan that travels with others: one that places nothing, since prompts may fill a message."""
+    return isinstance(message, BatchPlan) and not message.placements
 
 
 async def never() -> NoReturn:

@@ -150,7 +150,7 @@ def decode_messages(data: bytes, address: str) -> list[FromExecutor]:
     """
     response = _parse(plan_pb2.AttachResponse, data)
     try:
-        if response.HasField("results"):
+        if response.HasField("results") and response.results.results:
             return [_result(result) for result in response.results.results]
         return [_message(response, address)]
     except ValueError as error:

@@ -1,0 +1,48 @@
+"""Which results leave at once, and which wait for the one behind them, to travel with it.
+
+A message costs its two processes as much as a good part of a short step. A scheduler that sends more than two plans
+ahead says that steps are short: then half of what it has sent is enough to run while it plans on.
+
+Knows plans and results of one stream; not when they came, nor how they travel.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from paceline_executor.link.messages import StepDone
+from paceline_executor.rows.plan import Plan
+
+
+class Answers:
+    """The plans that are to do, in order, and the results that are kept back."""
+
+    def __init__(self) -> None:
+        self._to_do: deque[Plan] = deque()
+        self._kept: list[StepDone] = []
+
+    def expect(self, plan: Plan) -> None:
+        """A plan was taken."""
+        self._to_do.append(plan)
+
+    def give(self, done: StepDone, *, together: bool) -> tuple[StepDone, ...]:
+        """The oldest plan is done: returns the results that leave now, each by itself unless `together`.
+
+        One waits while more is to do than is kept, behind a step that decodes the same rows: should that one break the
+        executor, whoever looks for the cause finds the right rows in the oldest step without an answer.
+        """
+        plan = self._to_do.popleft()
+        self._kept.append(done)
+        waits = together and len(self._kept) < len(self._to_do) and _goes_on(plan, self._to_do[0])
+        return () if waits else self.rest()
+
+    def rest(self) -> tuple[StepDone, ...]:
+        """All that is kept, which leaves now."""
+        kept, self._kept = tuple(self._kept), []
+        return kept
+
+
+def _goes_on(plan: Plan, following: Plan) -> bool:
+    """Whether both decode, and the same rows."""
+    counts = (plan.num_scheduled_tokens, following.num_scheduled_tokens)
+    return np.array_equal(plan.rows, following.rows) and all(bool((count == 1).all()) for count in counts)
