@@ -211,8 +211,8 @@ def project_qkv(
 ) -> None:
     """One head of some tokens: queries rotated, keys rotated and stored, or values stored; caches of one layer."""
     num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    total_heads = num_heads + 2 * num_kv_heads
-    first, head = piece // total_heads * TOKENS_PER_PIECE, piece % total_heads
+    blocks = num_blocks(batch.token_ids.shape[0])
+    first, head = piece % blocks * TOKENS_PER_PIECE, piece // blocks
     rows = min(TOKENS_PER_PIECE, batch.token_ids.shape[0] - first)
     projected = scratch[: TOKENS_PER_PIECE * head_dim].reshape((TOKENS_PER_PIECE, head_dim))
     address, weight_format = weights.matrices[layer, QKV]
@@ -289,9 +289,8 @@ def _add_product(
     scratch: Float32Array,
 ) -> None:
     """x times a matrix, for some tokens and 32 outputs: out += that, or = that where `keeps` is False."""
-    width = OUTPUT_TILES * TILE
-    pieces = out.shape[1] // width
-    first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
+    width, blocks = OUTPUT_TILES * TILE, num_blocks(num_tokens)
+    first, column = piece % blocks * TOKENS_PER_PIECE, piece // blocks * width
     rows = min(TOKENS_PER_PIECE, num_tokens - first)
     products = scratch[: TOKENS_PER_PIECE * width].reshape((TOKENS_PER_PIECE, width))
     _dot(address, weight_format, column // TILE, OUTPUT_TILES, x, first, rows, simd.address(products), width)
@@ -307,9 +306,8 @@ def _add_product(
 @jit.compiled
 def _add_bias(piece: int, bias: Float32Array, num_tokens: int, out: Float32Array) -> None:
     """The bias of the same outputs."""
-    width = OUTPUT_TILES * TILE
-    pieces = out.shape[1] // width
-    first, column = piece // pieces * TOKENS_PER_PIECE, piece % pieces * width
+    width, blocks = OUTPUT_TILES * TILE, num_blocks(num_tokens)
+    first, column = piece % blocks * TOKENS_PER_PIECE, piece // blocks * width
     for token in range(first, min(first + TOKENS_PER_PIECE, num_tokens)):
         for i in range(column, column + width):
             out[token, i] += bias[i]
@@ -344,9 +342,8 @@ def gate(
     piece: int, layer: int, num_tokens: int, shape: Shape, weights: Weights, work: Activations, scratch: Float32Array
 ) -> None:
     """gate(gates) * up of some tokens for one group of the feed-forward network, made int8 at once."""
-    width = OUTPUT_TILES * TILE
-    pieces = shape.intermediate // width
-    first, group = piece // pieces * TOKENS_PER_PIECE, piece % pieces
+    width, blocks = OUTPUT_TILES * TILE, num_blocks(num_tokens)
+    first, group = piece % blocks * TOKENS_PER_PIECE, piece // blocks
     rows = min(TOKENS_PER_PIECE, num_tokens - first)
     size = TOKENS_PER_PIECE * width
     gates, ups = scratch[:size].reshape((-1, width)), scratch[size : 2 * size].reshape((-1, width))
@@ -396,8 +393,8 @@ def num_logit_pieces(weights: Weights) -> int:
 @jit.compiled
 def project_logits(piece: int, num_logits: int, shape: Shape, weights: Weights, work: Activations) -> None:
     """The logits of some rows for 64 tokens of the vocabulary."""
-    pieces = num_logit_pieces(weights)
-    first, tile = piece // pieces * TOKENS_PER_PIECE, piece % pieces * LOGIT_TILES
+    blocks = num_blocks(num_logits)
+    first, tile = piece % blocks * TOKENS_PER_PIECE, piece // blocks * LOGIT_TILES
     rows, tiles = min(TOKENS_PER_PIECE, num_logits - first), min(LOGIT_TILES, weights.lm_head.shape[0] - tile)
     stride = work.logits.shape[1]
     out = simd.address(work.logits) + simd.FLOAT_BYTES * (first * stride + tile * TILE)
