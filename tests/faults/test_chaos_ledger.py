@@ -67,6 +67,18 @@ def test_a_stream_that_has_not_begun_to_deliver_does_not_stall():
     assert (window.num_in_flight, window.stalls, ledger.num_waiting) == (0, {}, 0)
 
 
+def test_pauses_that_a_request_asks_for_are_no_stalls():
+    """It gets several tokens at a time; it is waited for and compared like any other."""
+    ledger = Ledger(0.0)
+    slow = StreamProgress("five at a time", pauses_by_itself=True)
+    ledger.began(slow)
+    ledger.arrived(slow, 5, CLEAN, 1.0)
+    window = ledger.open_window("kill", "", 1.1)
+    assert (window.num_in_flight, ledger.num_waiting) == (1, 1)
+    ledger.arrived(slow, 5, CLEAN, 2.0)
+    assert (window.stalls, window.longest, window.num_tokens) == ({}, {}, 5)
+
+
 def test_streams_that_end_or_fail_are_not_waited_for():
     """A failure is counted by its reason, for the fault that came last."""
     ledger = Ledger(0.0)

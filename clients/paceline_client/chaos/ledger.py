@@ -22,6 +22,8 @@ class StreamProgress:
     """One running stream."""
 
     name: str
+    pauses_by_itself: bool = False
+    """Whether it was asked to deliver several tokens at a time: then its pauses are no stalls, and are not measured."""
     last_delta_s: float | None = None
     num_tokens: int = 0
 
@@ -89,7 +91,7 @@ class Ledger:
         found = {stream for stream in self.running if stream.last_delta_s is not None}
         self._waiting = set(found)
         # Before the fault is before the window: a pause counts from the last delta on, even if that came earlier.
-        none_yet = dict.fromkeys(found, 0.0)
+        none_yet = {stream: 0.0 for stream in found if not stream.pauses_by_itself}
         window = Window(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
         self.windows.append(window)
         return window

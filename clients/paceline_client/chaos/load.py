@@ -67,7 +67,7 @@ class Load:
 
     async def _run_one(self, request: ChaosRequest) -> bool:
         """Whether it came to its end."""
-        progress = StreamProgress(request.name)
+        progress = StreamProgress(request.name, pauses_by_itself=request.output.stream_interval is not None)
         judge = StreamJudge(request.name, self._expected[request.name])
         self._ledger.began(progress)
         try:
