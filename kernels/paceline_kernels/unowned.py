@@ -1,9 +1,8 @@
 """Arrays whose references compiled code does not count.
 
 numba counts a reference in and out wherever an array is handed on or cut. The count of an array that several workers
-use is a cache line that all of them write to: some pieces of a step spent a third of their time on that. An array
-without an owner has no count. Whoever handed it in must keep it for as long as it is used, as callers do with their
-arguments.
+use is a cache line that all of them write to, fifteen times in a piece of a gate. An array without an owner has no
+count. Whoever handed it in must keep it for as long as it is used, as callers do with their arguments.
 """
 
 from typing import Any
