@@ -14,6 +14,7 @@ from paceline_executor.link.messages import (
     Heartbeat,
     Hello,
     StepDone,
+    StepsDone,
     WaitingInLine,
     Welcome,
 )
@@ -46,9 +47,9 @@ class StreamInMemory:
         async def receive(self):
             return await self._stream._sent.get()
 
-        async def send(self, message, *more):
+        async def send(self, message):
             self._stream.num_messages += 1
-            for each in (message, *more):
+            for each in message.steps if isinstance(message, StepsDone) else (message,):
                 self._stream._received.put_nowait(each)
 
     def send(self, message):

@@ -53,12 +53,12 @@ def to_scheduler(message):
     return arrived
 
 
-def all_to_scheduler(*messages):
-    """What the scheduler reads of messages that travel as one."""
+def all_to_scheduler(message):
+    """What the scheduler reads of a message that may hold several."""
     encoder = ResponseEncoder(
         incarnation=2**63, tag_key=b"k" * 32, max_plans_in_flight=4, description=SimpleNamespace()
     )
-    return decode_messages(encoder.encode(*messages).SerializeToString(), "executor:1")
+    return decode_messages(encoder.encode(message).SerializeToString(), "executor:1")
 
 
 def empty_result(step_id):
@@ -97,10 +97,11 @@ def test_a_decoding_step_arrives():
 def test_plans_and_results_that_travel_together_arrive_in_order():
     """As if each had come alone."""
     plans = [core.BatchPlan(1, 2, step_id, column(step_id), column(1), 9) for step_id in (3, 4)]
-    dones = [executor_messages.StepDone(empty_result(step_id), rows.StepTimings(1, 2, 3, 4, 5)) for step_id in (3, 4)]
+    steps = [executor_messages.StepDone(empty_result(step_id), rows.StepTimings(1, 2, 3, 4, 5)) for step_id in (3, 4)]
+    done = executor_messages.StepsDone(tuple(steps))
 
     assert [(plan.step_id, plan.rows.tolist()) for plan in all_to_executor(*plans)] == [(3, [3]), (4, [4])]
-    assert [result.step_id for result in all_to_scheduler(*dones)] == [3, 4]
+    assert [result.step_id for result in all_to_scheduler(done)] == [3, 4]
 
 
 def test_grants_tags_releases_and_forgotten_records_arrive():
@@ -252,7 +253,7 @@ def test_a_result_arrives():
     )
     timings = rows.StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5)
 
-    arrived = to_scheduler(executor_messages.StepDone(result, timings))
+    arrived = to_scheduler(executor_messages.StepsDone((executor_messages.StepDone(result, timings),)))
 
     assert (arrived.incarnation, arrived.epoch, arrived.step_id, arrived.grant_hash) == (2**63, 2, 3, 2**64 - 1)
     assert same(arrived, rows=[0, 5, 6], num_accepted=[1, 0, 0], token_ids=[42], finishes=[1, 0, 4])

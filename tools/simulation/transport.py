@@ -3,7 +3,7 @@
 import asyncio
 
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.plan import StepResult
+from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link.messages import (
     DrainNotice,
@@ -82,11 +82,11 @@ class SimulatedPlanStream:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def write(self, *messages: ToExecutor) -> None:
+    async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Send messages."""
         try:
-            for message in messages:
-                self._call.ask(message)
+            for each in (message, *more):
+                self._call.ask(each)
         except CallEndedError as ended:
             raise _typed(ended.end) from None
 

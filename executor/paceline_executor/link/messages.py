@@ -89,8 +89,15 @@ class StepDone:
     timings: StepTimings
 
 
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """Steps that were executed, in order, at least one; several as one message from GROUPING_PROTOCOL on."""
+
+    steps: tuple[StepDone, ...]
+
+
 Incoming = Hello | Plan | Heartbeat
-Outgoing = WaitingInLine | Welcome | SnapshotPart | StepDone | Heartbeat | Drain
+Outgoing = WaitingInLine | Welcome | SnapshotPart | StepsDone | Heartbeat | Drain
 
 
 class Transport(Protocol):
@@ -100,6 +107,6 @@ class Transport(Protocol):
         """The next message, or None when the scheduler will send no more. Raises PlanError or AttachError."""
         ...
 
-    async def send(self, message: Outgoing, *more: StepDone) -> None:
-        """Send a message, or several results as one; returns when the connection has taken it."""
+    async def send(self, message: Outgoing) -> None:
+        """Send a message; returns when the connection has taken it."""
         ...

@@ -14,7 +14,15 @@ from paceline_executor.errors import (
     TooManyPlansError,
 )
 from paceline_executor.link.answers import Answers
-from paceline_executor.link.messages import GROUPING_PROTOCOL, Heartbeat, Hello, Outgoing, StepDone, Transport
+from paceline_executor.link.messages import (
+    GROUPING_PROTOCOL,
+    Heartbeat,
+    Hello,
+    Outgoing,
+    StepDone,
+    StepsDone,
+    Transport,
+)
 from paceline_executor.rows.plan import Plan
 
 _MAX_OUTBOX = 64
@@ -44,7 +52,7 @@ class PlanStream:
         self._last_step_id = 0
         self._is_half_closed = False
         self._answers = Answers()
-        self._outbox: asyncio.Queue[Outgoing | tuple[StepDone, ...]] = asyncio.Queue(_MAX_OUTBOX)
+        self._outbox: asyncio.Queue[Outgoing] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -71,7 +79,7 @@ class PlanStream:
         """Queue a result, or keep it back for the next one."""
         self._post_results(self._answers.give(done, together=self.protocol >= GROUPING_PROTOCOL))
 
-    def post(self, message: Outgoing | tuple[StepDone, ...]) -> None:
+    def post(self, message: Outgoing) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
         try:
             self._outbox.put_nowait(message)
@@ -121,19 +129,17 @@ class PlanStream:
     async def _write(self) -> None:
         while True:
             message = await self._outbox.get()
-            if isinstance(message, tuple):
+            if isinstance(message, StepsDone):
                 # Counted down before the results leave, since the next plan may be there before `send` returns.
-                self._num_in_flight -= len(message)
-                await self._transport.send(*message)
-            else:
-                await self._transport.send(message)
+                self._num_in_flight -= len(message.steps)
+            await self._transport.send(message)
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
 
     def _post_results(self, results: tuple[StepDone, ...]) -> None:
         if results:
-            self.post(results)
+            self.post(StepsDone(results))
 
     def _half_close(self) -> None:
         """The scheduler sends no more: answer what is in flight, then end in good order."""

@@ -14,7 +14,7 @@ from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
 from paceline_executor.errors import NotReadyError, UnsupportedCallError
 from paceline_executor.link.attachments import Attachments
 from paceline_executor.link.description import Description
-from paceline_executor.link.messages import Incoming, Outgoing, StepDone
+from paceline_executor.link.messages import Incoming, Outgoing
 from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.link.wire import ResponseEncoder, decode_request
@@ -91,10 +91,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Refused: traces are not supported yet."""
         raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
 
-    def _encode(self, message: Outgoing, *more: StepDone) -> plan_pb2.AttachResponse:
+    def _encode(self, message: Outgoing) -> plan_pb2.AttachResponse:
         if self._encoder is None:
             raise NotReadyError(_LOADING)
-        return self._encoder.encode(message, *more)
+        return self._encoder.encode(message)
 
     def _require_loaded(self) -> tuple[StepLoop, Description]:
         if self._loaded is None:
@@ -105,7 +105,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 class _GrpcTransport:
     """A plan stream over one gRPC call."""
 
-    def __init__(self, context: _AttachContext, encode: Callable[..., plan_pb2.AttachResponse]) -> None:
+    def __init__(self, context: _AttachContext, encode: Callable[[Outgoing], plan_pb2.AttachResponse]) -> None:
         self._context = context
         self._encode = encode
         self._unread: deque[Incoming] = deque()
@@ -118,8 +118,8 @@ class _GrpcTransport:
             self._unread.extend(decode_request(message))
         return self._unread.popleft()
 
-    async def send(self, message: Outgoing, *more: StepDone) -> None:
-        await self._context.write(self._encode(message, *more))
+    async def send(self, message: Outgoing) -> None:
+        await self._context.write(self._encode(message))
 
 
 def register(servicer: ExecutorServicer, server: grpc.aio.Server) -> None:

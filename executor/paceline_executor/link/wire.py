@@ -170,14 +170,14 @@ class ResponseEncoder:
         self._max_plans_in_flight = max_plans_in_flight
         self._description = description
 
-    def encode(self, message: messages.Outgoing, *more: messages.StepDone) -> plan_pb2.AttachResponse:
-        """Any message of the executor, or several results."""
+    def encode(self, message: messages.Outgoing) -> plan_pb2.AttachResponse:
+        """Any message of the executor."""
         match message:
-            case messages.StepDone() if more:
-                results = [self._result(done) for done in (message, *more)]
+            case messages.StepsDone((done,)):
+                return plan_pb2.AttachResponse(result=self._result(done))
+            case messages.StepsDone(steps):
+                results = [self._result(done) for done in steps]
                 return plan_pb2.AttachResponse(results=plan_pb2.StepResults(results=results))
-            case messages.StepDone():
-                return plan_pb2.AttachResponse(result=self._result(message))
             case messages.Heartbeat(running_step_id, running_ns):
                 heartbeat = inference_pb2.Heartbeat(running_step_id=running_step_id, running_ns=running_ns)
                 return plan_pb2.AttachResponse(heartbeat=heartbeat)

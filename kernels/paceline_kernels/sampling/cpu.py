@@ -63,17 +63,18 @@ def _logprobs(
 ) -> Logprobs:
     num_rows, vocab_size = logits.shape
     most = int(num_logprobs.numpy().max(initial=-1))
-    num_top = min(max(most if max_logprobs is None else max_logprobs, 0), vocab_size)
+    limit = most if max_logprobs is None else max_logprobs
+    num_top = min(max(limit, 0), vocab_size)
     taken = Logprobs(
         logprobs=torch.empty(num_rows, dtype=torch.float32),
         top_token_ids=torch.empty((num_rows, num_top), dtype=torch.int32),
         top_logprobs=torch.empty((num_rows, num_top), dtype=torch.float32),
     )
-    if most >= 0 and (max_logprobs is None or max_logprobs >= 0):
+    if min(most, limit) >= 0:
         take_logprobs(
             logits.numpy(),
             token_ids.numpy(),
-            num_logprobs.clamp(max=most if max_logprobs is None else max_logprobs).numpy(),
+            num_logprobs.clamp(max=limit).numpy(),
             taken.logprobs.numpy(),
             taken.top_token_ids.numpy(),
             taken.top_logprobs.numpy(),

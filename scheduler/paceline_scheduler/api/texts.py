@@ -62,10 +62,10 @@ class Texts:
                 token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
                 check_token_ids("token_ids.ids", token_ids, model.vocab_size)
             case TextPrompt(text=text):
-                text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
+                text_model = await self._model_for_prompt(model)
                 token_ids = await self._encode(text_model.encode_text, text)
             case ChatPrompt():
-                text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
+                text_model = await self._model_for_prompt(model)
                 rendered = await self._render(prompt, text_model, model)
                 token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
         check_prompt_length(len(token_ids), model)
@@ -78,8 +78,7 @@ class Texts:
         whatever spaces it came with. The same letters cut into other tokens, or in another case, are not found.
         """
         bare = [word.lstrip(" ") or word for word in words]
-        text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
-        spell = text_model.ways_to_spell
+        spell = (await self._model_for_prompt(model)).ways_to_spell
         is_short = NUM_WAYS_TO_SPELL * sum(map(len, bare)) <= self._limits.max_inline_chars
         spelt = spell(bare) if is_short else await self._threads.run(lambda: spell(bare))
         num_tokens = sum(map(len, spelt))
@@ -106,6 +105,9 @@ class Texts:
         self._models.close()
         self._threads.close()
         await self._chats.close()
+
+    async def _model_for_prompt(self, model: ServedModel) -> TextModel:
+        return await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
 
     async def _encode(self, encode: Callable[[str], Int32Array], text: str) -> Int32Array:
         if len(text) <= self._limits.max_inline_chars:

@@ -121,18 +121,18 @@ class PlanStreamDriver:
     async def _write_loop(self) -> NoReturn:
         while True:
             while self._outbox:
-                await self._stream.write(*self._pop())
+                await self._write_next()
             self._wake_writer.clear()
             await self._wake_writer.wait()
 
-    def _pop(self) -> list[ToExecutor]:
-        """Take what leaves next."""
-        messages = [self._outbox.popleft()]
-        while self._protocol >= GROUPING_PROTOCOL and _is_small(messages[0]) and self._outbox:
-            if not _is_small(self._outbox[0]):
-                break
-            messages.append(self._outbox.popleft())
-        return messages
+    async def _write_next(self) -> None:
+        """Send what is next; with a plan those behind it, as far as they place nothing: prompts may fill a message."""
+        message, more = self._outbox.popleft(), list[BatchPlan]()
+        if isinstance(message, BatchPlan) and not message.placements and self._protocol >= GROUPING_PROTOCOL:
+            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.placements:
+                more.append(plan)
+                self._outbox.popleft()
+        await self._stream.write(message, *more)
 
     async def _wait_for_failure(self) -> NoReturn:
         await self._failure
@@ -222,11 +222,6 @@ class PlanStreamDriver:
         if self._awaited and now_s - self._awaited_since_s > self._awaited[0].bound_s:
             waited_s = now_s - self._awaited_since_s
             raise StreamEndedError(f"step {self._awaited[0].step_id} has taken {waited_s:.1f} s, beyond its bound")
-
-
-def _is_small(message: ToExecutor) -> bool:
-    """Whether it is a plan that travels with others: one that places nothing, since prompts may fill a message."""
-    return isinstance(message, BatchPlan) and not message.placements
 
 
 async def never() -> NoReturn:

@@ -7,13 +7,14 @@ refuses in favour of another scheduler, StreamEndedError for everything else tha
 from typing import Protocol
 
 from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
 
 
 class PlanStream(Protocol):
     """One plan stream. `read` and `write` may be under way at the same time, each once."""
 
-    async def write(self, *messages: ToExecutor) -> None:
+    async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Send a message, or several plans as one; returns when the network took it."""
         ...
 

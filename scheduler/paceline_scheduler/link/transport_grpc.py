@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
@@ -104,9 +105,9 @@ class GrpcPlanStream:
         self._address = address
         self._unread: deque[FromExecutor] = deque()
 
-    async def write(self, *messages: ToExecutor) -> None:
+    async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Send a message, or several plans as one."""
-        data = wire.encode_message(*messages)
+        data = wire.encode_message(message, *more)
         try:
             await self._call.write(data)
         except _CALL_ERRORS as error:

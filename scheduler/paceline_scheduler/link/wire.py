@@ -74,11 +74,11 @@ _M = TypeVar("_M", bound=Message)
 # To the executor
 
 
-def encode_message(message: ToExecutor, *more: ToExecutor) -> bytes:
+def encode_message(message: ToExecutor, *more: BatchPlan) -> bytes:
     """Return an AttachRequest: one message, or several plans."""
     match message:
         case BatchPlan() if more:
-            plans = [_plan(plan) for plan in (message, *more) if isinstance(plan, BatchPlan)]
+            plans = [_plan(plan) for plan in (message, *more)]
             request = plan_pb2.AttachRequest(plans=plan_pb2.BatchPlans(plans=plans))
         case BatchPlan():
             request = plan_pb2.AttachRequest(plan=_plan(message))

@@ -118,10 +118,11 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
-            for plan in request.plans.plans:
+            plans = [request.plan] if request.HasField("plan") else request.plans.plans
+            for plan in plans:
                 self._service.hear(stream, wire.read_plan(plan))
-            if not request.HasField("plans"):
-                self._service.hear(stream, wire.read_plan(request.plan) if request.HasField("plan") else None)
+            if not plans:
+                self._service.hear(stream, None)
 
     def _responses(self, message: Outgoing) -> list[plan_pb2.AttachResponse]:
         match message:

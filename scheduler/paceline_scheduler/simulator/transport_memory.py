@@ -109,19 +109,19 @@ class MemoryPlanStream:
         self._unread: list[FromExecutor] = []
         self._is_cancelled = False
 
-    async def write(self, *messages: ToExecutor) -> None:
+    async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Give messages to the executor, or to nobody if it is frozen."""
         if self._is_cancelled:
             raise StreamEndedError("the plan stream was cancelled")
         if self._network.reach[self._address] is Reach.FROZEN:
             return
         service = self._network.services[self._address]
-        for message in messages:
-            if isinstance(message, Hello):
-                self._stream = greet(service, message)
-                self._greeted.set()
-            elif self._stream is not None:
-                service.hear(self._stream, message if isinstance(message, BatchPlan) else None)
+        if isinstance(message, Hello):
+            self._stream = greet(service, message)
+            self._greeted.set()
+        elif self._stream is not None:
+            for each in (message, *more):
+                service.hear(self._stream, each if isinstance(each, BatchPlan) else None)
 
     async def read(self) -> FromExecutor:
         """Return the next message."""

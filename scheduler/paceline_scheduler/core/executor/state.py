@@ -107,11 +107,10 @@ class ExecutorState:
 
     def takes_plan(self, limits: CoreLimits) -> bool:
         """Tell whether it may be sent another plan: few are unanswered, or those that are will soon be over."""
-        num_in_flight, max_in_flight = len(self.in_flight), self.description.max_plans_in_flight
-        if num_in_flight < min(limits.max_plans_in_flight, max_in_flight):
-            return True
+        if len(self.in_flight) >= self.description.max_plans_in_flight:
+            return False
         ahead_ns = sum(step.predicted_ns for step in self.in_flight)
-        return num_in_flight < max_in_flight and ahead_ns < limits.run_ahead_s * 1e9
+        return len(self.in_flight) < limits.max_plans_in_flight or ahead_ns < limits.run_ahead_s * 1e9
 
     def carry_on(self, before: "ExecutorState") -> None:
         """Take over what an earlier stream to the executor taught, and what it has not been told yet."""
