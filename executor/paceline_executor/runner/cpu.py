@@ -96,7 +96,7 @@ class CpuRunner:
         return self._num_threads
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes half a minute, once; the code is kept on disk."""
+        """See `Runner`. Compiling takes one to two minutes, once; the code is kept on disk."""
         jit.set_num_threads(self._num_threads)
         calls = self._compiling_calls()
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
