@@ -1,9 +1,10 @@
 """Integer vectors as LLVM instructions: exact products of bytes and words, and rounding to them.
 
-Knows what AVX2 has instructions for; elsewhere the same integers are computed by widening first. It refuses to know
-what is multiplied.
+Knows what AVX2 and the VNNI of AVX-512 have instructions for; elsewhere the same integers are computed by widening
+first. It refuses to know what is multiplied.
 """
 
+import enum
 from typing import Any
 
 import llvmlite.binding
@@ -19,46 +20,71 @@ WORDS = ir.VectorType(INT16, 16)
 INTS = ir.VectorType(INT32, 8)
 
 _config: Any = numba.config
+_VNNI_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 
 
-def has_avx2() -> bool:
-    """Whether compiled code may use the byte products of AVX2: numba compiles for this machine, and it has them."""
-    is_native = not _config.CPU_NAME and not _config.CPU_FEATURES
-    return is_native and bool(llvmlite.binding.get_host_cpu_features().get("avx2", False))
+class Processor(enum.Enum):
+    """Which products of bytes and words compiled code may use."""
+
+    PORTABLE = "no instructions of its own"
+    AVX2 = "AVX2"
+    VNNI = "AVX-512 VNNI"
+
+    @property
+    def lanes(self) -> int:
+        """How many 32-bit numbers a vector holds."""
+        return 16 if self is Processor.VNNI else 8
+
+
+def this_processor() -> Processor:
+    """The best of what this machine has, if numba compiles for this machine."""
+    if _config.CPU_NAME or _config.CPU_FEATURES:
+        return Processor.PORTABLE
+    has: dict[str, bool] = llvmlite.binding.get_host_cpu_features()
+    if all(has.get(feature, False) for feature in _VNNI_FEATURES):
+        return Processor.VNNI
+    return Processor.AVX2 if has.get("avx2", False) else Processor.PORTABLE
 
 
 class Products:
-    """Products, by AVX2's instructions or by widening; the integers are the same."""
+    """Products, by this processor's instructions or by widening; the integers are the same.
 
-    def __init__(self, builder: Ir, *, avx2: bool) -> None:
+    Vectors of 32-bit numbers have `lanes` elements, those of words twice as many, those of bytes four times.
+    """
+
+    def __init__(self, builder: Ir, processor: Processor) -> None:
         self._builder = builder
-        self._avx2 = avx2
+        self._processor = processor
+        self.lanes = processor.lanes
+        self.bytes = ir.VectorType(INT8, 4 * self.lanes)
+        self.words = ir.VectorType(INT16, 2 * self.lanes)
+        self.ints = ir.VectorType(INT32, self.lanes)
+        self.floats = ir.VectorType(FLOAT, self.lanes)
+        self.zeros = ir.Constant(self.ints, [0] * self.lanes)
 
     def pairs(self, unsigned: Ir, signed: Ir) -> Ir:
-        """[16] int16: unsigned[2 i] * signed[2 i] + unsigned[2 i + 1] * signed[2 i + 1]; both [32] int8."""
+        """Words: unsigned[2 i] * signed[2 i] + unsigned[2 i + 1] * signed[2 i + 1], of bytes; not for VNNI."""
         builder = self._builder
-        if self._avx2:
+        if self._processor is Processor.AVX2:
             return call(builder, "llvm.x86.avx2.pmadd.ub.sw", WORDS, [unsigned, signed])
         evens, odds = ((self._half(unsigned, i), self._half(signed, i)) for i in (0, 1))
         products = [builder.mul(builder.zext(u, WORDS), builder.sext(s, WORDS)) for u, s in (evens, odds)]
         return builder.add(*products)
 
-    def word_pairs(self, a: Ir, b: Ir) -> Ir:
-        """[8] int32: a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]; both [16] int16."""
-        builder = self._builder
-        if self._avx2:
-            return call(builder, "llvm.x86.avx2.pmadd.wd", INTS, [a, b])
-        evens, odds = ([builder.sext(self._half(operand, i), INTS) for operand in (a, b)] for i in (0, 1))
-        return builder.add(builder.mul(*evens), builder.mul(*odds))
+    def add_word_pairs(self, total: Ir, a: Ir, b: Ir) -> Ir:
+        """total[i] + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1], of words."""
+        if self._processor is Processor.VNNI:
+            return self._vnni("vpdpwssd", total, a, b)
+        return self._builder.add(total, self._word_pairs(a, b))
 
     def neighbours(self, words: Ir) -> Ir:
-        """[8] int32: words[2 i] + words[2 i + 1]."""
-        return self.word_pairs(words, ir.Constant(WORDS, [1] * 16))
+        """words[2 i] + words[2 i + 1]; not for VNNI."""
+        return self._word_pairs(words, ir.Constant(WORDS, [1] * 16))
 
     def signed_quads(self, weights: Ir, magnitudes: Ir, x: Ir) -> Ir:
-        """[8] int32: the sums of four products of int8 with int8 each; `magnitudes` are those of the weights."""
+        """The sums of four products of int8 with int8 each; `magnitudes` are those of the weights; not for VNNI."""
         builder = self._builder
-        if self._avx2:
+        if self._processor is Processor.AVX2:
             signed = call(builder, "llvm.x86.avx2.psign.b", BYTES, [x, weights])
             return self.neighbours(self.pairs(magnitudes, signed))
         wide = ir.VectorType(INT32, 16)
@@ -67,6 +93,22 @@ class Products:
         ]
         pairs = builder.add(*products)
         return builder.add(*(self._half(pairs, i) for i in (0, 1)))
+
+    def add_quads(self, total: Ir, unsigned: Ir, signed: Ir) -> Ir:
+        """total[i] + the sum of unsigned[4 i + j] * signed[4 i + j] over j of 0 to 3, of bytes; for VNNI alone."""
+        return self._vnni("vpdpbusd", total, unsigned, signed)
+
+    def _word_pairs(self, a: Ir, b: Ir) -> Ir:
+        builder = self._builder
+        if self._processor is Processor.AVX2:
+            return call(builder, "llvm.x86.avx2.pmadd.wd", INTS, [a, b])
+        evens, odds = ([builder.sext(self._half(operand, i), INTS) for operand in (a, b)] for i in (0, 1))
+        return builder.add(builder.mul(*evens), builder.mul(*odds))
+
+    def _vnni(self, name: str, total: Ir, a: Ir, b: Ir) -> Ir:
+        # Before its version 22 LLVM takes 32-bit numbers for bytes and words; since then it puts that right itself.
+        a, b = (self._builder.bitcast(operand, self.ints) for operand in (a, b))
+        return call(self._builder, f"llvm.x86.avx512.{name}.512", self.ints, [total, a, b])
 
     def _half(self, vector: Ir, first: int) -> Ir:
         """Every second element, from `first` on."""

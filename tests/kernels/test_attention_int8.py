@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from paceline_kernels.attention import int8, int8_tiles
-from paceline_kernels.integers import has_avx2
+from paceline_kernels.integers import this_processor
 from paceline_kernels.simd import address
+from paceline_kernels.testing.processors import usable_processors
 
-PROCESSORS = pytest.mark.parametrize("avx2", [has_avx2(), False], ids=["this", "without AVX2"])
+PROCESSORS = pytest.mark.parametrize("processor", usable_processors(), ids=lambda processor: processor.name)
 ROWS = pytest.mark.parametrize("num_rows", [1, 6])
 TWO_BLOCKS = np.array([2, 0], np.int32)
 
@@ -27,9 +28,9 @@ def small_bytes(*shape):
 
 @ROWS
 @PROCESSORS
-def test_scores_are_exact_sums_scaled(num_rows, avx2):
-    """Of 16 slots whose bytes lie in pairs of dimensions; every product is the same with and without AVX2."""
-    tile = int8_tiles.score_tile(num_rows, avx2=avx2)
+def test_scores_are_exact_sums_scaled(num_rows, processor):
+    """Of 16 slots whose bytes lie in pairs of dimensions; every product is the same on any processor."""
+    tile = int8_tiles.score_tile(num_rows, processor)
     x, keys, out = words(num_rows, 64), small_bytes(32, 16, 2), np.full((num_rows, 16), np.nan, np.float32)
     row_scales, slot_scales = (np.linspace(0.5, 2, count, dtype=np.float32) for count in (num_rows, 16))
 
@@ -44,9 +45,9 @@ def test_scores_are_exact_sums_scaled(num_rows, avx2):
 
 @ROWS
 @PROCESSORS
-def test_weighted_values_are_exact_sums_scaled(num_rows, avx2):
+def test_weighted_values_are_exact_sums_scaled(num_rows, processor):
     """Over the slots of two blocks of three, in the table's order; of 32 dimensions the last 16."""
-    tile = int8_tiles.value_tile(num_rows, avx2=avx2)
+    tile = int8_tiles.value_tile(num_rows, processor)
     weights, values = words(num_rows, 32), small_bytes(3, 8, 32, 2)  # [blocks, pairs of slots, dimensions, 2]
     scales, out = np.linspace(0.5, 2, num_rows, dtype=np.float32), np.full((num_rows, 16), np.nan, np.float32)
 
@@ -72,10 +73,29 @@ def test_other_blocks_and_heads_are_not_supported(block_size, head_dim):
     assert not int8.is_supported(block_size, head_dim)
 
 
-@numba.njit
-def weigh(scores, largest, scales):
-    """In place."""
-    return int8_tiles.weigh(address(scores), scores.size, largest, address(scales))
+def weigh_on(processor):
+    """Scores made weights in place, by this processor's instructions; not kept on disk, since nothing names them."""
+    weigh_tile = int8_tiles.weigh_by(processor)
+
+    @numba.njit
+    def call(scores, largest, scales):
+        return weigh_tile(address(scores), scores.size, largest, address(scales))
+
+    return call
+
+
+weigh = weigh_on(this_processor())
+
+
+@PROCESSORS
+def test_weights_and_their_sum_have_the_same_bits_on_any_processor(processor):
+    """The lanes of a sum are eight everywhere."""
+    generator = np.random.default_rng(3)
+    scores, scales = (generator.standard_normal((2, 48)) * 5).astype(np.float32)
+    largest = scores.max()
+    found, expected = scores.copy(), scores.copy()
+    assert weigh_on(processor)(found, largest, np.abs(scales)) == weigh(expected, largest, np.abs(scales))
+    assert np.array_equal(found, expected)
 
 
 def test_weights_are_exponentials_times_the_scales_of_their_slots():
@@ -102,15 +122,16 @@ def test_one_number_that_is_none_shows(part, bits):
     assert np.isnan(weigh(arrays["scores"], np.float32(0), arrays["scales"])).any()
 
 
-@numba.njit
-def round_to_words(x, factor, out):
-    """Into `out`."""
-    int8_tiles.round_to_words(address(x), x.size, factor, address(out))
-
-
-def test_numbers_are_rounded_to_even_words():
+@PROCESSORS
+def test_numbers_are_rounded_to_even_words(processor):
     """Negative ones as well, up to the largest."""
-    x = np.array([0.5, 1.5, -0.5, -2.5, 32767, -32767, 1e-9, 7.49], np.float32)
-    out = np.zeros(8, np.int16)
-    round_to_words(x, np.float32(1), out)
-    assert out.tolist() == [0, 2, 0, -2, 32767, -32767, 0, 7]
+    round_tile = int8_tiles.round_to_words_by(processor)
+
+    @numba.njit
+    def call(x, factor, out):
+        round_tile(address(x), x.size, factor, address(out))
+
+    x = np.array([0.5, 1.5, -0.5, -2.5, 32767, -32767, 1e-9, 7.49] * 2, np.float32)
+    out = np.zeros(16, np.int16)
+    call(x, np.float32(1), out)
+    assert out.tolist() == [0, 2, 0, -2, 32767, -32767, 0, 7] * 2

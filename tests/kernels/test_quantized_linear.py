@@ -19,13 +19,14 @@ from paceline_kernels.quantized_linear import (
     tiles,
     unpack_rows,
 )
-from paceline_kernels.quantized_linear.cpu import group_bytes, quantize_groups
+from paceline_kernels.quantized_linear.cpu import quantize_groups
 from paceline_kernels.simd import address
 from paceline_kernels.testing.packed import random_packed_weight
+from paceline_kernels.testing.processors import usable_processors
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)
-# Rows around the tiles of 4, 2 and 1; outputs around the tiles of 16.
-NUM_ROWS = [*range(1, 10), 63, 100]
+# Rows around the tiles of 8, 4, 2 and 1; outputs around the tiles of 16.
+NUM_ROWS = [*range(1, 12), 63, 100]
 NUM_OUTPUTS = [1, 15, 16, 41, 100]
 NUM_INPUTS = [32, 96, 576]
 
@@ -175,34 +176,35 @@ def calling(tile):
     """The tile as a compiled function of its own; not kept on disk, since it differs by nothing that has a name."""
 
     @numba.njit
-    def call(x, x_stride, scales, sums, row_stride, w, num_groups, out, out_stride):
-        tile(x, x_stride, scales, sums, row_stride, w, num_groups, out, out_stride)
+    def call(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride):
+        tile(x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride)
 
     return call
 
 
 def multiply_by_tile(call, x, weight):
-    """The first tile of outputs of all rows of x, by one call of this tile."""
+    """The first tile of outputs of all rows of x, by one call of this operation."""
     num_rows, num_groups = x.shape[0], x.shape[1] // 32
     integers = np.empty(x.shape, np.int8)
     scales, sums, out = (np.full((num_rows, width), np.nan, np.float32) for width in (num_groups, num_groups, 16))
     for row, source in enumerate(x.numpy()):
         quantize_groups(address(source), num_groups, address(integers[row]), address(scales[row]), address(sums[row]))
     quantised = (address(integers), x.shape[1], address(scales), address(sums), num_groups)
-    call(*quantised, address(weight.data.numpy()), num_groups, address(out), 16)
+    call(*quantised, address(weight.data.numpy()), weight.data.shape[1], num_groups, address(out), 16)
     return torch.from_numpy(out)
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("processor", usable_processors(), ids=lambda processor: processor.name)
 @FORMATS
-def test_processors_without_avx2_compute_the_same_bits(weight_format, num_rows):
-    """The portable tile against the one that this machine uses, at ordinary integers and at the largest."""
-    group_sums = tiles._int4_sums if weight_format is WeightFormat.INT4 else tiles._int8_sums
-    portable = calling(tiles.dot_tile(num_rows, group_sums, group_bytes(int(weight_format)), avx2=False))
+def test_all_processors_compute_the_same_bits(weight_format, processor, num_rows):
+    """What this machine's processor can against what it uses, at ordinary integers and the largest, in odd tiles."""
+    bits = 4 if weight_format is WeightFormat.INT4 else 8
+    tile = calling(tiles.dot_tile(num_rows, 1, bits, processor))
     largest = uniform_weight(weight_format, 15 if weight_format is WeightFormat.INT4 else -128, scale=0.37)
-    for weight in (random_packed_weight(16, 64, weight_format, seed=1), largest):
+    for weight in (*(random_packed_weight(size, 64, weight_format, seed=1) for size in (16, 41)), largest):
         for x in (rows(num_rows, 64), torch.full((num_rows, 64), -127.0)):
-            assert torch.equal(multiply_by_tile(portable, x, weight), quantized_linear(x, weight)[:, :16])
+            assert torch.equal(multiply_by_tile(tile, x, weight), quantized_linear(x, weight)[:, :16])
 
 
 @st.composite

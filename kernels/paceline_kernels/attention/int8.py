@@ -97,7 +97,7 @@ def _blocks(block_size: int, first_row: int, scratch: Scratch) -> tuple[int, int
 @jit.compiled
 def _rows_at_once(num_rows: int) -> int:
     """How many of the rows that are left the next tile has."""
-    return 6 if num_rows >= 6 else min(num_rows, 3)
+    return tiles.MOST_ROWS if num_rows >= tiles.MOST_ROWS else min(num_rows, 3)
 
 
 @jit.compiled
@@ -127,8 +127,8 @@ def score(keys: Cache, values: Cache, head: int, table: _Int32Array, first_row: 
                 out = scores + simd.FLOAT_BYTES * (row * width + index * block_size + slot)
                 at, of_slots = pairs + 2 * slot, scales + simd.FLOAT_BYTES * slot
                 inputs = (x, head_dim, head_dim // 2, at, 2 * block_size, of_rows, of_slots, out, width)
-                if rows == 6:
-                    tiles.score_x6(*inputs)
+                if rows == tiles.MOST_ROWS:
+                    tiles.score_most(*inputs)
                 elif rows == 3:
                     tiles.score_x3(*inputs)
                 elif rows == 2:
@@ -183,8 +183,8 @@ def add_values(values: Cache, head: int, table: _Int32Array, first_row: int, scr
             out = sums + simd.FLOAT_BYTES * (row * head_dim + dimension)
             at = (blocks, end - first, block_0 + 2 * dimension, block_bytes)
             inputs = (x, width, *at, block_size // 2, 2 * head_dim, scales, out, head_dim)
-            if rows == 6:
-                tiles.value_x6(*inputs)
+            if rows == tiles.MOST_ROWS:
+                tiles.value_most(*inputs)
             elif rows == 3:
                 tiles.value_x3(*inputs)
             elif rows == 2:

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paceline_kernels.integers import INTS, WORDS, Products, has_avx2
+from paceline_kernels.integers import Processor, Products, this_processor
 from paceline_kernels.llvm import (
     FLOAT,
     INT8,
@@ -25,7 +25,6 @@ from paceline_kernels.llvm import (
     INT32,
     INT64,
     LANES,
-    VECTOR,
     Ir,
     combine_lanes,
     constant,
@@ -39,8 +38,8 @@ from paceline_kernels.llvm import (
 
 # Columns of a tile: two vectors of outputs.
 TILE = 2 * LANES
-_HALVES = (0, LANES)
-_PAIRS = ir.VectorType(INT8, 2 * LANES)
+# How many rows the operations of a processor take: as many as registers hold the sums of, then fewer for the rest.
+_ROWS = {Processor.PORTABLE: (6, 3, 2, 1), Processor.AVX2: (6, 3, 2, 1), Processor.VNNI: (12, 3, 2, 1)}
 
 # e to the r for |r| <= ln 2 / 2 within 8e-8: coefficients of r to the 5th and 4th, 3rd and 2nd, 1st and 0th.
 _EXP = (
@@ -56,32 +55,37 @@ _EXPONENT = _INTEGER + 127
 _SMALLEST = -87.33654  # below this e to the x counts as 0
 
 
-def _floats(value: float) -> Ir:
-    return ir.Constant(VECTOR, [float(np.float32(value))] * LANES)
+def _floats(value: float, lanes: int) -> Ir:
+    return ir.Constant(ir.VectorType(FLOAT, lanes), [float(np.float32(value))] * lanes)
+
+
+def _no_sums(products: Products, num_rows: int) -> list[Ir]:
+    """A tile of zeros for each row."""
+    return [products.zeros] * (TILE // products.lanes * num_rows)
 
 
 def _emit_products(
-    builder: Ir, rows: list[Ir], num_pairs: Ir, columns: Ir, stride: Ir, sums: list[Ir], avx2: bool
+    products: Products, builder: Ir, rows: list[Ir], num_pairs: Ir, columns: Ir, stride: Ir, sums: list[Ir]
 ) -> list[Ir]:
-    """Add rows · columns to `sums`, two vectors for each row; pairs of columns lie `stride` bytes apart."""
-    products = Products(builder, avx2=avx2)
+    """Add rows · columns to `sums`, a tile for each row; pairs of columns lie `stride` bytes apart."""
+    pairs_of_bytes = ir.VectorType(INT8, 2 * products.lanes)
 
     def add_pair(index: Ir, totals: list[Ir]) -> list[Ir]:
         first = builder.mul(index, stride)
-        bytes_ = [load(builder, columns, builder.add(first, constant(2 * half)), _PAIRS) for half in _HALVES]
-        words = [builder.sext(pair, WORDS) for pair in bytes_]
+        starts = [builder.add(first, constant(2 * column)) for column in range(0, TILE, products.lanes)]
+        words = [builder.sext(load(builder, columns, start, pairs_of_bytes), products.words) for start in starts]
         following = []
         for i, row in enumerate(rows):
             pair = load(builder, row, builder.mul(index, constant(2)), INT32)
-            repeated = builder.bitcast(splat(builder, pair, INTS), WORDS)
+            repeated = builder.bitcast(splat(builder, pair, products.ints), products.words)
             for j, column in enumerate(words):
-                following.append(builder.add(totals[2 * i + j], products.word_pairs(repeated, column)))
+                following.append(products.add_word_pairs(totals[len(words) * i + j], repeated, column))
         return following
 
     return loop(builder, constant(0), num_pairs, 1, sums, add_pair)
 
 
-def score_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
+def score_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
     """An operation out[i, :16] = (x[i] · keys of 16 slots) * scale of the row * scales of the slots, float32.
 
     Its arguments: x, int16, and its stride; the number of pairs of dimensions; the keys' pairs and their stride; the
@@ -91,17 +95,18 @@ def score_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
     def typed(_c: Ir, _x: Ir, _xs: Ir, _n: Ir, _k: Ir, _ks: Ir, _rows: Ir, _slots: Ir, _out: Ir, _os: Ir) -> Ir:
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
             x, x_stride, num_pairs, keys, stride, row_scales, slot_scales, out, out_stride = args
+            products = Products(builder, processor)
             rows = pointers(builder, x, x_stride, num_rows, INT16)
-            zeros = [ir.Constant(INTS, [0] * LANES)] * (2 * num_rows)
             pairs = builder.inttoptr(keys, INT8.as_pointer())
-            sums = _emit_products(builder, rows, num_pairs, pairs, stride, zeros, avx2)
+            sums = _emit_products(products, builder, rows, num_pairs, pairs, stride, _no_sums(products, num_rows))
             of_rows, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (row_scales, slot_scales))
-            columns = [load(builder, of_slots, constant(half), VECTOR) for half in _HALVES]
+            starts = range(0, TILE, products.lanes)
+            columns = [load(builder, of_slots, constant(start), products.floats) for start in starts]
             for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
-                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), VECTOR)
-                for j, half in enumerate(_HALVES):
-                    exact = builder.sitofp(sums[2 * i + j], VECTOR)
-                    store(builder, builder.fmul(builder.fmul(exact, scale), columns[j]), target, constant(half))
+                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
+                for j, start in enumerate(starts):
+                    exact = builder.sitofp(sums[len(starts) * i + j], products.floats)
+                    store(builder, builder.fmul(builder.fmul(exact, scale), columns[j]), target, constant(start))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate
@@ -109,7 +114,7 @@ def score_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
     return intrinsic(typed)
 
 
-def value_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
+def value_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
     """An operation out[i, :16] = (weights[i] · 16 dimensions of the slots of some blocks) * scale of the row, float32.
 
     Its arguments: the weights, int16, and their stride; the blocks' ids, how many there are, where block 0 has the
@@ -123,6 +128,7 @@ def value_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
             weights, weight_stride, table, num_blocks, values, block_bytes = args[:6]
             num_pairs, stride, scales, out, out_stride = args[6:]
+            products = Products(builder, processor)
             rows = pointers(builder, weights, weight_stride, num_rows, INT16)
             ids, block_0 = builder.inttoptr(table, INT32.as_pointer()), builder.inttoptr(values, INT8.as_pointer())
 
@@ -131,15 +137,15 @@ def value_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
                 pairs = builder.gep(block_0, [builder.mul(block, block_bytes)])
                 first = builder.mul(index, builder.mul(num_pairs, constant(2)))
                 here = [builder.gep(row, [first]) for row in rows]
-                return _emit_products(builder, here, num_pairs, pairs, stride, sums, avx2)
+                return _emit_products(products, builder, here, num_pairs, pairs, stride, sums)
 
-            zeros = [ir.Constant(INTS, [0] * LANES)] * (2 * num_rows)
-            sums = loop(builder, constant(0), num_blocks, 1, zeros, add_block)
-            of_rows = builder.inttoptr(scales, FLOAT.as_pointer())
+            sums = loop(builder, constant(0), num_blocks, 1, _no_sums(products, num_rows), add_block)
+            of_rows, starts = builder.inttoptr(scales, FLOAT.as_pointer()), range(0, TILE, products.lanes)
             for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
-                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), VECTOR)
-                for j, half in enumerate(_HALVES):
-                    store(builder, builder.fmul(builder.sitofp(sums[2 * i + j], VECTOR), scale), target, constant(half))
+                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
+                for j, start in enumerate(starts):
+                    exact = builder.sitofp(sums[len(starts) * i + j], products.floats)
+                    store(builder, builder.fmul(exact, scale), target, constant(start))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 11), generate
@@ -149,68 +155,96 @@ def value_tile(num_rows: int, *, avx2: bool) -> Any:  # noqa: ANN401
 
 def _exponential(builder: Ir, x: Ir) -> Ir:
     """e to the x for x of the smallest to 0, and NaN; anything below, which the caller makes 0."""
-    shifted = fma(builder, x, _floats(_LOG2_E), _floats(_EXPONENT))
-    exponent = builder.fsub(shifted, _floats(_EXPONENT))
-    r = fma(builder, exponent, _floats(-_LN2), x)
+    lanes = x.type.count
+    ints = ir.VectorType(INT32, lanes)
+    shifted = fma(builder, x, _floats(_LOG2_E, lanes), _floats(_EXPONENT, lanes))
+    exponent = builder.fsub(shifted, _floats(_EXPONENT, lanes))
+    r = fma(builder, exponent, _floats(-_LN2, lanes), x)
     square = builder.fmul(r, r)
-    high, middle, low = (fma(builder, r, _floats(odd), _floats(even)) for odd, even in _EXP)
+    high, middle, low = (fma(builder, r, _floats(odd, lanes), _floats(even, lanes)) for odd, even in _EXP)
     p = fma(builder, square, fma(builder, square, high, middle), low)
-    power = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
-    return builder.fmul(p, builder.bitcast(power, VECTOR))
+    power = builder.shl(builder.bitcast(shifted, ints), ir.Constant(ints, [23] * lanes))
+    return builder.fmul(p, builder.bitcast(power, x.type))
 
 
-def _typed_weigh(_context: Ir, _scores: Ir, _count: Ir, _largest: Ir, _scales: Ir) -> Ir:
-    """Make scores weights, in place: e to the (score - largest) times the slot's scale, 0 where that is below 1e-38.
+def _eights(builder: Ir, vector: Ir) -> list[Ir]:
+    """The vector as vectors of 8 lanes, in order."""
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    lanes = [range(start, start + LANES) for start in range(0, vector.type.count, LANES)]
+    masks = [ir.Constant(ir.VectorType(INT32, LANES), [*eight]) for eight in lanes]
+    return [builder.shuffle_vector(vector, undefined, mask) for mask in masks]
 
-    `count` is a multiple of 8. Returns the sum of the exponentials and the largest weight, NaN if one is NaN.
-    Lane l of 8 adds elements l, l + 8, l + 16, …, then the lanes are halved until one is left.
+
+def weigh_by(processor: Processor) -> Any:  # noqa: ANN401
+    """An operation that makes scores weights, in place, and returns the sum of exponentials and the largest weight.
+
+    Its arguments: the scores, their number, a multiple of 16, the largest of them, and their slots' scales. A weight is
+    e to the (score - largest) times the slot's scale, 0 where that is below 1e-38. What it returns is NaN if one is
+    NaN. Lane l of 8 adds elements l, l + 8, l + 16, …, then the lanes are halved until one is left.
     """
+    lanes = processor.lanes
+    floats, ints = ir.VectorType(FLOAT, lanes), ir.VectorType(INT32, lanes)
 
-    def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        scores, count, largest, scales = args
-        row, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (scores, scales))
-        most, none = splat(builder, largest, VECTOR), ir.Constant(INTS, [0] * LANES)
+    def typed(_context: Ir, _scores: Ir, _count: Ir, _largest: Ir, _scales: Ir) -> Ir:
+        def generate(_: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+            scores, count, largest, scales = args
+            row, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (scores, scales))
+            most, none = splat(builder, largest, floats), ir.Constant(ints, [0] * lanes)
 
-        def larger(a: Ir, b: Ir) -> Ir:
-            return builder.select(builder.icmp_signed(">", a, b), a, b)
+            def larger(a: Ir, b: Ir) -> Ir:
+                return builder.select(builder.icmp_signed(">", a, b), a, b)
 
-        def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            below = builder.fsub(load(builder, row, index, VECTOR), most)
-            counts = builder.fcmp_unordered(">=", below, _floats(_SMALLEST))
-            exponential = _exponential(builder, below)
-            weight = builder.fmul(exponential, load(builder, of_slots, index, VECTOR))
-            kept = [builder.select(counts, builder.bitcast(value, INTS), none) for value in (exponential, weight)]
-            store(builder, kept[1], row, index)
-            # Weights are not negative, so they order as integers do; a NaN, whatever its sign, has to be the largest.
-            magnitude = builder.and_(kept[1], ir.Constant(INTS, [0x7FFFFFFF] * LANES))
-            return [builder.fadd(carried[0], builder.bitcast(kept[0], VECTOR)), larger(magnitude, carried[1])]
+            def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+                total, best = carried
+                below = builder.fsub(load(builder, row, index, floats), most)
+                counts = builder.fcmp_unordered(">=", below, _floats(_SMALLEST, lanes))
+                exponential = _exponential(builder, below)
+                weight = builder.fmul(exponential, load(builder, of_slots, index, floats))
+                kept = [builder.select(counts, builder.bitcast(value, ints), none) for value in (exponential, weight)]
+                store(builder, kept[1], row, index)
+                for eight in _eights(builder, builder.bitcast(kept[0], floats)):
+                    total = builder.fadd(total, eight)
+                # Weights are not negative, so they order as integers do; a NaN of either sign has to be the largest.
+                magnitude = builder.and_(kept[1], ir.Constant(ints, [0x7FFFFFFF] * lanes))
+                return [total, larger(magnitude, best)]
 
-        sums, best = loop(builder, constant(0), count, LANES, [_floats(0.0), none], step)
-        total = combine_lanes(builder, sums, builder.fadd)
-        highest = builder.bitcast(combine_lanes(builder, best, larger), FLOAT)
-        return cgutils.pack_array(builder, [total, highest])
+            sums, best = loop(builder, constant(0), count, lanes, [_floats(0.0, LANES), none], step)
+            total = combine_lanes(builder, sums, builder.fadd)
+            highest = builder.bitcast(combine_lanes(builder, best, larger), FLOAT)
+            return cgutils.pack_array(builder, [total, highest])
 
-    return types.UniTuple(types.float32, 2)(types.int64, types.int64, types.float32, types.int64), generate
+        return types.UniTuple(types.float32, 2)(types.int64, types.int64, types.float32, types.int64), generate
+
+    return intrinsic(typed)
 
 
-def _typed_round(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
-    """out[i] = x[i] * factor, rounded to even, as int16, anything for NaN. `count` is a multiple of 8."""
+def round_to_words_by(processor: Processor) -> Any:  # noqa: ANN401
+    """An operation out[i] = x[i] * factor, rounded to even, as int16, anything for NaN.
 
-    def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-        x, count, factor, out = args
-        row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT16.as_pointer())
-        factors = splat(builder, factor, VECTOR)
+    Its arguments: x, its length, a multiple of 16, the factor, and out.
+    """
+    lanes = processor.lanes
+    floats, words = ir.VectorType(FLOAT, lanes), ir.VectorType(INT16, lanes)
 
-        def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            # The sum's lowest bits are the integer.
-            shifted = fma(builder, load(builder, row, index, VECTOR), factors, _floats(_INTEGER))
-            store(builder, builder.trunc(builder.bitcast(shifted, INTS), ir.VectorType(INT16, LANES)), target, index)
-            return carried
+    def typed(_context: Ir, _x: Ir, _count: Ir, _factor: Ir, _out: Ir) -> Ir:
+        def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
+            x, count, factor, out = args
+            row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, INT16.as_pointer())
+            factors = splat(builder, factor, floats)
 
-        loop(builder, constant(0), count, LANES, [], step)
-        return context.get_dummy_value()
+            def step(index: Ir, carried: list[Ir]) -> list[Ir]:
+                # The sum's lowest bits are the integer.
+                shifted = fma(builder, load(builder, row, index, floats), factors, _floats(_INTEGER, lanes))
+                integers = builder.bitcast(shifted, ir.VectorType(INT32, lanes))
+                store(builder, builder.trunc(integers, words), target, index)
+                return carried
 
-    return types.void(types.int64, types.int64, types.float32, types.int64), generate
+            loop(builder, constant(0), count, lanes, [], step)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float32, types.int64), generate
+
+    return intrinsic(typed)
 
 
 def _typed_copy(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
@@ -221,7 +255,7 @@ def _typed_copy(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
         row, target = builder.inttoptr(x, FLOAT.as_pointer()), builder.inttoptr(out, FLOAT.as_pointer())
 
         def step(index: Ir, carried: list[Ir]) -> list[Ir]:
-            store(builder, load(builder, row, index, VECTOR), target, index)
+            store(builder, load(builder, row, index, ir.VectorType(FLOAT, LANES)), target, index)
             return carried
 
         loop(builder, constant(0), count, LANES, [], step)
@@ -231,8 +265,8 @@ def _typed_copy(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
 
 
 copy: Any = intrinsic(_typed_copy)
-round_to_words: Any = intrinsic(_typed_round)
-weigh: Any = intrinsic(_typed_weigh)
-_AVX2 = has_avx2()
-score_x1, score_x2, score_x3, score_x6 = (score_tile(rows, avx2=_AVX2) for rows in (1, 2, 3, 6))
-value_x1, value_x2, value_x3, value_x6 = (value_tile(rows, avx2=_AVX2) for rows in (1, 2, 3, 6))
+_THIS = this_processor()
+MOST_ROWS = _ROWS[_THIS][0]
+round_to_words, weigh = round_to_words_by(_THIS), weigh_by(_THIS)
+score_most, score_x3, score_x2, score_x1 = (score_tile(rows, _THIS) for rows in _ROWS[_THIS])
+value_most, value_x3, value_x2, value_x1 = (value_tile(rows, _THIS) for rows in _ROWS[_THIS])

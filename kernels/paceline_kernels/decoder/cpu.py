@@ -205,15 +205,36 @@ def _work(
     worker: int,
     num_workers: int,
 ) -> None:
-    """One worker's way through all phases."""
-    work, weights, batch, splits = unowned(work), unowned(weights), unowned(batch), unowned(splits)
-    keys, values, counters, folds = unowned(keys), unowned(values), unowned(counters), unowned(folds)
+    """One worker's memory, and its way through all phases."""
     columns = max(shape.head_dim, 2 * phases.OUTPUT_TILES * TILE)
     products = np.empty(phases.TOKENS_PER_PIECE * columns, dtype=np.float32)
     normalized = np.empty(shape.hidden, dtype=np.float32)
     group = shape.num_heads // shape.num_kv_heads
     width = units.segment_positions(keys.shape[3])
     scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
+    memory = (products, normalized, scratch)
+    _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers)
+
+
+@jit.compiled
+def _go_through(
+    shape: Shape,
+    weights: Weights,
+    batch: Batch,
+    keys: attention.Cache,
+    values: attention.Cache,
+    work: Activations,
+    splits: Splits,
+    counters: team.Counters,
+    folds: team.Counters,
+    memory: tuple[Float32Array, Float32Array, attention.Scratch],
+    worker: int,
+    num_workers: int,
+) -> None:
+    """All phases, in memory for products, a normalised row and attention."""
+    work, weights, batch, splits = unowned(work), unowned(weights), unowned(batch), unowned(splits)
+    keys, values, counters, folds = unowned(keys), unowned(values), unowned(counters), unowned(folds)
+    products, normalized, scratch = unowned(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1

@@ -40,7 +40,7 @@ from paceline_kernels.decoder.state import (
     hidden,
 )
 from paceline_kernels.elementary import tanh
-from paceline_kernels.quantized_linear.cpu import dot_tile_rows, group_bytes, quantize_groups, unpack_row
+from paceline_kernels.quantized_linear.cpu import dot_tiles, group_bytes, quantize_groups, unpack_row
 from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
@@ -74,11 +74,9 @@ def _dot(
 ) -> None:
     """out[:rows, 16 * i + j] = rows `first`… of x times output j of the tiles from `tile` on; out is an address."""
     num_groups = x.scales.shape[1]
-    tile_bytes = num_groups * group_bytes(weight_format)
     inputs = (simd.address(x.integers[first]), rows, simd.address(x.scales[first]), simd.address(x.sums[first]))
-    for i in range(num_tiles):
-        w, target = address + (tile + i) * tile_bytes, out + simd.FLOAT_BYTES * TILE * i
-        dot_tile_rows(weight_format, *inputs, w, num_groups, target, out_stride)
+    w = address + tile * num_groups * group_bytes(weight_format)
+    dot_tiles(weight_format, *inputs, w, num_tiles, num_groups, out, out_stride)
 
 
 @jit.compiled
@@ -298,9 +296,9 @@ def _add_product(
         for row in range(rows):
             for i in range(width):
                 out[first + row, column + i] = np.float32(0.0)
+    one = np.float32(1.0)
     for row in range(rows):
-        for i in range(width):
-            out[first + row, column + i] += products[row, i]
+        simd.blend(simd.address(products[row]), one, simd.address(out[first + row, column:]), one, width)
 
 
 @jit.compiled

@@ -72,37 +72,67 @@ def quantize_groups(x: int, num_groups: int, out: int, scales: int, sums: int) -
 
 
 @jit.compiled
-def dot_tile_rows(
+def dot_tiles(
     weight_format: int,
     x: int,
     num_rows: int,
     scales: int,
     sums: int,
     w: int,
+    num_tiles: int,
     num_groups: int,
     out: int,
     out_stride: int,
 ) -> None:
-    """out[i, :16] = x[i] · w for `num_rows` quantised rows, one after the other in memory, and one tile."""
-    length, row = num_groups * GROUP, 0
-    while row < num_rows:
-        at_x, at_out = x + row * length, out + simd.FLOAT_BYTES * row * out_stride
-        at_scales, at_sums = scales + simd.FLOAT_BYTES * row * num_groups, sums + simd.FLOAT_BYTES * row * num_groups
-        rest = num_rows - row
-        if weight_format == _INT4:
-            if rest >= 4:
-                tiles.int4_x4(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
-            elif rest >= 2:
-                tiles.int4_x2(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
-            else:
-                tiles.int4_x1(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
-        elif rest >= 4:
-            tiles.int8_x4(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
-        elif rest >= 2:
-            tiles.int8_x2(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
+    """out[i, :16 * num_tiles] = x[i] · w, for `num_rows` quantised rows that follow each other in memory."""
+    tile, tile_bytes = 0, num_groups * group_bytes(weight_format)
+    while tile < num_tiles:
+        width = tiles.WIDTH if num_tiles - tile >= tiles.WIDTH else 1
+        weights = (w + tile * tile_bytes, tile_bytes, num_groups)
+        row = 0
+        while row < num_rows:
+            first = simd.FLOAT_BYTES * row * num_groups
+            rows = (x + row * num_groups * GROUP, num_groups * GROUP, scales + first, sums + first, num_groups)
+            target = out + simd.FLOAT_BYTES * (row * out_stride + tile * TILE)
+            row += _dot_some(weight_format, num_rows - row, width, rows, weights, target, out_stride)
+        tile += width
+
+
+@jit.compiled
+def _dot_some(
+    weight_format: int,
+    num_rows: int,
+    width: int,
+    rows: tuple[int, int, int, int, int],
+    weights: tuple[int, int, int],
+    out: int,
+    out_stride: int,
+) -> int:
+    """One operation, for as many of the rows as it takes; returns how many. Rows and weights are its arguments."""
+    arguments = (*rows, *weights, out, out_stride)
+    is_int4, count = weight_format == _INT4, 1
+    if width < tiles.WIDTH:
+        if is_int4:
+            tiles.int4_single(*arguments)
         else:
-            tiles.int8_x1(at_x, length, at_scales, at_sums, num_groups, w, num_groups, at_out, out_stride)
-        row += 4 if rest >= 4 else 2 if rest >= 2 else 1
+            tiles.int8_single(*arguments)
+    elif num_rows >= tiles.MOST_ROWS:
+        count = tiles.MOST_ROWS
+        if is_int4:
+            tiles.int4_most(*arguments)
+        else:
+            tiles.int8_most(*arguments)
+    elif num_rows >= tiles.SOME_ROWS:
+        count = tiles.SOME_ROWS
+        if is_int4:
+            tiles.int4_some(*arguments)
+        else:
+            tiles.int8_some(*arguments)
+    elif is_int4:
+        tiles.int4_one(*arguments)
+    else:
+        tiles.int8_one(*arguments)
+    return count
 
 
 @jit.compiled
@@ -155,6 +185,6 @@ def multiply(
     for worker in numba.prange(num_workers):
         # Inside, because arrays live only as long as something names them: an address does not.
         at_x, at_scales, at_sums = simd.address(integers), simd.address(scales), simd.address(sums)
-        for tile in range(num_tiles * worker // num_workers, num_tiles * (worker + 1) // num_workers):
-            w, target = at_data + tile * data.shape[1], at_out + simd.FLOAT_BYTES * TILE * tile
-            dot_tile_rows(weight_format, at_x, num_rows, at_scales, at_sums, w, num_groups, target, stride)
+        first, end = num_tiles * worker // num_workers, num_tiles * (worker + 1) // num_workers
+        w, target = at_data + first * data.shape[1], at_out + simd.FLOAT_BYTES * TILE * first
+        dot_tiles(weight_format, at_x, num_rows, at_scales, at_sums, w, end - first, num_groups, target, stride)

@@ -1,162 +1,150 @@
 """Dot products of int8 activations with packed weights, as LLVM instructions: sixteen outputs of a few rows at a time.
 
-Knows the byte layout of a packed group (`packing` writes it) and nothing of matrices.
+Knows the byte layout of a packed group's scales (`packing` writes it) and nothing of matrices.
 
-Inputs come in groups of 32. Lane c of a vector is an output; the inputs of a group are taken four at a time, because
-the processor adds four byte products into each 32-bit lane. Inside a group everything is integer, hence exact in any
-order. Over the groups each output adds, in ascending order, in float32 and with fused multiply-adds:
+Inputs come in groups of 32. Lane c of a vector is an output. Inside a group everything is integer, hence exact in any
+order (`group_sums`). Over the groups each output adds, in ascending order, in float32 and with fused multiply-adds:
 
     total = total + (weight scale * integer sum) * row scale
     total = total + (weight scale * integer sum + weight minimum * row sum) * row scale     (formats with minima)
 
 The row sum is that of the row's integers in the group.
 
-That chain is the same for every tile size, so an output has the same bits alone and among any number of rows.
-
-No saturation: the byte product of AVX2 adds two 16-bit products with saturation. Weights of 0 to 15 times activations
-of -127 to 127 stay below 3,811 per pair, so that a whole group (8 pairs per lane, 30,480) fits into 16 bits. For int8
-weights |w| ≤ 128 is multiplied with the activation under w's sign: at most 32,512. Where the processor is no AVX2 one
-the same integers are computed by widening first.
+That chain is the same for every tile size and every processor, so an output has the same bits alone and among any
+number of rows.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels.integers import BYTES, INTS, WORDS, Products, has_avx2
+from paceline_kernels.integers import Processor, this_processor
 from paceline_kernels.llvm import (
     FLOAT,
     HALF,
     INT8,
-    INT32,
-    VECTOR,
     Ir,
     constant,
     fma,
     load,
     load_floats,
     loop,
-    opaque,
     pointers,
+    prefetch_line,
     splat,
     store,
 )
+from paceline_kernels.quantized_linear.group_sums import GROUP as GROUP
+from paceline_kernels.quantized_linear.group_sums import TILE as TILE
+from paceline_kernels.quantized_linear.group_sums import GroupSums
 
-GROUP = 32
-TILE = 16
 INT4_GROUP_BYTES = GROUP * TILE // 2 + 2 * 2 * TILE
 INT8_GROUP_BYTES = GROUP * TILE + 2 * TILE
 
-_QUADS = GROUP // 4
 _HALF_BYTES = 2
-
-# What a format's group contributes: from its address and offset in bytes, and the rows' inputs, two int32 vectors per
-# row: the sums of outputs 0 to 7 and 8 to 15.
-_GroupSums = Callable[[Ir, bool, Ir, Ir, list[Ir], Ir], list[Ir]]
+_LINE_BYTES = 64
 
 
-def _row_quads(builder: Ir, xs: list[Ir], offset: Ir) -> list[Ir]:
-    """Four inputs of each row, repeated for every lane."""
-    quads = [splat(builder, load(builder, x, offset, INT32), INTS) for x in xs]
-    return [builder.bitcast(quad, BYTES) for quad in quads]
+class _Plan(NamedTuple):
+    """How the tiles of a processor are cut."""
+
+    rows: tuple[int, int, int]  # of an operation: as many as registers hold the sums of, and fewer for the rest
+    width: int  # tiles of an operation
+    ahead_bytes: int  # how far before their use weights are asked for; 0: they are not
 
 
-def _int4_sums(builder: Ir, avx2: bool, w: Ir, start: Ir, xs: list[Ir], x_start: Ir) -> list[Ir]:
-    products = Products(builder, avx2=avx2)
-    low_bits, shift = ir.Constant(BYTES, [15] * 32), ir.Constant(WORDS, [4] * 16)
-
-    def add_quad(quad: Ir, sums: list[Ir]) -> list[Ir]:
-        packed = load(builder, w, builder.add(start, builder.mul(quad, constant(32))), BYTES)
-        high = builder.bitcast(builder.lshr(builder.bitcast(packed, WORDS), shift), BYTES)
-        weights = [builder.and_(packed, low_bits), builder.and_(high, low_bits)]
-        rows = _row_quads(builder, xs, builder.add(x_start, builder.mul(quad, constant(4))))
-        added = [products.pairs(weight, row) for row in rows for weight in weights]
-        return [builder.add(total, pairs) for total, pairs in zip(sums, added, strict=True)]
-
-    zeros = [ir.Constant(WORDS, [0] * 16)] * (2 * len(xs))
-    sums = _over_quads(builder, zeros, add_quad)
-    return [products.neighbours(total) for total in sums]
+# Two tiles share what is loaded of a row, which otherwise costs VNNI as much time as its products. Its products are so
+# fast that few rows wait for weights; those of AVX2 leave no time to ask for any.
+_PLANS = {
+    Processor.PORTABLE: _Plan((4, 2, 1), 1, 0),
+    Processor.AVX2: _Plan((4, 2, 1), 1, 0),
+    Processor.VNNI: _Plan((6, 2, 1), 2, 16384),
+}
 
 
-def _int8_sums(builder: Ir, avx2: bool, w: Ir, start: Ir, xs: list[Ir], x_start: Ir) -> list[Ir]:
-    products = Products(builder, avx2=avx2)
-    zero = ir.Constant(BYTES, [0] * 32)
+class _Columns:
+    """The scales and minima of a group's outputs, a vector after the other, tile after tile."""
 
-    def add_quad(quad: Ir, sums: list[Ir]) -> list[Ir]:
-        first = builder.add(start, builder.mul(quad, constant(64)))
-        weights = [load(builder, w, builder.add(first, constant(32 * half)), BYTES) for half in (0, 1)]
-        magnitudes = [builder.select(builder.icmp_signed("<", v, zero), builder.neg(v), v) for v in weights]
-        rows = _row_quads(builder, xs, builder.add(x_start, builder.mul(quad, constant(4))))
-        pairs = list(zip(weights, magnitudes, strict=True))
-        added = [products.signed_quads(weight, magnitude, row) for row in rows for weight, magnitude in pairs]
-        return [builder.add(total, quads) for total, quads in zip(sums, added, strict=True)]
+    def __init__(self, builder: Ir, tiles: list[Ir], start: Ir, floats: Ir, bits: int) -> None:
+        halves = [builder.bitcast(builder.gep(tile, [start]), HALF.as_pointer()) for tile in tiles]
+        is_int4, scales_at = bits == 4, (INT4_GROUP_BYTES if bits == 4 else INT8_GROUP_BYTES) // _HALF_BYTES - TILE
 
-    return _over_quads(builder, [ir.Constant(INTS, [0] * 8)] * (2 * len(xs)), add_quad)
+        def load_all(first: int) -> list[Ir]:
+            places = [constant(first + lane) for lane in range(0, TILE, floats.count)]
+            return [load_floats(builder, half, place, floats) for half in halves for place in places]
 
-
-def _over_quads(builder: Ir, sums: list[Ir], add_quad: Callable[[Ir, list[Ir]], list[Ir]]) -> list[Ir]:
-    """All quads of a group, two in each turn of a loop that the compiler leaves a loop."""
-
-    def add_two(quad: Ir, totals: list[Ir]) -> list[Ir]:
-        return add_quad(builder.add(quad, constant(1)), add_quad(quad, totals))
-
-    return loop(builder, constant(0), opaque(builder, _QUADS), 2, sums, add_two)
+        self.scales = load_all(scales_at - TILE if is_int4 else scales_at)
+        self.minima = load_all(scales_at) if is_int4 else []
 
 
-def dot_tile(num_rows: int, group_sums: _GroupSums, group_bytes: int, *, avx2: bool) -> Any:  # noqa: ANN401
-    """An operation out[i, :16] = x[i] · w for `num_rows` rows and one tile of sixteen outputs.
+def _ask_for(builder: Ir, tiles: list[Ir], start: Ir, count: int) -> None:
+    """Ask for so many bytes of every tile."""
+    for tile in tiles:
+        for line in range(0, count, _LINE_BYTES):
+            prefetch_line(builder, tile, builder.add(start, constant(line)))
 
-    Its arguments: x and its stride, the rows' scales and sums and their stride, w, the number of groups, out and its
-    stride; addresses in bytes, strides in elements.
+
+def dot_tile(num_rows: int, num_tiles: int, bits: int, processor: Processor) -> Any:  # noqa: ANN401
+    """An operation out[i, :16 * num_tiles] = x[i] · w for `num_rows` rows and some tiles, of 4 or 8 bits per weight.
+
+    Its arguments: x and its stride, the rows' scales and sums and their stride, w, the bytes from tile to tile, the
+    number of groups, out and its stride; addresses in bytes, other strides in elements.
     """
-    has_minima = group_sums is _int4_sums
-    scales_at = group_bytes - _HALF_BYTES * TILE * (2 if has_minima else 1)
+    group_bytes, ahead_bytes = INT4_GROUP_BYTES if bits == 4 else INT8_GROUP_BYTES, _PLANS[processor].ahead_bytes
 
-    def typed(_c: Ir, _x: Ir, _xs: Ir, _scales: Ir, _sums: Ir, _rs: Ir, _w: Ir, _n: Ir, _out: Ir, _os: Ir) -> Ir:
+    def typed(
+        _c: Ir, _x: Ir, _xs: Ir, _scales: Ir, _sums: Ir, _rs: Ir, _w: Ir, _ws: Ir, _n: Ir, _out: Ir, _os: Ir
+    ) -> Ir:
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, scales, sums, row_stride, w, num_groups, out, out_stride = args
+            x, x_stride, scales, sums, row_stride, w, w_stride, num_groups, out, out_stride = args
+            group_sums = GroupSums(builder, processor, bits)
             xs = pointers(builder, x, x_stride, num_rows, INT8)
             row_scales, row_sums = (pointers(builder, start, row_stride, num_rows) for start in (scales, sums))
-            weights = builder.inttoptr(w, INT8.as_pointer())
-            halves = builder.inttoptr(w, HALF.as_pointer())
+            tiles = pointers(builder, w, w_stride, num_tiles, INT8)
+            floats = ir.VectorType(FLOAT, group_sums.lanes)
+            excess = ir.Constant(floats, [-float(group_sums.excess)] * floats.count)
+            per_row = group_sums.vectors * num_tiles
 
             def add_group(group: Ir, totals: list[Ir]) -> list[Ir]:
                 start = builder.mul(group, constant(group_bytes))
-                integers = group_sums(builder, avx2, weights, start, xs, builder.mul(group, constant(GROUP)))
-                at = builder.udiv(builder.add(start, constant(scales_at)), constant(_HALF_BYTES))
-                columns = [
-                    load_floats(builder, halves, builder.add(at, constant(8 * i)), VECTOR)
-                    for i in range(4 if has_minima else 2)
-                ]
+                _ask_for(builder, tiles, builder.add(start, constant(ahead_bytes)), group_bytes if ahead_bytes else 0)
+                integers = group_sums.emit(tiles, start, xs, builder.mul(group, constant(GROUP)))
+                columns = _Columns(builder, tiles, start, floats, bits)
                 following = []
                 for i in range(num_rows):
-                    scale = splat(builder, load(builder, row_scales[i], group, FLOAT), VECTOR)
-                    row_sum = splat(builder, load(builder, row_sums[i], group, FLOAT), VECTOR)
-                    for half in (0, 1):
-                        exact = builder.sitofp(integers[2 * i + half], VECTOR)
-                        if has_minima:
-                            below = builder.fmul(columns[2 + half], row_sum)
-                            product = fma(builder, columns[half], exact, below)
-                        else:
-                            product = builder.fmul(columns[half], exact)
-                        following.append(fma(builder, product, scale, totals[2 * i + half]))
+                    scale, row_sum = (
+                        splat(builder, load(builder, of_rows[i], group, FLOAT), floats)
+                        for of_rows in (row_scales, row_sums)
+                    )
+                    for j in range(per_row):
+                        exact = builder.sitofp(integers[per_row * i + j], floats)
+                        if group_sums.excess:
+                            exact = fma(builder, row_sum, excess, exact)
+                        product = builder.fmul(columns.scales[j], exact)
+                        if columns.minima:
+                            below = builder.fmul(columns.minima[j], row_sum)
+                            product = fma(builder, columns.scales[j], exact, below)
+                        following.append(fma(builder, product, scale, totals[per_row * i + j]))
                 return following
 
-            zeros = [ir.Constant(VECTOR, [0.0] * 8)] * (2 * num_rows)
+            zeros = [ir.Constant(floats, [0.0] * floats.count)] * (per_row * num_rows)
             totals = loop(builder, constant(0), num_groups, 1, zeros, add_group)
             for i, row in enumerate(pointers(builder, out, out_stride, num_rows)):
-                store(builder, totals[2 * i], row, constant(0))
-                store(builder, totals[2 * i + 1], row, constant(8))
+                for j in range(per_row):
+                    store(builder, totals[per_row * i + j], row, constant(floats.count * j))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 10), generate
 
     return intrinsic(typed)
 
 
-_AVX2 = has_avx2()
-int4_x1, int4_x2, int4_x4 = (dot_tile(rows, _int4_sums, INT4_GROUP_BYTES, avx2=_AVX2) for rows in (1, 2, 4))
-int8_x1, int8_x2, int8_x4 = (dot_tile(rows, _int8_sums, INT8_GROUP_BYTES, avx2=_AVX2) for rows in (1, 2, 4))
+_THIS = this_processor()
+_PLAN = _PLANS[_THIS]
+(MOST_ROWS, SOME_ROWS, _), WIDTH = _PLAN.rows, _PLAN.width
+int4_most, int4_some, int4_one = (dot_tile(rows, WIDTH, 4, _THIS) for rows in _PLAN.rows)
+int8_most, int8_some, int8_one = (dot_tile(rows, WIDTH, 8, _THIS) for rows in _PLAN.rows)
+# Where fewer tiles than that are left.
+int4_single, int8_single = (dot_tile(1, 1, bits, _THIS) for bits in (4, 8))
