@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 _MARGIN = 0.9
 """How much of a budget is spent by prediction: half of what is planned right up to a bound would miss it."""
+_STEPS_OF_DECODES = 5
+"""How many steps of its decodes alone a step with prompts may last: prompts then get four fifths of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class CoreLimits:
     max_step_s: no step is planned to take longer, so that silence can be told from work (architecture: step bound).
     ttft_budget_s: a request that is not expected to get its first token within this time is refused.
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
-    target_step_s: what a step may take while some request decodes: the inter-token time that a long prompt beside it
-    may cause.
+    target_step_s: what a step may take that computes prompts beside decodes: the inter-token time that a long prompt
+    causes. Up to twice as much where decodes alone take more than a fifth of it, so that prompts go on.
     """
 
     max_num_queued_reqs: int = 1024
@@ -30,12 +32,12 @@ class CoreLimits:
     max_plans_in_flight: int = 2
     run_ahead_s: float = 0.025
     max_step_s: float = 0.5
-    target_step_s: float = 0.1
+    target_step_s: float = 0.05
 
-    @property
-    def decoding_step_s(self) -> float:
-        """What a step may take while some request decodes, as predicted."""
-        return min(self.target_step_s, _MARGIN * self.itl_budget_s, self.max_step_s)
+    def mixed_step_s(self, decodes_s: float) -> float:
+        """What a step of prompts and decodes may take, as predicted, whose decodes alone take this long."""
+        wanted_s = min(max(self.target_step_s, _STEPS_OF_DECODES * decodes_s), 2 * self.target_step_s)
+        return min(wanted_s, _MARGIN * self.itl_budget_s, self.max_step_s)
 
     @property
     def decode_only_step_s(self) -> float:

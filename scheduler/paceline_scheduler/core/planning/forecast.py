@@ -64,7 +64,7 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     rest = np.sort(view.expected_rest(running))
     return Load(
         step_s=step_s,
-        full_step_s=max(step_s, limits.decoding_step_s) if num_running else limits.max_step_s,
+        full_step_s=max(step_s, limits.mixed_step_s(step_s)) if num_running else limits.max_step_s,
         num_ahead_plans=min(limits.max_plans_in_flight, view.description.max_plans_in_flight) if num_running else 0,
         prefill_tokens_per_s=rate,
         backlog_s=int(behind.sum()) / rate,
@@ -103,7 +103,8 @@ def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_p
     """
     max_tokens = limits.max_num_batched_tokens or view.description.max_num_batched_tokens
     room = max(1, min(max_tokens, view.description.max_num_batched_tokens) - num_decodes)
-    target_s = limits.decoding_step_s if num_decodes else limits.max_step_s
+    decodes_s = view.step_time.predict_ns(num_decodes, num_pairs) / 1e9
+    target_s = limits.mixed_step_s(decodes_s) if num_decodes else limits.max_step_s
     fitting = view.step_time.max_tokens_within(target_s * 1e9, (num_decodes, num_pairs), 0, room)
     chunk = max(float(fitting), min(_MIN_RATE_TOKENS, room))
     pairs = num_pairs + num_chunk_pairs(0, int(chunk))

@@ -33,7 +33,8 @@ class StepBudget:
         if self._step_time.predict_ns(fitting, num_pairs) > max_ns:
             fitting, num_pairs = self._step_time.max_decodes_within(max_ns, positions[:fitting])
         self.num_tokens, self.num_pairs = fitting, num_pairs
-        self._target_ns = self._limits.decoding_step_s * 1e9
+        decodes_s = self._step_time.predict_ns(fitting, num_pairs) / 1e9
+        self._target_ns = self._limits.mixed_step_s(decodes_s) * 1e9
         return fitting
 
     def add_chunk(self, start: int, wanted: int) -> int:
