@@ -29,36 +29,43 @@ def small_bytes(*shape):
 @ROWS
 @PROCESSORS
 def test_scores_are_exact_sums_scaled(num_rows, processor):
-    """Of 16 slots whose bytes lie in pairs of dimensions; every product is the same on any processor."""
-    tile = int8_tiles.score_tile(num_rows, processor)
-    x, keys, out = words(num_rows, 64), small_bytes(32, 16, 2), np.full((num_rows, 16), np.nan, np.float32)
-    row_scales, slot_scales = (np.linspace(0.5, 2, count, dtype=np.float32) for count in (num_rows, 16))
+    """Of two vectors of slots, wherever they lie; every product is the same on any processor."""
+    tile, lanes = int8_tiles.score_tile(num_rows, processor), processor.lanes
+    x, keys, out = words(num_rows, 64), small_bytes(32, 48, 2), np.full((num_rows, 48), np.nan, np.float32)
+    row_scales, slot_scales = (np.linspace(0.5, 2, count, dtype=np.float32) for count in (num_rows, 48))
 
     @numba.njit
     def call(x, keys, row_scales, slot_scales, out):
-        tile(x, 64, 32, keys, 32, row_scales, slot_scales, out, 16)
+        second = (keys + 2 * 32, slot_scales + 4 * 32, out + 4 * 32)
+        tile(x, 64, 32, 96, row_scales, 48, keys, slot_scales, out, *second)
 
     call(*(address(part) for part in (x, keys, row_scales, slot_scales, out)))
     sums = np.einsum("rpi,psi->rs", x.reshape(num_rows, 32, 2).astype(np.int64), keys)
-    assert np.array_equal(out, sums.astype(np.float32) * row_scales[:, None] * slot_scales)
+    expected = sums.astype(np.float32) * row_scales[:, None] * slot_scales
+    computed = [*range(lanes), *range(32, 32 + lanes)]
+    assert np.array_equal(out[:, computed], expected[:, computed])
+    assert np.isnan(np.delete(out, computed, axis=1)).all()
 
 
 @ROWS
 @PROCESSORS
-def test_weighted_values_are_exact_sums_scaled(num_rows, processor):
-    """Over the slots of two blocks of three, in the table's order; of 32 dimensions the last 16."""
-    tile = int8_tiles.value_tile(num_rows, processor)
-    weights, values = words(num_rows, 32), small_bytes(3, 8, 32, 2)  # [blocks, pairs of slots, dimensions, 2]
-    scales, out = np.linspace(0.5, 2, num_rows, dtype=np.float32), np.full((num_rows, 16), np.nan, np.float32)
+@pytest.mark.parametrize("apart", [16, 0], ids=["two vectors", "one vector twice"])
+def test_weighted_values_are_exact_sums_scaled(num_rows, processor, apart):
+    """Over the slots of two blocks of three, in the table's order; of 48 dimensions some behind the first 16."""
+    tile, lanes = int8_tiles.value_tile(num_rows, processor), processor.lanes
+    weights, values = words(num_rows, 32), small_bytes(3, 8, 48, 2)  # [blocks, pairs of slots, dimensions, 2]
+    scales, out = np.linspace(0.5, 2, num_rows, dtype=np.float32), np.full((num_rows, 48), np.nan, np.float32)
 
     @numba.njit
     def call(weights, table, values, scales, out):
-        tile(weights, 32, table, 2, values + 32, 512, 8, 64, scales, out, 16)
+        tile(weights, 32, table, 2, values + 32, 768, 8, 96, scales, out + 64, 48, apart)
 
     call(*(address(part) for part in (weights, TWO_BLOCKS, values, scales, out)))
     by_block = weights.reshape(num_rows, 2, 8, 2).astype(np.int64)
-    sums = np.einsum("rbpi,bpdi->rd", by_block, values[TWO_BLOCKS, :, 16:])
-    assert np.array_equal(out, sums.astype(np.float32) * scales[:, None])
+    expected = np.einsum("rbpi,bpdi->rd", by_block, values[TWO_BLOCKS]).astype(np.float32) * scales[:, None]
+    computed = sorted({*range(16, 16 + lanes), *range(16 + apart, 16 + apart + lanes)})
+    assert np.array_equal(out[:, computed], expected[:, computed])
+    assert np.isnan(np.delete(out, computed, axis=1)).all()
 
 
 def test_no_sum_of_products_leaves_32_bits():

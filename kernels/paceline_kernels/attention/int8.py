@@ -37,7 +37,7 @@ _SMALLEST = np.float32(1e-30)
 
 def is_supported(block_size: int, head_dim: int) -> bool:
     """Whether keys and values may be kept in int8: tiles are whole, and no sum leaves 32 bits."""
-    is_whole = block_size % tiles.TILE == 0 and head_dim % tiles.TILE == 0
+    is_whole = block_size % tiles.STEP == 0 and head_dim % tiles.STEP == 0
     return is_whole and block_size <= _MAX_BLOCK_SIZE and head_dim <= _MAX_HEAD_DIM
 
 
@@ -97,13 +97,23 @@ def _blocks(block_size: int, first_row: int, scratch: Scratch) -> tuple[int, int
 @jit.compiled
 def _rows_at_once(num_rows: int) -> int:
     """How many of the rows that are left the next tile has."""
-    return tiles.MOST_ROWS if num_rows >= tiles.MOST_ROWS else min(num_rows, 3)
+    return 6 if num_rows >= 6 else min(num_rows, 3)
 
 
 @jit.compiled
 def _fetch(cache: Cache, head: int, block: int) -> None:
     """Ask for a block: no processor foresees where it lies."""
     simd.prefetch(block_address(cache, block, head), cache.shape[2] * cache.shape[3])
+
+
+@jit.compiled
+def _fetch_ahead(keys: Cache, values: Cache, head: int, table: _Int32Array, slot: int, end: int) -> None:
+    """At the first slot of a block ask for its values, and for the keys of the next but one, of those before `end`."""
+    block_size = keys.shape[2]
+    if slot % block_size == 0:
+        index = slot // block_size
+        _fetch(values, head, table[index])
+        _fetch(keys, head, table[min(index + 2, end - 1)])
 
 
 @jit.compiled
@@ -114,28 +124,39 @@ def score(keys: Cache, values: Cache, head: int, table: _Int32Array, first_row: 
     word_scales, num_rows = simd.address(scratch.word_scales), scratch.num_rows[0]
     first, end = _blocks(block_size, first_row, scratch)
     _fetch(keys, head, table[first])
-    for index in range(first, end):
-        _fetch(keys, head, table[min(index + 1, end - 1)])
-        _fetch(values, head, table[index])
-        pairs = block_address(keys, table[index], head)
-        scales = pairs + block_size * head_dim
+    _fetch(keys, head, table[min(first + 1, end - 1)])
+    for slot in range(first * block_size, end * block_size, 2 * tiles.WIDTH):
+        # Where a vector is left alone, it goes twice.
+        other = min(slot + tiles.WIDTH, end * block_size - tiles.WIDTH)
+        _fetch_ahead(keys, values, head, table, slot, end)
+        _fetch_ahead(keys, values, head, table, other, end)
+        pairs, scales = _place(keys, head, table, slot)
+        other_pairs, other_scales = _place(keys, head, table, other)
         row = first_row
         while row < num_rows:
             rows = _rows_at_once(num_rows - row)
             x, of_rows = words + _WORD_BYTES * row * head_dim, word_scales + simd.FLOAT_BYTES * row
-            for slot in range(0, block_size, tiles.TILE):
-                out = scores + simd.FLOAT_BYTES * (row * width + index * block_size + slot)
-                at, of_slots = pairs + 2 * slot, scales + simd.FLOAT_BYTES * slot
-                inputs = (x, head_dim, head_dim // 2, at, 2 * block_size, of_rows, of_slots, out, width)
-                if rows == tiles.MOST_ROWS:
-                    tiles.score_most(*inputs)
-                elif rows == 3:
-                    tiles.score_x3(*inputs)
-                elif rows == 2:
-                    tiles.score_x2(*inputs)
-                else:
-                    tiles.score_x1(*inputs)
+            out = scores + simd.FLOAT_BYTES * row * width
+            inputs = (x, head_dim, head_dim // 2, 2 * block_size, of_rows, width)
+            vector = (pairs, scales, out + simd.FLOAT_BYTES * slot)
+            other_vector = (other_pairs, other_scales, out + simd.FLOAT_BYTES * other)
+            if rows == 6:
+                tiles.score_x6(*inputs, *vector, *other_vector)
+            elif rows == 3:
+                tiles.score_x3(*inputs, *vector, *other_vector)
+            elif rows == 2:
+                tiles.score_x2(*inputs, *vector, *other_vector)
+            else:
+                tiles.score_x1(*inputs, *vector, *other_vector)
             row += rows
+
+
+@jit.compiled
+def _place(keys: Cache, head: int, table: _Int32Array, slot: int) -> tuple[int, int]:
+    """Where the pairs of a slot of the segment and its scale lie."""
+    block_size, head_dim = keys.shape[2], keys.shape[3] - simd.FLOAT_BYTES
+    start, within = block_address(keys, table[slot // block_size], head), slot % block_size
+    return start + 2 * within, start + block_size * head_dim + simd.FLOAT_BYTES * within
 
 
 @jit.compiled
@@ -179,12 +200,13 @@ def add_values(values: Cache, head: int, table: _Int32Array, first_row: int, scr
     while row < num_rows:
         rows = _rows_at_once(num_rows - row)
         x, scales = weights + _WORD_BYTES * (row * width + first * block_size), weight_scales + simd.FLOAT_BYTES * row
-        for dimension in range(0, head_dim, tiles.TILE):
+        for dimension in range(0, head_dim, 2 * tiles.WIDTH):
+            apart = min(tiles.WIDTH, head_dim - tiles.WIDTH - dimension)  # a vector that is left alone goes twice
             out = sums + simd.FLOAT_BYTES * (row * head_dim + dimension)
             at = (blocks, end - first, block_0 + 2 * dimension, block_bytes)
-            inputs = (x, width, *at, block_size // 2, 2 * head_dim, scales, out, head_dim)
-            if rows == tiles.MOST_ROWS:
-                tiles.value_most(*inputs)
+            inputs = (x, width, *at, block_size // 2, 2 * head_dim, scales, out, head_dim, apart)
+            if rows == 6:
+                tiles.value_x6(*inputs)
             elif rows == 3:
                 tiles.value_x3(*inputs)
             elif rows == 2:

@@ -36,10 +36,8 @@ from paceline_kernels.llvm import (
     store,
 )
 
-# Columns of a tile: two vectors of outputs.
-TILE = 2 * LANES
-# How many rows the operations of a processor take: as many as registers hold the sums of, then fewer for the rest.
-_ROWS = {Processor.PORTABLE: (6, 3, 2, 1), Processor.AVX2: (6, 3, 2, 1), Processor.VNNI: (12, 3, 2, 1)}
+# What blocks' slots and heads' dimensions are multiples of: the largest vector of outputs.
+STEP = 16
 
 # e to the r for |r| <= ln 2 / 2 within 8e-8: coefficients of r to the 5th and 4th, 3rd and 2nd, 1st and 0th.
 _EXP = (
@@ -59,21 +57,15 @@ def _floats(value: float, lanes: int) -> Ir:
     return ir.Constant(ir.VectorType(FLOAT, lanes), [float(np.float32(value))] * lanes)
 
 
-def _no_sums(products: Products, num_rows: int) -> list[Ir]:
-    """A tile of zeros for each row."""
-    return [products.zeros] * (TILE // products.lanes * num_rows)
-
-
 def _emit_products(
-    products: Products, builder: Ir, rows: list[Ir], num_pairs: Ir, columns: Ir, stride: Ir, sums: list[Ir]
+    products: Products, builder: Ir, rows: list[Ir], num_pairs: Ir, columns: list[Ir], stride: Ir, sums: list[Ir]
 ) -> list[Ir]:
-    """Add rows · columns to `sums`, a tile for each row; pairs of columns lie `stride` bytes apart."""
+    """Add rows · columns to `sums`, a vector for each row and column; pairs of a column lie `stride` bytes apart."""
     pairs_of_bytes = ir.VectorType(INT8, 2 * products.lanes)
 
     def add_pair(index: Ir, totals: list[Ir]) -> list[Ir]:
         first = builder.mul(index, stride)
-        starts = [builder.add(first, constant(2 * column)) for column in range(0, TILE, products.lanes)]
-        words = [builder.sext(load(builder, columns, start, pairs_of_bytes), products.words) for start in starts]
+        words = [builder.sext(load(builder, column, first, pairs_of_bytes), products.words) for column in columns]
         following = []
         for i, row in enumerate(rows):
             pair = load(builder, row, builder.mul(index, constant(2)), INT32)
@@ -86,69 +78,76 @@ def _emit_products(
 
 
 def score_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
-    """An operation out[i, :16] = (x[i] · keys of 16 slots) * scale of the row * scales of the slots, float32.
+    """An operation out[i] = (x[i] · keys of some slots) * scale of the row * scales of the slots, float32.
 
-    Its arguments: x, int16, and its stride; the number of pairs of dimensions; the keys' pairs and their stride; the
-    scales of the rows, those of the slots; out and its stride.
+    For two vectors of as many slots as the processor has lanes. Its arguments: x, int16, and its stride; the number of
+    pairs of dimensions and the stride of the keys' pairs; the scales of the rows; out's stride; then of each vector the
+    keys' pairs, the scales of the slots, and out.
     """
 
-    def typed(_c: Ir, _x: Ir, _xs: Ir, _n: Ir, _k: Ir, _ks: Ir, _rows: Ir, _slots: Ir, _out: Ir, _os: Ir) -> Ir:
+    def typed(
+        _c: Ir, _x: Ir, _xs: Ir, _n: Ir, _ks: Ir, _r: Ir, _os: Ir, _k: Ir, _s: Ir, _o: Ir, _k1: Ir, _s1: Ir, _o1: Ir
+    ) -> Ir:
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
-            x, x_stride, num_pairs, keys, stride, row_scales, slot_scales, out, out_stride = args
+            x, x_stride, num_pairs, stride, row_scales, out_stride = args[:6]
             products = Products(builder, processor)
             rows = pointers(builder, x, x_stride, num_rows, INT16)
-            pairs = builder.inttoptr(keys, INT8.as_pointer())
-            sums = _emit_products(products, builder, rows, num_pairs, pairs, stride, _no_sums(products, num_rows))
-            of_rows, of_slots = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (row_scales, slot_scales))
-            starts = range(0, TILE, products.lanes)
-            columns = [load(builder, of_slots, constant(start), products.floats) for start in starts]
-            for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
-                scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
-                for j, start in enumerate(starts):
-                    exact = builder.sitofp(sums[len(starts) * i + j], products.floats)
-                    store(builder, builder.fmul(builder.fmul(exact, scale), columns[j]), target, constant(start))
+            columns = [builder.inttoptr(keys, INT8.as_pointer()) for keys in args[6::3]]
+            sums = _emit_products(
+                products, builder, rows, num_pairs, columns, stride, [products.zeros] * (2 * num_rows)
+            )
+            of_rows = builder.inttoptr(row_scales, FLOAT.as_pointer())
+            for j, (slots, out) in enumerate(zip(args[7::3], args[8::3], strict=True)):
+                of_slots = load(builder, builder.inttoptr(slots, FLOAT.as_pointer()), constant(0), products.floats)
+                for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
+                    scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
+                    exact = builder.sitofp(sums[2 * i + j], products.floats)
+                    store(builder, builder.fmul(builder.fmul(exact, scale), of_slots), target, constant(0))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 12), generate
 
     return intrinsic(typed)
 
 
 def value_tile(num_rows: int, processor: Processor) -> Any:  # noqa: ANN401
-    """An operation out[i, :16] = (weights[i] · 16 dimensions of the slots of some blocks) * scale of the row, float32.
+    """An operation out[i] = (weights[i] · some dimensions of the slots of some blocks) * scale of the row, float32.
 
-    Its arguments: the weights, int16, and their stride; the blocks' ids, how many there are, where block 0 has the
-    pairs, the bytes from block to block; the number of pairs in a block, and their stride; the scales of the rows; out
-    and its stride.
+    For two vectors of as many dimensions as the processor has lanes. Its arguments: the weights, int16, and their
+    stride; the blocks' ids, how many there are, where block 0 has the pairs, the bytes from block to block; the number
+    of pairs in a block, and their stride; the scales of the rows; out and its stride; how many dimensions the second
+    vector lies behind the first.
     """
 
     def typed(
-        _c: Ir, _w: Ir, _ws: Ir, _t: Ir, _nb: Ir, _v: Ir, _bb: Ir, _n: Ir, _vs: Ir, _s: Ir, _o: Ir, _os: Ir
+        _c: Ir, _w: Ir, _ws: Ir, _t: Ir, _nb: Ir, _v: Ir, _bb: Ir, _n: Ir, _vs: Ir, _s: Ir, _o: Ir, _os: Ir, _apart: Ir
     ) -> Ir:
         def generate(context: Ir, builder: Ir, _signature: Ir, args: Ir) -> Ir:
             weights, weight_stride, table, num_blocks, values, block_bytes = args[:6]
-            num_pairs, stride, scales, out, out_stride = args[6:]
+            num_pairs, stride, scales, out, out_stride, apart = args[6:]
             products = Products(builder, processor)
             rows = pointers(builder, weights, weight_stride, num_rows, INT16)
-            ids, block_0 = builder.inttoptr(table, INT32.as_pointer()), builder.inttoptr(values, INT8.as_pointer())
+            ids, starts = builder.inttoptr(table, INT32.as_pointer()), (constant(0), apart)
+            block_0 = builder.inttoptr(values, INT8.as_pointer())
+            columns = [builder.gep(block_0, [builder.mul(start, constant(2))]) for start in starts]
 
             def add_block(index: Ir, sums: list[Ir]) -> list[Ir]:
-                block = builder.sext(load(builder, ids, index, INT32), INT64)
-                pairs = builder.gep(block_0, [builder.mul(block, block_bytes)])
+                block = builder.mul(builder.sext(load(builder, ids, index, INT32), INT64), block_bytes)
+                pairs = [builder.gep(column, [block]) for column in columns]
                 first = builder.mul(index, builder.mul(num_pairs, constant(2)))
                 here = [builder.gep(row, [first]) for row in rows]
                 return _emit_products(products, builder, here, num_pairs, pairs, stride, sums)
 
-            sums = loop(builder, constant(0), num_blocks, 1, _no_sums(products, num_rows), add_block)
-            of_rows, starts = builder.inttoptr(scales, FLOAT.as_pointer()), range(0, TILE, products.lanes)
+            sums = loop(builder, constant(0), num_blocks, 1, [products.zeros] * (2 * num_rows), add_block)
+            of_rows = builder.inttoptr(scales, FLOAT.as_pointer())
             for i, target in enumerate(pointers(builder, out, out_stride, num_rows)):
                 scale = splat(builder, load(builder, of_rows, constant(i), FLOAT), products.floats)
                 for j, start in enumerate(starts):
-                    exact = builder.sitofp(sums[len(starts) * i + j], products.floats)
-                    store(builder, builder.fmul(exact, scale), target, constant(start))
+                    exact = builder.sitofp(sums[2 * i + j], products.floats)
+                    store(builder, builder.fmul(exact, scale), target, start)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 11), generate
+        return types.void(*[types.int64] * 12), generate
 
     return intrinsic(typed)
 
@@ -266,7 +265,8 @@ def _typed_copy(_context: Ir, _x: Ir, _count: Ir, _out: Ir) -> Ir:
 
 copy: Any = intrinsic(_typed_copy)
 _THIS = this_processor()
-MOST_ROWS = _ROWS[_THIS][0]
+WIDTH = _THIS.lanes
 round_to_words, weigh = round_to_words_by(_THIS), weigh_by(_THIS)
-score_most, score_x3, score_x2, score_x1 = (score_tile(rows, _THIS) for rows in _ROWS[_THIS])
-value_most, value_x3, value_x2, value_x1 = (value_tile(rows, _THIS) for rows in _ROWS[_THIS])
+# Six rows by two vectors fill the registers of AVX2, and keep both multipliers of VNNI busy.
+score_x6, score_x3, score_x2, score_x1 = (score_tile(rows, _THIS) for rows in (6, 3, 2, 1))
+value_x6, value_x3, value_x2, value_x1 = (value_tile(rows, _THIS) for rows in (6, 3, 2, 1))
