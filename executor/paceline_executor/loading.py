@@ -88,7 +88,11 @@ def load(config: Config) -> Loaded:
     step_points = runner.warm_up()
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
-        "numerics", weights=numerics.weights.value, kv_cache=numerics.kv.value, num_threads=runner.num_threads
+        "numerics",
+        weights=numerics.weights.value,
+        kv_cache=numerics.kv.value,
+        instructions=runner.instructions,
+        num_threads=runner.num_threads,
     )
     description = Description(
         model=served_name(config, path),

@@ -24,9 +24,9 @@ _VNNI_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 
 
 class Processor(enum.Enum):
-    """Which products of bytes and words compiled code may use."""
+    """What compiled code may multiply bytes and words with."""
 
-    PORTABLE = "no instructions of its own"
+    PORTABLE = "none"
     AVX2 = "AVX2"
     VNNI = "AVX-512 VNNI"
 

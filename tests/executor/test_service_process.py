@@ -79,6 +79,7 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
     assert {event["event"] for event in events} == {"listening", "model", "model_load", "warm_up", "numerics", "ready"}
     numerics = next(event for event in events if event["event"] == "numerics")
     assert (numerics["weights"], numerics["kv_cache"]) == ("float32", "float32")  # its heads have 16 dimensions
+    assert numerics["instructions"] in {"AVX-512 VNNI", "AVX2", "none"}
     assert (ready["model"], ready["max_model_len"], client.welcome.model.name) == ("tiny", 256, "tiny")
     assert len(tokens_by_row(result)[0]) == 1
     assert [json.loads(line)["event"] for line in stdout.splitlines()] == ["draining", "stopped"]

@@ -5,6 +5,7 @@ Twice: as Llama has it, and with everything that other families have besides, al
 
 import dataclasses
 import functools
+import sys
 
 import pytest
 import torch
@@ -110,7 +111,18 @@ def test_steps_equal_the_reference(dtype, kind, share):
     after attention makes the small differences in an average of many values large again: there it is every second.
     Over int8 keys and values one of the many weights that are rounded is enough: there fewer tokens are free of it.
     """
-    weights = BY_NAME[kind]
+    assert_steps_equal_the_reference(dtype, BY_NAME[kind], share)
+
+
+@pytest.mark.parametrize("block_size", [48, 80])
+def test_blocks_of_an_odd_number_of_vectors_equal_the_reference(block_size, monkeypatch):
+    """Sixteen slots are one vector on some processors: of three or five the last has no other beside it."""
+    monkeypatch.setattr(sys.modules[__name__], "BLOCK_SIZE", block_size)
+    assert_steps_equal_the_reference(torch.int8, WEIGHTS, share=0.4)
+
+
+def assert_steps_equal_the_reference(dtype, weights, share):
+    """See the first test that calls it; `share` of the tokens must be free of what is rounded apart."""
     long, short, late = random_contexts(301, 9, 71)
     decoder, caches, errors = Decoder(weights), new_caches(dtype), []
     for parts in (

@@ -34,6 +34,7 @@ from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.block_copy import block_copy
+from paceline_kernels.integers import this_processor
 from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
 from paceline_kernels.warm_up import cpu_warm_up_calls
 
@@ -94,6 +95,11 @@ class CpuRunner:
     def num_threads(self) -> int:
         """How many threads compute, the step thread included."""
         return self._num_threads
+
+    @property
+    def instructions(self) -> str:
+        """What packed weights and int8 keys and values are multiplied with: "AVX-512 VNNI", "AVX2" or "none"."""
+        return this_processor().value
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         """See `Runner`. Compiling takes one to two minutes, once; the code is kept on disk."""

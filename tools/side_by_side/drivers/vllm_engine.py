@@ -1,4 +1,6 @@
-"""Drives vLLM's CPU build by its LLMEngine, in one process, in float32: the fastest of its types on AVX2.
+"""Drives vLLM's CPU build by its LLMEngine, in one process, in the type in which it is fastest here.
+
+That is bfloat16 where the processor has products of it, else float32.
 
 Arguments: the GGUF file, and a folder for the same weights as a float32 Hugging Face model, which is what vLLM loads.
 """
@@ -58,14 +60,20 @@ def convert(gguf_file: Path, folder: Path) -> None:
     unfinished.rename(folder)
 
 
+def fastest_type(processor: str) -> str:
+    """The type to compute in, by what /proc/cpuinfo says of the processor."""
+    return "bfloat16" if "avx512_bf16" in processor.split() else "float32"
+
+
 def main() -> None:
     """Serve until stdin ends."""
     channel = reserve_stdout()
     gguf_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
     convert(gguf_file, folder)
+    kind = fastest_type(Path("/proc/cpuinfo").read_text())
     arguments = vllm.EngineArgs(
         model=str(folder),
-        dtype="float32",
+        dtype=kind,
         max_model_len=_MAX_MODEL_LEN,
         max_num_seqs=_MAX_REQUESTS,
         max_num_batched_tokens=_MAX_BATCHED_TOKENS,
@@ -78,7 +86,7 @@ def main() -> None:
     def run(workload: Workload) -> Answer:
         return run_steps(LibraryEngine(engine), workload)
 
-    configuration = f"float32, steps of at most {_MAX_BATCHED_TOKENS} tokens, engine in the caller's process"
+    configuration = f"{kind}, steps of at most {_MAX_BATCHED_TOKENS} tokens, engine in the caller's process"
     serve(channel, Facts(vllm.__version__, "LLMEngine", configuration, (os.getpid(),)), run)
 
 
