@@ -7,10 +7,11 @@ loop around it, and sums stay in the order in which they are written. What must 
 """
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 # Processes that start together compile every function once: what one compiles, the others load.
 _lock = CompileLock()
+_takes_only_kept = contextvars.ContextVar("takes_only_kept", default=False)
 # numba sets its switches at run time, out of a type checker's sight.
 _config: Any = numba.config
 _numba_njit: Any = numba.njit
@@ -56,6 +58,10 @@ if not _config.CACHE_DIR:
 _config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
+class NotKeptError(Exception):
+    """A function is not on disk, and was not to be compiled."""
+
+
 def compiled(function: _Function) -> _Function:
     """Compile a function for the calling thread."""
     return _compile(function, parallel=False)
@@ -64,6 +70,16 @@ def compiled(function: _Function) -> _Function:
 def compiled_parallel(function: _Function) -> _Function:
     """Compile a function whose `prange` loops run on `num_threads()` threads. Only one thread may ever call such."""
     return _compile(function, parallel=True)
+
+
+@contextlib.contextmanager
+def only_kept() -> Iterator[None]:
+    """Within this context functions whose code could be on disk, and is not, raise NotKeptError when called."""
+    token = _takes_only_kept.set(True)
+    try:
+        yield
+    finally:
+        _takes_only_kept.reset(token)
 
 
 def _compile(function: _Function, *, parallel: bool) -> _Function:
@@ -106,6 +122,8 @@ class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no type
     def load_overload(self, sig: object, target_context: object) -> object:
         """Return compiled code; None where there is none, or none that can be read: then it is for us to compile."""
         found = self._load(sig, target_context)
+        if found is None and _takes_only_kept.get():
+            raise NotKeptError(self._impl.filename_base)
         if found is None:
             _lock.take(*self._place())
             found = self._load(sig, target_context)

@@ -1,35 +1,25 @@
-"""Compiles every operation's CPU code by calling it once on a few numbers; later calls, of any size, find it compiled.
+"""One small call of every operation's CPU code, by name; later calls, of any size, find it compiled.
 
-Knows one small call per operation. It refuses to know models.
+Knows one small call per operation. It refuses to know the sizes of models, and when and where code is compiled.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from paceline_kernels.activation import Gate, gate_and_multiply
 from paceline_kernels.attention import paged_attention
+from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.linear import linear
+from paceline_kernels.quantized_linear.packing import PackedWeight, pack_int4
+from paceline_kernels.quantized_linear.tiles import GROUP
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
 
-
-def cpu_warm_up_calls() -> tuple[tuple[str, Callable[[], object]], ...]:
-    """The operations that are compiled, by name, and for each a call that compiles it: seconds, or none from the cache.
-
-    The calls enter parallel regions, so they belong into the thread that will run the operations.
-    """
-    return (
-        ("linear", lambda: linear(torch.ones(1, 8), torch.ones(3, 8))),
-        ("rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5)),
-        ("add_rms_norm", lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8))),
-        ("gate_and_multiply", lambda: gate_and_multiply(torch.ones(1, 16), Gate.SILU)),
-        ("rope_and_write_kv", _rope),
-        ("paged_attention", _attention),
-        ("sample", _sample),
-        ("sample by rules", _sample_by_rules),
-    )
+_BLOCK_SIZE = 16
 
 
 def _rope() -> None:
@@ -61,3 +51,36 @@ def _sample_by_rules() -> None:
 def _parameters() -> SamplingParameters:
     one, one_float = torch.ones(1, dtype=torch.int32), torch.ones(1)
     return SamplingParameters(one_float, one, one_float, one_float, one.long(), one, one)
+
+
+def _decode(kv_dtype: torch.dtype) -> None:
+    """A decoder of one layer, one head and one group of weights, all zero."""
+    norm = torch.ones(GROUP)
+    layer = DecoderLayer(norm, _zeros(3 * GROUP), _zeros(GROUP), norm, _zeros(2 * GROUP), _zeros(GROUP))
+    table = rope_table(1, rope_frequencies(GROUP, 10_000.0))[None]
+    weights = DecoderWeights(_zeros(GROUP), (layer,), norm, _zeros(GROUP), table, 1, 1, GROUP, 1e-5)
+    zero, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    batch = DecoderBatch(zero, zero, zero.long(), torch.cat((zero, one)), one, zero[None], zero)
+    slot = GROUP + (INT8_SCALE_BYTES if kv_dtype == torch.int8 else 0)
+    keys, values = torch.zeros(2, 1, 1, 1, _BLOCK_SIZE, slot, dtype=kv_dtype)
+    Decoder(weights).forward(batch, keys, values)
+
+
+def _zeros(num_outputs: int) -> PackedWeight:
+    scales = np.zeros((num_outputs, 1), dtype=np.float32)
+    return pack_int4(np.zeros((num_outputs, GROUP), dtype=np.uint8), scales, scales)
+
+
+# The calls enter parallel regions, so they belong into the thread that will run the operations.
+CPU_CALLS: Mapping[str, Callable[[], object]] = {
+    "linear": lambda: linear(torch.ones(1, 8), torch.ones(3, 8)),
+    "rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5),
+    "add_rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8)),
+    "gate_and_multiply": lambda: gate_and_multiply(torch.ones(1, 16), Gate.SILU),
+    "rope_and_write_kv": _rope,
+    "paged_attention": _attention,
+    "decoder over int8": functools.partial(_decode, torch.int8),
+    "decoder over float16": functools.partial(_decode, torch.float16),
+    "sample": _sample,
+    "sample by rules": _sample_by_rules,
+}

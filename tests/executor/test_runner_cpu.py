@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline_executor.errors import StartError, UnsupportedModelError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
-from paceline_executor.runner.cpu import CpuRunner
+from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
 from paceline_executor.testing.tiny import tiny_checkpoint
@@ -25,6 +26,7 @@ from paceline_kernels.rms_norm import cpu as rms_norm
 from paceline_kernels.rope import cpu as rope
 from paceline_kernels.sampling import cpu as sampling
 from paceline_kernels.testing import poisoned
+from paceline_kernels.warm_up import CPU_CALLS
 
 GREEDY = Draw(num_logprobs=4)
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)
@@ -256,8 +258,10 @@ def test_warm_up_reports_each_step_and_measures_rising_times(case):
     points = runner.warm_up()
     assert [size for size, _ in points] == [1, 16, 64]
     assert all(time_ns > 0 for _, time_ns in points)
-    assert [progress.index for progress in seen] == list(range(seen[0].num_steps))
-    assert seen[0].step == ("compile linear" if case.numerics == FLOAT32_NUMERICS else "compile decoder")
+    measuring = [progress for progress in seen if progress.step.startswith("measure")]
+    num_steps = len(operations_of(case.numerics)) + 3
+    assert [progress.index for progress in measuring] == list(range(num_steps - 3, num_steps))
+    assert {progress.num_steps for progress in seen} == {num_steps}
 
 
 def test_nothing_compiles_after_the_warm_up(case):
@@ -276,6 +280,24 @@ def test_nothing_compiles_after_the_warm_up(case):
             driver = Driver(new_runner(case))
             driver.run([driver.add(random_prompt(length, 1), draw, max_chunk=50) for length in lengths], 3)
     assert [len(function.signatures) for function in compiled] == before
+
+
+@pytest.mark.parametrize("packed", ["packed-int8", "packed-float16"])
+def test_the_decoder_that_is_compiled_ahead_is_every_models(packed, monkeypatch):
+    """Compiled code is kept by the types of arguments: those of a model's step are those of the warm-up's."""
+    types, run = [], decoder.run
+
+    def run_and_note(*arguments):
+        types.append([numba.typeof(argument) for argument in arguments])
+        run(*arguments)
+
+    monkeypatch.setattr(decoder, "run", run_and_note)
+    case = CASES[packed]
+    for name in operations_of(case.numerics):
+        CPU_CALLS[name]()
+    new_runner(case).execute(one_token_batch())
+    assert len(types) == 2
+    assert types[0] == types[1]
 
 
 def test_the_geometry_says_what_was_allocated(case):

@@ -234,6 +234,24 @@ def test_logits_come_for_the_tokens_that_want_them(weights):
     assert Decoder(weights).forward(none, *new_caches(torch.float16)).shape == (0, VOCAB)
 
 
+@KINDS
+@DTYPES
+@pytest.mark.parametrize("seed", range(4))
+def test_logits_of_a_few_tokens_are_those_of_all(dtype, seed, weights):
+    """Beside decodes, in a chunk that is cut into pieces, most of which nobody wants; nor do keys and values change."""
+    contexts = random_contexts(300, 200, 40)
+    steps = [(0, 0, 299), (1, 0, 40)], [(0, 299, 300), (1, 40, 200), (2, 0, 40)]
+    decoders, caches = (Decoder(weights), Decoder(weights)), (new_caches(dtype), new_caches(dtype))
+    for number, step in enumerate(steps):
+        batch = batch_of(*((contexts[i], *cut) for i, *cut in step))
+        generator = torch.Generator().manual_seed(10 * seed + number)
+        wanted = torch.randperm(len(batch.token_ids), generator=generator)[:seed].int()
+        every = decoders[0].forward(batch, *caches[0])
+        some = decoders[1].forward(dataclasses.replace(batch, logit_tokens=wanted), *caches[1])
+        assert torch.equal(some, every[wanted.long()])
+    assert all(torch.equal(a.view(torch.int8), b.view(torch.int8)) for a, b in zip(*caches, strict=True))
+
+
 def test_the_embedding_may_serve_as_output_matrix():
     """As the same matrix."""
     tied = dataclasses.replace(WEIGHTS, lm_head=WEIGHTS.embedding)

@@ -16,7 +16,7 @@ import torch
 
 from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
-from paceline_executor.numerics import FLOAT32_NUMERICS, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampled_tokens, sampling_parameters
 from paceline_executor.runner.interface import (
@@ -34,9 +34,9 @@ from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.block_copy import block_copy
+from paceline_kernels.compile_apart import have_ready
 from paceline_kernels.integers import this_processor
 from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
-from paceline_kernels.warm_up import cpu_warm_up_calls
 
 # Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256)
@@ -45,6 +45,8 @@ _PROBLEMS = {
     SampleOutcome.NOT_FINITE: RowProblem.NOT_FINITE,
     SampleOutcome.NOTHING_LEFT: RowProblem.NOTHING_LEFT,
 }
+_IN_FLOAT32 = ("linear", "rms_norm", "add_rms_norm", "gate_and_multiply", "rope_and_write_kv", "paged_attention")
+_DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,12 @@ class WarmUpProgress:
     step: str
     index: int
     num_steps: int
+
+
+def operations_of(numerics: Numerics) -> tuple[str, ...]:
+    """The operations that steps in these numbers call, as `paceline_kernels.warm_up` names them."""
+    model = _IN_FLOAT32 if numerics.weights is WeightKind.FLOAT32 else (_DECODERS[numerics.kv],)
+    return (*model, "sample", "sample by rules")
 
 
 class CpuRunner:
@@ -102,27 +110,20 @@ class CpuRunner:
         return this_processor().value
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes one to two minutes, once; the code is kept on disk."""
-        jit.set_num_threads(self._num_threads)
-        calls = self._compiling_calls()
+        """See `Runner`. Compiling takes another process one to two minutes, once; the code is kept on disk."""
+        operations = operations_of(self._numerics)
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
-        num_steps = len(calls) + len(sizes)
-        for index, (name, call) in enumerate(calls):
-            self._on_progress(WarmUpProgress(f"compile {name}", index, num_steps))
-            call()
+        num_steps = len(operations) + len(sizes)
+
+        def on_compile(operation: str) -> None:
+            self._on_progress(WarmUpProgress(f"compile {operation}", operations.index(operation), num_steps))
+
+        have_ready(operations, on_compile)
         points = []
-        for index, size in enumerate(sizes, start=len(calls)):
+        for index, size in enumerate(sizes, start=len(operations)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
             points.append((size, self._measure(size)))
         return tuple(points)
-
-    def _compiling_calls(self) -> tuple[tuple[str, Callable[[], object]], ...]:
-        """What is compiled, by name: the operations that this model's steps call."""
-        calls = cpu_warm_up_calls()
-        if self._numerics.weights is WeightKind.FLOAT32:
-            return calls
-        sampling = tuple((name, call) for name, call in calls if name.startswith("sample"))
-        return (("decoder", lambda: self.execute(_chunk(1, self._geometry.block_size))), *sampling)
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """See `Runner`. Raises KernelArgumentError or IndexError for a batch that names what does not exist."""

@@ -192,6 +192,27 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: B
 
 
 @jit.compiled
+def _is_read(phase: int, piece: int, layer: int, shape: Shape, batch: Batch, splits: Splits) -> bool:
+    """Whether anyone reads what the piece makes: behind the last layer's keys and values only logits are made."""
+    if layer < shape.num_layers - 1:
+        return True
+    if phase == _ATTEND:
+        unit = splits.units[phases.unit_of(piece, shape, splits)]
+        first, count = unit[units.TOKEN], unit[units.NUM_TOKENS]
+    elif phase in (_OUTPUT, _GATE, _DOWN):
+        block = piece % phases.num_blocks(batch.token_ids.shape[0])
+        first, count = block * phases.TOKENS_PER_PIECE, phases.TOKENS_PER_PIECE
+    elif phase == _NORMALIZE:
+        first, count = piece * phases.TOKENS_PER_NORM, phases.TOKENS_PER_NORM
+    else:
+        return True
+    num_wanted = 0
+    for token in batch.logit_tokens:
+        num_wanted += first <= token < first + count
+    return num_wanted > 0
+
+
+@jit.compiled
 def _work(
     shape: Shape,
     weights: Weights,
@@ -245,7 +266,9 @@ def _go_through(
         num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
         num_done, piece = 0, team.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
-            if phase == _EMBED:
+            if not _is_read(phase, piece, layer, shape, batch, splits):
+                pass
+            elif phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized)
             elif phase == _QKV:
                 cache = (keys[layer], values[layer])

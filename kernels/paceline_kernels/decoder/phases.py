@@ -237,6 +237,12 @@ def project_qkv(
 
 
 @jit.compiled
+def unit_of(piece: int, shape: Shape, splits: Splits) -> int:
+    """The unit of a piece of attention. The last ones of a chunk see most positions: they are begun first."""
+    return int(splits.num_units - 1 - piece // shape.num_kv_heads)
+
+
+@jit.compiled
 def attend(
     piece: int,
     shape: Shape,
@@ -251,8 +257,7 @@ def attend(
 ) -> None:
     """One unit of attention for one KV head; who finishes the last segment of a split row folds its segments."""
     num_kv_heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
-    # The last units of a chunk see most positions: they are begun first.
-    unit, head = splits.units[splits.num_units - 1 - piece // num_kv_heads], piece % num_kv_heads
+    unit, head = splits.units[unit_of(piece, shape, splits)], piece % num_kv_heads
     row, token = unit[units.ROW], unit[units.TOKEN]
     position = batch.context_lens[row] - (batch.cu_seqlens[row + 1] - token)
     flat = work.query.reshape(-1)

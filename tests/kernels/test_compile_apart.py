@@ -1,0 +1,77 @@
+"""Operations are compiled by a process of its own, which this one then finds on disk."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline_kernels import compile_apart, jit
+from paceline_kernels.activation import cpu as activation
+from paceline_kernels.compile_apart import have_ready
+
+OPERATION = "gate_and_multiply"
+HAVE_READY = f"""
+from paceline_kernels.compile_apart import have_ready
+from paceline_kernels.activation.cpu import gate_rows
+have_ready(["{OPERATION}"], print)
+print(sum(gate_rows.stats.cache_misses.values()), sum(gate_rows.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def nothing_kept(tmp_path):
+    """An environment in which no compiled code is on disk yet."""
+    return {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+
+def test_what_is_not_on_disk_another_process_compiles(nothing_kept):
+    """Once: the next start finds it."""
+
+    def start():
+        command = [sys.executable, "-c", HAVE_READY]
+        return subprocess.run(command, env=nothing_kept, check=True, capture_output=True, text=True)
+
+    first, second = start(), start()
+    assert first.stdout.splitlines() == [OPERATION, "0 1"]
+    assert second.stdout.splitlines() == ["0 1"]
+    assert (first.stderr, second.stderr) == ("", "")
+
+
+def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_path):
+    """However that dies. Both hold stderr open while they live."""
+    script = "from paceline_kernels.compile_apart import have_ready\nhave_ready(['decoder over int8'], print)"
+    command = [sys.executable, "-u", "-c", script]
+    with subprocess.Popen(command, env=nothing_kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"decoder over int8\n"
+        process.kill()
+        assert process.stderr.read() == b""
+    assert not list(tmp_path.rglob("cpu.run-*.nbc"))
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"], ids=["fails", "is missing"])
+def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, caplog):
+    """And says so."""
+    monkeypatch.setattr(compile_apart, "_is_kept", lambda _: False)
+    monkeypatch.setattr(sys, "executable", program)
+    told = []
+    with caplog.at_level(logging.WARNING):
+        have_ready([OPERATION], told.append)
+    assert told == []
+    assert activation.gate_rows.signatures
+    assert len(caplog.records) == 1
+    assert "this one" in caplog.text
+
+
+def test_nothing_is_compiled_where_only_what_is_kept_is_wanted(monkeypatch, tmp_path):
+    """Afterwards it is compiled as ever."""
+    monkeypatch.setattr(jit._config, "CACHE_DIR", str(tmp_path))
+
+    def double(x):
+        return 2 * x
+
+    compiled = jit.compiled(double)
+    with jit.only_kept(), pytest.raises(jit.NotKeptError, match="double"):
+        compiled(21)
+    assert compiled(21) == 42
