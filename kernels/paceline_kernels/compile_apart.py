@@ -24,18 +24,23 @@ _POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-def have_ready(operations: Sequence[str], on_compile: Callable[[str], None]) -> None:
+def have_ready(operations: Sequence[str], on_begin: Callable[[str], None]) -> None:
     """Make these operations (names of `warm_up.CPU_CALLS`) ready for this process: no later call compiles.
 
-    Takes a second or two where their code is on disk, else one to two minutes; `on_compile` is told each operation that
-    is about to be compiled. Where code cannot be kept on disk, this process compiles it. For the thread that will call
-    the operations; it computes with one thread afterwards.
+    Takes a second or two where their code is on disk, else one to two minutes. `on_begin` is told each operation that
+    is about to be read from disk or compiled. Where code cannot be kept on disk, this process compiles it. For the
+    thread that will call the operations; it computes with one thread afterwards.
     """
     jit.set_num_threads(1)
-    missing = [name for name in operations if not _is_kept(name)]
+    missing = []
+    for name in operations:
+        on_begin(name)
+        if not _is_kept(name):
+            missing.append(name)
     if missing:
-        _compile_apart(missing, on_compile)
+        _compile_apart(missing, on_begin)
     for name in missing:
+        on_begin(name)
         CPU_CALLS[name]()
 
 
@@ -49,15 +54,16 @@ def _is_kept(name: str) -> bool:
     return True
 
 
-def _compile_apart(names: Sequence[str], on_compile: Callable[[str], None]) -> None:
-    command = [sys.executable, "-m", "paceline_kernels.compile_apart", *names]
+def _compile_apart(names: Sequence[str], on_begin: Callable[[str], None]) -> None:
+    command = [sys.executable, "-P", "-m", "paceline_kernels.compile_apart", *names]
     try:
         with subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                on_compile(line.strip())
+                if line.strip() in names:  # libraries print, too, where they are told to
+                    on_begin(line.strip())
     except OSError as error:
         _log.warning("no process can be started to compile kernels, this one does: %s", error)
         return
@@ -67,7 +73,7 @@ def _compile_apart(names: Sequence[str], on_compile: Callable[[str], None]) -> N
 
 def _main() -> None:
     """Compile the operations on the command line, naming each on stdout as it begins."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     jit.set_num_threads(1)
     for name in sys.argv[1:]:

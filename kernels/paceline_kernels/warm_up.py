@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from paceline_kernels.activation import Gate, gate_and_multiply
+from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.linear import linear
 from paceline_kernels.quantized_linear.packing import PackedWeight, pack_int4
 from paceline_kernels.quantized_linear.tiles import GROUP
-from paceline_kernels.rms_norm import rms_norm
+from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
 
@@ -76,7 +76,9 @@ CPU_CALLS: Mapping[str, Callable[[], object]] = {
     "linear": lambda: linear(torch.ones(1, 8), torch.ones(3, 8)),
     "rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5),
     "add_rms_norm": lambda: rms_norm(torch.ones(1, 8), torch.ones(8), 1e-5, residual=torch.ones(1, 8)),
+    "rms_norm_heads": lambda: rms_norm_heads(torch.ones(1, 3, 8), torch.ones(8), torch.ones(8), 1, 1e-5),
     "gate_and_multiply": lambda: gate_and_multiply(torch.ones(1, 16), Gate.SILU),
+    "softcap": lambda: softcap(torch.ones(1, 8), 1.0),
     "rope_and_write_kv": _rope,
     "paged_attention": _attention,
     "decoder over int8": functools.partial(_decode, torch.int8),

@@ -258,18 +258,18 @@ def test_warm_up_reports_each_step_and_measures_rising_times(case):
     points = runner.warm_up()
     assert [size for size, _ in points] == [1, 16, 64]
     assert all(time_ns > 0 for _, time_ns in points)
-    measuring = [progress for progress in seen if progress.step.startswith("measure")]
-    num_steps = len(operations_of(case.numerics)) + 3
-    assert [progress.index for progress in measuring] == list(range(num_steps - 3, num_steps))
-    assert {progress.num_steps for progress in seen} == {num_steps}
+    steps = [f"compile {name}" for name in operations_of(case.numerics)]
+    steps += [f"measure a step of {size} tokens" for size in (1, 16, 64)]
+    assert [step.step for step in seen[: len(steps) - 3] + seen[-3:]] == steps  # between them, what had to be compiled
+    assert all(step.step == steps[step.index] and step.num_steps == len(steps) for step in seen)
 
 
 def test_nothing_compiles_after_the_warm_up(case):
     """Whatever the sizes, contents and options of later steps."""
     new_runner(case).warm_up()
     if case.numerics == FLOAT32_NUMERICS:
-        of_kind = [linear.multiply, rms_norm.normalize, rms_norm.add_and_normalize, rope.rotate_and_write]
-        of_kind += [attention.attend, activation.gate_rows]
+        of_kind = [linear.multiply, rms_norm.normalize, rms_norm.add_and_normalize, rms_norm.normalize_heads]
+        of_kind += [rope.rotate_and_write, attention.attend, activation.gate_rows, activation.cap_rows]
     else:
         of_kind = [decoder.run, attention.count_units, attention.fill_units]
     compiled = [*of_kind, attention.count_sound_rows, sampling.draw_rows, sampling.take_logprobs]

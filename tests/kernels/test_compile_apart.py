@@ -8,14 +8,13 @@ import sys
 import pytest
 
 from paceline_kernels import compile_apart, jit
-from paceline_kernels.activation import cpu as activation
 from paceline_kernels.compile_apart import have_ready
 
 OPERATION = "gate_and_multiply"
 HAVE_READY = f"""
 from paceline_kernels.compile_apart import have_ready
 from paceline_kernels.activation.cpu import gate_rows
-have_ready(["{OPERATION}"], print)
+have_ready(["{OPERATION}"], lambda name: print("begins", name))
 print(sum(gate_rows.stats.cache_misses.values()), sum(gate_rows.stats.cache_hits.values()))
 """
 
@@ -34,17 +33,18 @@ def test_what_is_not_on_disk_another_process_compiles(nothing_kept):
         return subprocess.run(command, env=nothing_kept, check=True, capture_output=True, text=True)
 
     first, second = start(), start()
-    assert first.stdout.splitlines() == [OPERATION, "0 1"]
-    assert second.stdout.splitlines() == ["0 1"]
+    assert first.stdout.splitlines() == [*[f"begins {OPERATION}"] * 3, "0 1"]  # looked for, compiled, read
+    assert second.stdout.splitlines() == [f"begins {OPERATION}", "0 1"]
     assert (first.stderr, second.stderr) == ("", "")
 
 
 def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_path):
     """However that dies. Both hold stderr open while they live."""
     script = "from paceline_kernels.compile_apart import have_ready\nhave_ready(['decoder over int8'], print)"
+    told = b"decoder over int8\n"
     command = [sys.executable, "-u", "-c", script]
     with subprocess.Popen(command, env=nothing_kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"decoder over int8\n"
+        assert [process.stdout.readline() for _ in range(2)] == [told, told]
         process.kill()
         assert process.stderr.read() == b""
     assert not list(tmp_path.rglob("cpu.run-*.nbc"))
@@ -53,15 +53,24 @@ def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"], ids=["fails", "is missing"])
 def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, caplog):
     """And says so."""
+    called, told = [], []
     monkeypatch.setattr(compile_apart, "_is_kept", lambda _: False)
+    monkeypatch.setattr(compile_apart, "CPU_CALLS", {OPERATION: lambda: called.append(OPERATION)})
     monkeypatch.setattr(sys, "executable", program)
-    told = []
     with caplog.at_level(logging.WARNING):
         have_ready([OPERATION], told.append)
-    assert told == []
-    assert activation.gate_rows.signatures
+    assert called == [OPERATION]
+    assert told == [OPERATION, OPERATION]
     assert len(caplog.records) == 1
     assert "this one" in caplog.text
+
+
+def test_what_libraries_print_in_the_other_process_is_no_operation(nothing_kept):
+    """As numba does when it is asked why it compiles."""
+    command = [sys.executable, "-c", HAVE_READY]
+    asked = {**nothing_kept, "NUMBA_DEBUG_CACHE": "1"}
+    lines = subprocess.run(command, env=asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line for line in lines if line.startswith("begins")] == [f"begins {OPERATION}"] * 3
 
 
 def test_nothing_is_compiled_where_only_what_is_kept_is_wanted(monkeypatch, tmp_path):

@@ -219,6 +219,23 @@ def test_what_an_earlier_step_left_behind_is_never_read(dtype, weights):
 
 
 @KINDS
+@DTYPES
+def test_the_last_layer_does_without_what_only_unwanted_logits_need(dtype, weights):
+    """Of 300 tokens the last is wanted: for the others memory holds the layer before."""
+    (context,) = random_contexts(300)
+    batch, decoder = batch_of((context, 0, 300)), Decoder(weights)
+    expected = decoder.forward(batch, *new_caches(dtype))[-1:]
+    of_all = decoder._decoder._activations.fed_scales.copy()
+    for part in decoder._decoder._activations:
+        part.fill(99 if part.dtype == "int8" else float("nan"))
+    last = dataclasses.replace(batch, logit_tokens=torch.tensor([299], dtype=torch.int32))
+    assert torch.equal(decoder.forward(last, *new_caches(dtype)), expected)
+    of_last = decoder._decoder._activations.fed_scales
+    assert (of_last[299] == of_all[299]).all()
+    assert (of_last[:256] != of_all[:256]).any(axis=1).all()
+
+
+@KINDS
 def test_logits_come_for_the_tokens_that_want_them(weights):
     """In the order in which they are named, and as often: more often than there are tokens, too."""
     (context,) = random_contexts(40)

@@ -45,7 +45,8 @@ _PROBLEMS = {
     SampleOutcome.NOT_FINITE: RowProblem.NOT_FINITE,
     SampleOutcome.NOTHING_LEFT: RowProblem.NOTHING_LEFT,
 }
-_IN_FLOAT32 = ("linear", "rms_norm", "add_rms_norm", "gate_and_multiply", "rope_and_write_kv", "paged_attention")
+_NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
+_IN_FLOAT32 = ("linear", *_NORMS, "gate_and_multiply", "softcap", "rope_and_write_kv", "paged_attention")
 _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
 
 
@@ -115,10 +116,10 @@ class CpuRunner:
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(operations) + len(sizes)
 
-        def on_compile(operation: str) -> None:
-            self._on_progress(WarmUpProgress(f"compile {operation}", operations.index(operation), num_steps))
+        def on_operation(name: str) -> None:
+            self._on_progress(WarmUpProgress(f"compile {name}", operations.index(name), num_steps))
 
-        have_ready(operations, on_compile)
+        have_ready(operations, on_operation)
         points = []
         for index, size in enumerate(sizes, start=len(operations)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
