@@ -30,7 +30,7 @@ async def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} before the start", file=sys.stderr)
     gaps_s: dict[Reading, list[list[float]]] = {reading: [] for reading in Reading}
     for _, reading in itertools.product(range(options.repetitions), Reading):
-        gaps_s[reading].append(await _gaps(reading, options.num_clients, options.step_ms, options.seconds))
+        gaps_s[reading].append(await gaps_beside(reading, options.num_clients, options.step_ms, options.seconds))
     print(f"\n| {options.num_clients} clients read | p50 | p99 | longest | p99 by that beside who read all |")
     print("|---|---|---|---|---|")
     for reading in Reading:
@@ -41,7 +41,7 @@ async def main() -> None:
         print(f"| {reading} | " + " | ".join(f"{1e3 * figure:.1f} ms" for figure in figures) + f" | {ratio:.2f} |")
 
 
-async def _gaps(reading: Reading, num_clients: int, step_ms: float, seconds: float) -> list[float]:
+async def gaps_beside(reading: Reading, num_clients: int, step_ms: float, seconds: float) -> list[float]:
     """The times between two outputs of the eight streams, in seconds."""
     num_rows = num_clients + _NUM_STREAMS
     options = ("--max-num-seqs", str(num_rows), "--num-blocks", str(_BLOCKS_PER_STREAM * num_rows))
@@ -75,7 +75,7 @@ def _p99(gaps_s: Sequence[float]) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slow_clients", description="Time streams beside slow clients.")
     parser.add_argument("--num-clients", type=int, default=100, help="beside the eight streams (default 100)")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="of the simulated executor (default 25)")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="of the simulated executor (default 50)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement (default 20)")
     parser.add_argument("--repetitions", type=int, default=5, help="of all three, in turn (default 5)")
     return parser.parse_args()

@@ -50,6 +50,7 @@ async def main() -> None:
         print("all have begun", flush=True)
         for client in clients:
             group.create_task(client.go_on())
+            await asyncio.sleep(1 / len(clients))  # those who read a message per second read at different times
         await asyncio.Event().wait()
 
 

@@ -192,10 +192,8 @@ def _num_pieces(phase: int, layer: int, shape: Shape, weights: Weights, batch: B
 
 
 @jit.compiled
-def _is_read(phase: int, piece: int, layer: int, shape: Shape, batch: Batch, splits: Splits) -> bool:
-    """Whether anyone reads what the piece makes: behind the last layer's keys and values only logits are made."""
-    if layer < shape.num_layers - 1:
-        return True
+def _is_read(phase: int, piece: int, shape: Shape, batch: Batch, splits: Splits) -> bool:
+    """Whether anyone reads what the last layer's piece makes: behind its keys and values only logits are made."""
     if phase == _ATTEND:
         unit = splits.units[phases.unit_of(piece, shape, splits)]
         first, count = unit[units.TOKEN], unit[units.NUM_TOKENS]
@@ -266,8 +264,8 @@ def _go_through(
         num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
         num_done, piece = 0, team.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
-            if not _is_read(phase, piece, layer, shape, batch, splits):
-                pass
+            if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, batch, splits):
+                pass  # asked of the last layer only: handing arrays over costs more than some pieces
             elif phase == _EMBED:
                 phases.embed(piece, shape, weights, batch, work, normalized)
             elif phase == _QKV:
