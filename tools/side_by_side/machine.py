@@ -92,7 +92,8 @@ class OthersWatch:
 class MemoryWatch:
     """The largest memory that some processes held together while a block ran, in bytes.
 
-    A page that several processes share counts in part for each (PSS).
+    A page counts for every process that has it (RSS), shared or not: were it divided among those that share it, an
+    engine would become smaller because another one maps the same model file.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -111,7 +112,7 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while True:
-            self.peak_bytes = max(self.peak_bytes, sum(_pss_bytes(pid) for pid in self._pids))
+            self.peak_bytes = max(self.peak_bytes, sum(_rss_bytes(pid) for pid in self._pids))
             if self._is_over.wait(_SAMPLE_S):
                 return
 
@@ -145,9 +146,9 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
 
 
-def _pss_bytes(pid: int) -> int:
+def _rss_bytes(pid: int) -> int:
     try:
         lines = (_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:")), 0)
