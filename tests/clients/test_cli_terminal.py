@@ -141,6 +141,18 @@ def test_bars_fit_a_terminal_and_become_lines_when_all_is_ready():
     ]
 
 
+def test_only_a_child_that_is_ready_is_ticked_off():
+    """A phase that is done is not its child's end: the clock goes on."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with BarView(console) as view:
+        view.on_event(Started("executor"))
+        view.on_event(Progressed("executor", "loading the model", 1.0))
+        (bar,) = view._progress.tasks
+        assert not bar.finished
+        view.on_event(BecameReady("executor"))
+        assert bar.finished
+
+
 @pytest.mark.parametrize(
     ("times", "first", "rate"),
     [

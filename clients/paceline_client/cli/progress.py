@@ -19,6 +19,8 @@ from paceline_client.cli.supervisor.events import (
 from paceline_client.cli.supervisor.log_lines import Level
 
 _LINE_STEP = 0.25
+# A bar that is full is ticked off and its clock stops; of a child that is not ready yet it never is.
+_NEARLY_ALL = 0.999
 
 
 class View(Protocol):
@@ -99,7 +101,7 @@ class BarView:
             case Started(name):
                 self._move(name, "starting", None)
             case Progressed(name, phase, fraction):
-                self._move(name, phase, fraction)
+                self._move(name, phase, None if fraction is None else min(fraction, _NEARLY_ALL))
             case BecameReady(name, stands_by):
                 self._move(name, "ready, stands by" if stands_by else "ready", 1.0)
             case TookOver(name):
