@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from paceline_scheduler.simulator.measured_processes import NO_BUDGETS, room_for
+
 _GIVE_UP_S = 30.0
-_BLOCKS_PER_STREAM = 130
 _STEP_MS = 25
-_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")  # all streams run beside each other, however slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,7 @@ class System:
     @asynccontextmanager
     async def running(num_executors: int, num_streams: int, vocab_size: int) -> AsyncIterator["System"]:
         """Run everything until the block ends, which begins when the scheduler is ready."""
-        options = ["--port", "0", "--max-num-seqs", str(num_streams), "--step-ms", str(_STEP_MS)]
-        options += ["--num-blocks", str(_BLOCKS_PER_STREAM * num_streams), "--vocab-size", str(vocab_size)]
+        options = ("--port", "0", "--step-ms", str(_STEP_MS), "--vocab-size", str(vocab_size), *room_for(num_streams))
         async with AsyncExitStack() as stack:
             executors = []
             for _ in range(num_executors):
@@ -118,7 +117,7 @@ class System:
 
     async def start_scheduler(self) -> None:
         """Start a scheduler, without waiting until it serves."""
-        options = ("--executors", ",".join(self.addresses), *self.options, *_NO_BUDGETS)
+        options = ("--executors", ",".join(self.addresses), *self.options, *NO_BUDGETS)
         self._scheduler = await _Process.start("paceline_scheduler", *options)
 
     async def kill_scheduler(self) -> float:

@@ -15,6 +15,7 @@ from typing import Self
 from side_by_side.results import MAX_OTHERS_SHARE
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 _LOOK_S = 0.5
 PATIENCE_S = 20.0
@@ -148,7 +149,6 @@ def _cpu_s(pid: int) -> float:
 
 def _rss_bytes(pid: int) -> int:
     try:
-        lines = (_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines()
+        return int((_PROC / str(pid) / "statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:")), 0)

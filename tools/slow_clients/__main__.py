@@ -15,13 +15,18 @@ import time
 from collections.abc import Sequence
 
 from paceline_client import AsyncClient, Stopping
-from paceline_scheduler.simulator.measured_processes import module_process, next_line, scheduler_of, simulated_executor
+from paceline_scheduler.simulator.measured_processes import (
+    NO_BUDGETS,
+    module_process,
+    next_line,
+    room_for,
+    scheduler_of,
+    simulated_executor,
+)
 from slow_clients.crowd import Reading
 
 _NUM_STREAMS = 8
-_BLOCKS_PER_STREAM = 130
 _STOPPING = Stopping(max_tokens=2000, ignore_eos=True)
-_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")  # all streams run beside each other, however slowly
 
 
 async def main() -> None:
@@ -43,11 +48,9 @@ async def main() -> None:
 
 async def gaps_beside(reading: Reading, num_clients: int, step_ms: float, seconds: float) -> list[float]:
     """The times between two outputs of the eight streams, in seconds."""
-    num_rows = num_clients + _NUM_STREAMS
-    options = ("--max-num-seqs", str(num_rows), "--num-blocks", str(_BLOCKS_PER_STREAM * num_rows))
     async with (
-        simulated_executor(*options, "--step-ms", str(step_ms)) as executor,
-        scheduler_of(executor, *_NO_BUDGETS) as (_, ready),
+        simulated_executor(*room_for(num_clients + _NUM_STREAMS), "--step-ms", str(step_ms)) as executor,
+        scheduler_of(executor, *NO_BUDGETS) as (_, ready),
     ):
         target = f"127.0.0.1:{ready['port']}"
         crowd = ("slow_clients.crowd", target, "--num-clients", str(num_clients), "--reading", reading)

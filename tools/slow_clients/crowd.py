@@ -14,13 +14,8 @@ import grpc.aio
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
+from paceline_scheduler.testing.edge_server import SLOW_CHANNEL
 
-# A connection of its own, since streams that share one share its flow control, and small windows, which fill soon.
-_CHANNEL = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.http2.lookahead_bytes", 64 * 1024),
-    ("grpc.http2.bdp_probe", 0),
-)
 _PROMPT_TOKENS = 8
 _NUM_TOP = 20  # log-probabilities, which make output large enough to fill what waits
 _MAX_TOKENS = 1900
@@ -44,7 +39,7 @@ async def main() -> None:
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         clients = []
         for number in range(options.num_clients):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(options.target, options=_CHANNEL))
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(options.target, options=SLOW_CHANNEL))
             clients.append(_Client(channel, number, options.reading))
         await asyncio.gather(*(client.begin() for client in clients))
         print("all have begun", flush=True)
@@ -59,7 +54,7 @@ class _Client:
 
     def __init__(self, channel: grpc.aio.Channel, number: int, reading: Reading) -> None:
         self._stub = InferenceServiceStub(channel)
-        self._prompt = [97 + number // 26**digit % 26 for digit in range(_PROMPT_TOKENS)]
+        self._prompt = [number % 256] * _PROMPT_TOKENS
         self._reading = reading
 
     async def begin(self) -> None:

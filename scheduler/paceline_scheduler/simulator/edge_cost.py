@@ -18,14 +18,15 @@ import grpc.aio
 from paceline_scheduler.backend import StepTotals
 from paceline_scheduler.simulator import wire
 from paceline_scheduler.simulator.measured_processes import (
+    NO_BUDGETS,
     cpu_ns,
     module_process,
     next_line,
+    room_for,
     scheduler_of,
     simulated_executor,
 )
 
-_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")  # all streams run beside each other, however slowly
 _TOKENS_BEFORE = 16  # that every stream has got when measuring begins
 
 
@@ -56,10 +57,9 @@ class _Sample:
 
 async def measure(num_streams: int, step_ms: float, call: str, seconds: float) -> EdgeCost:
     """Return what steps of `step_ms` with this many streams cost; `call` is "session" or "generate"."""
-    executor_options = ("--max-num-seqs", str(num_streams), "--num-blocks", str(130 * num_streams))
     async with (
-        simulated_executor(*executor_options, "--step-ms", str(step_ms)) as address,
-        scheduler_of(address, *_NO_BUDGETS) as (scheduler, ready),
+        simulated_executor(*room_for(num_streams), "--step-ms", str(step_ms)) as address,
+        scheduler_of(address, *NO_BUDGETS) as (scheduler, ready),
     ):
         load_options = (f"127.0.0.1:{ready['port']}", "--num-streams", str(num_streams), "--call", call)
         async with (

@@ -7,6 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+# Of a scheduler: all streams run beside each other, however slowly.
+NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
+_BLOCKS_PER_STREAM = 130  # of 16 slots: 2,000 tokens and a little more
+
 
 @asynccontextmanager
 async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -18,6 +22,11 @@ async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subp
     finally:
         process.kill()
         await process.communicate()
+
+
+def room_for(num_streams: int) -> tuple[str, ...]:
+    """Options of a simulated executor that runs so many streams at once, of up to 2,000 tokens, prompts included."""
+    return ("--max-num-seqs", str(num_streams), "--num-blocks", str(_BLOCKS_PER_STREAM * num_streams))
 
 
 @asynccontextmanager
