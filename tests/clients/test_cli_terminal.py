@@ -153,6 +153,21 @@ def test_only_a_child_that_is_ready_is_ticked_off():
         assert bar.finished
 
 
+def test_a_child_that_starts_again_is_ticked_off_no_more():
+    """It was ready and died while others loaded: its bar and its clock begin anew."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with BarView(console) as view:
+        for event in (Started("executor"), BecameReady("executor"), Exited("executor", -9, None, 0.0)):
+            view.on_event(event)
+        (bar,) = view._progress.tasks
+        assert bar.finished
+        view.on_event(Started("executor"))
+        assert not bar.finished
+        assert (bar.description, bar.completed, bar.finished_time) == ("starting", 0, None)
+        view.on_event(BecameReady("executor"))
+        assert bar.finished
+
+
 @pytest.mark.parametrize(
     ("times", "first", "rate"),
     [

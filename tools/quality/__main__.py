@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.progress import track
 
 from paceline_executor.errors import ExecutorError
-from paceline_executor.numerics import KvDtype, Quantization, choose_numerics
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, choose_numerics
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir, load_model, resolve_model
+from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, load_model, resolve_model
 from paceline_kernels import jit
 from quality.measure import NUM_GIVEN, measure
 from quality.predictor import BLOCK_SIZE
 from quality.report import Setting, as_json, print_table
+from quality.scales import CANDIDATES, Scales, measure_scales
 from quality.text import first_tokens, prose, take, windows
 
 progress = Console(stderr=True)
@@ -26,6 +27,9 @@ def main(
     model: Annotated[str, typer.Option(metavar="NAME_OR_PATH", help="As of paceline-executor.")] = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens of the text to take.")] = 8192,
     window: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens are read together.")] = 512,
+    scales: Annotated[
+        bool, typer.Option("--scales", help="Of float32 with int8 operands instead: what fewer scales would cost.")
+    ] = False,
     json: Annotated[
         typer.FileTextWrite | None, typer.Option(metavar="FILE", help="Write the figures there; - is stdout.")
     ] = None,
@@ -34,8 +38,7 @@ def main(
     try:
         path = resolve_model(model, cache_dir=default_cache_dir(os.environ), on_progress=lambda _: None)
         checkpoint, tokenizer = load_model(path)
-        kinds = (KvDtype.FLOAT16, KvDtype.INT8)
-        candidates = [choose_numerics(Quantization.AUTO, kv, checkpoint.config, BLOCK_SIZE) for kv in kinds]
+        kinds = _kinds(checkpoint.config)
     except ExecutorError as error:
         raise typer.BadParameter(str(error)) from None
     if window > checkpoint.config.max_model_len:
@@ -45,11 +48,24 @@ def main(
         raise typer.BadParameter(f"--tokens: the text has {len(sample.token_ids)}")
     jit.set_num_threads(min(usable_cores(), jit.max_threads()))
     cut = windows(sample.token_ids, window, first_tokens(tokenizer))
-    found = measure(checkpoint, candidates, track(cut, "predicting", console=progress, transient=True), window)
+    read = track(cut, "predicting", console=progress, transient=True)
+    if scales:
+        found = measure_scales(checkpoint, CANDIDATES, read, window)
+        labels = [each.labels() for each in (Scales(), *CANDIDATES)]
+    else:
+        found = measure(checkpoint, kinds, read, window)
+        labels = [{"weights": each.weights.value, "kv_cache": each.kv.value} for each in (FLOAT32_NUMERICS, *kinds)]
+    rows = list(zip(labels, found, strict=True))
     setting = Setting(path.name, sample.sha256, tokens, window)
-    print_table(setting, found, Console())
+    print_table(setting, rows, Console())
     if json is not None:
-        json.write(as_json(setting, found) + "\n")
+        json.write(as_json(setting, rows) + "\n")
+
+
+def _kinds(config: ModelConfig) -> list[Numerics]:
+    """What executors compute in, their default first."""
+    kinds = (KvDtype.INT8, KvDtype.FLOAT16)
+    return [choose_numerics(Quantization.AUTO, kv, config, BLOCK_SIZE) for kv in kinds]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """How well each kind of numbers predicts a text, and how far it is from float32.
 
-Knows the definitions of the figures. It refuses to know files, tokenizers and tables.
+Knows the definitions of the figures. It refuses to know files, tokenizers, tables and what the kinds are called.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -22,7 +23,6 @@ NUM_GIVEN = 16
 class Quality:
     """One kind of numbers on one text. For float32 itself all differences are none."""
 
-    numerics: Numerics
     num_predicted: int
     perplexity: float
     difference: float  # of the perplexity from that of float32, relative to it: 0.01 is 1 % worse
@@ -40,18 +40,30 @@ class _Scores:
     same_best: torch.Tensor  # [num_predicted] bool
 
 
+class Predicting(Protocol):
+    """Something that expects tokens, see `Predictor`."""
+
+    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
+        """See `Predictor.logprobs`."""
+        ...
+
+
 def measure(
     checkpoint: Checkpoint, candidates: Sequence[Numerics], windows: Iterable[Sequence[int]], max_window: int
 ) -> list[Quality]:
-    """The figures of float32 and then of each candidate, over all windows; each window is read afresh.
+    """The figures of float32 and then of each candidate, as `compare` takes them."""
+    float32, *others = predictors(checkpoint, [FLOAT32_NUMERICS, *candidates], max_window)
+    return compare(float32, others, windows)
+
+
+def compare(float32: Predicting, others: Sequence[Predicting], windows: Iterable[Sequence[int]]) -> list[Quality]:
+    """The figures of float32 and then of each of the others, over all windows; each window is read afresh.
 
     Nothing is predicted in windows of `NUM_GIVEN` tokens or fewer; at least one has to be longer. The calling thread's
     number of threads is that of `jit.set_num_threads`. The distributions of one window are held at a time: a few times
     window * vocabulary * 4 bytes.
     """
-    kinds = [FLOAT32_NUMERICS, *candidates]
-    all_scores: list[list[_Scores]] = [[] for _ in kinds]
-    float32, *others = predictors(checkpoint, kinds, max_window)
+    all_scores: list[list[_Scores]] = [[] for _ in (float32, *others)]
     for window in windows:
         if len(window) <= NUM_GIVEN:
             continue
@@ -61,7 +73,7 @@ def measure(
         for scores, predictor in zip(all_scores[1:], others, strict=True):
             scores.append(_compare(predictor.logprobs(window, NUM_GIVEN), reference, targets))
     joined = [_join(scores) for scores in all_scores]
-    return [_quality(numerics, scores, joined[0]) for numerics, scores in zip(kinds, joined, strict=True)]
+    return [_quality(scores, joined[0]) for scores in joined]
 
 
 def _compare(logprobs: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor) -> _Scores:
@@ -81,12 +93,11 @@ def _join(scores: Sequence[_Scores]) -> _Scores:
     )
 
 
-def _quality(numerics: Numerics, scores: _Scores, float32: _Scores) -> Quality:
+def _quality(scores: _Scores, float32: _Scores) -> Quality:
     num_predicted = len(scores.surprise)
     excess = scores.surprise - float32.surprise
     ratio = math.exp(excess.mean())
     return Quality(
-        numerics=numerics,
         num_predicted=num_predicted,
         perplexity=math.exp(scores.surprise.mean()),
         difference=ratio - 1,

@@ -2,13 +2,12 @@
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from paceline_executor.numerics import FLOAT32_NUMERICS, Numerics
 from quality.measure import NUM_GIVEN, Quality
 
 
@@ -22,27 +21,34 @@ class Setting:
     window: int
 
 
-def print_table(setting: Setting, found: Sequence[Quality], console: Console) -> None:
-    """Print the figures, float32 first, and the text that they are of."""
+Row = tuple[Mapping[str, str], Quality]
+"""What was measured, by the same names in all rows, and its figures. float32 comes first, then what is used."""
+
+
+def print_table(setting: Setting, rows: Sequence[Row], console: Console) -> None:
+    """Print the figures and the text that they are of."""
     table = Table(title=setting.model)
-    table.add_column("weights, KV cache", no_wrap=True)
-    for title in ("perplexity", "difference", "KL divergence", "same best token"):
-        table.add_column(title, justify="right")
-    for each in found:
-        table.add_row(_name(each.numerics), f"{each.perplexity:.4f}", *_differences(each))
+    (labels, float32), *others = rows
+    for name in labels:
+        table.add_column(name, no_wrap=True)
+    for figure in ("perplexity", "difference", "KL divergence, nats", "same best token"):
+        table.add_column(figure, justify="right")
+    table.add_row(*labels.values(), f"{float32.perplexity:.4f}", "", "", "")
+    for labels, quality in others:
+        table.add_row(*labels.values(), f"{quality.perplexity:.4f}", *_differences(quality))
     console.print(table)
     console.print(
         f"{setting.num_tokens:,} tokens of pydoc_data.topics of Python {platform.python_version()} in windows of "
-        f"{setting.window}, the first {NUM_GIVEN} of each given: {found[0].num_predicted:,} predicted. "
+        f"{setting.window}, the first {NUM_GIVEN} of each given: {float32.num_predicted:,} predicted. "
         f"SHA-256 of the text: {setting.text_sha256}",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def as_json(setting: Setting, found: Sequence[Quality]) -> str:
-    """The same in one line. `fast` and `float32` are the perplexities of the executor's default and of float32."""
-    float32, default = found[0], found[1]
+def as_json(setting: Setting, rows: Sequence[Row]) -> str:
+    """The same in one line. `fast` and `float32` are the perplexities of what is used and of float32."""
+    (_, float32), (_, fast), *_ = rows
     return json.dumps(
         {
             "model": setting.model,
@@ -52,16 +58,14 @@ def as_json(setting: Setting, found: Sequence[Quality]) -> str:
             "window": setting.window,
             "num_predicted": float32.num_predicted,
             "float32": float32.perplexity,
-            "fast": default.perplexity,
-            "rows": [_row(each) for each in found],
+            "fast": fast.perplexity,
+            "rows": [{**labels, **_figures(quality)} for labels, quality in rows],
         }
     )
 
 
-def _row(quality: Quality) -> dict[str, str | float]:
+def _figures(quality: Quality) -> dict[str, float]:
     return {
-        "weights": quality.numerics.weights.value,
-        "kv_cache": quality.numerics.kv.value,
         "perplexity": quality.perplexity,
         "difference_percent": 100 * quality.difference,
         "standard_error_percent": 100 * quality.standard_error,
@@ -71,14 +75,8 @@ def _row(quality: Quality) -> dict[str, str | float]:
 
 
 def _differences(quality: Quality) -> tuple[str, ...]:
-    if quality.numerics == FLOAT32_NUMERICS:
-        return ("", "", "")
     return (
-        f"{quality.difference:+.2%} ± {quality.standard_error:.2%}",
-        f"{quality.kl_divergence:.5f} nats",
+        f"{quality.difference:+.2%} ±\N{NO-BREAK SPACE}{quality.standard_error:.2%}",
+        f"{quality.kl_divergence:.5f}",
         f"{quality.same_best:.2%}",
     )
-
-
-def _name(numerics: Numerics) -> str:
-    return f"{numerics.weights.value}, {numerics.kv.value}"

@@ -99,6 +99,8 @@ class BarView:
             return
         match event:
             case Started(name):
+                if name in self._bars:  # it was ready once
+                    self._progress.reset(self._bars[name])
                 self._move(name, "starting", None)
             case Progressed(name, phase, fraction):
                 self._move(name, phase, None if fraction is None else min(fraction, _NEARLY_ALL))
