@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quantization, WeightKind, choose_numerics
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.runner.interface import StepBatch
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 from paceline_executor.testing.tiny import tiny_checkpoint
-from paceline_executor.weights import load_tokenizer
+from paceline_executor.weights import load_model, load_tokenizer
 from paceline_kernels import jit
 from quality.__main__ import app
 from quality.measure import NUM_GIVEN, measure
@@ -169,6 +169,8 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(model_file, tmp_
         ("packed", "float16"),
     ]
     assert (found["float32"], found["fast"]) == (float32["perplexity"], default["perplexity"])
+    used = choose_numerics(Quantization.AUTO, None, load_model(model_file)[0].config, 16)
+    assert (default["weights"], default["kv_cache"]) == (used.weights.value, used.kv.value)
     assert default["perplexity"] != float16["perplexity"]
     assert (
         set(float16)

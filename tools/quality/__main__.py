@@ -28,7 +28,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens of the text to take.")] = 8192,
     window: Annotated[int, typer.Option(min=NUM_GIVEN + 1, help="How many tokens are read together.")] = 512,
     scales: Annotated[
-        bool, typer.Option("--scales", help="Of float32 with int8 operands instead: what fewer scales would cost.")
+        bool, typer.Option("--scales", help="Instead: what fewer scales would cost, in float32 with int8 operands.")
     ] = False,
     json: Annotated[
         typer.FileTextWrite | None, typer.Option(metavar="FILE", help="Write the figures there; - is stdout.")
