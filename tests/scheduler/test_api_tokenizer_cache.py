@@ -94,7 +94,7 @@ async def test_the_first_new_prompt_of_a_successor_waits_for_streams_that_come_b
     """Reading the vocabulary for it would keep their tokens waiting. Once it has been read nobody waits."""
     cache = cache_in(tmp_path)
     await TextModels(threads, cache).get_for_prompt(BYTE_LEVEL, 500)  # the first scheduler has read it
-    models = TextModels(threads, cache)
+    models = TextModels(threads, cache, lambda: False)
     monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 1e6)
     prompt = asyncio.create_task(models.get_for_prompt(BYTE_LEVEL, 500))
     model = await models.get(BYTE_LEVEL, 500)
@@ -106,6 +106,16 @@ async def test_the_first_new_prompt_of_a_successor_waits_for_streams_that_come_b
     model.complete()
     monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 1e6)
     assert await models.get_for_prompt(BYTE_LEVEL, 500) is model
+
+
+async def test_the_first_new_prompt_waits_for_nobody_where_nobody_can_come_back(tmp_path, threads, monkeypatch):
+    """As after the start of a whole system: the executors run nothing."""
+    monkeypatch.setattr(tokenizer, "_COMEBACKS_S", 1e6)
+    monkeypatch.setattr(tokenizer, "_LOOK_FOR_REST_S", 1e6)
+    cache = cache_in(tmp_path)
+    await TextModels(threads, cache).get(BYTE_LEVEL, 500)
+    model = await asyncio.wait_for(TextModels(threads, cache, lambda: True).get_for_prompt(BYTE_LEVEL, 500), 5)
+    assert not model.is_complete  # it is for whoever encodes
 
 
 async def test_a_vocabulary_of_another_size_has_a_file_of_its_own(tmp_path, threads):

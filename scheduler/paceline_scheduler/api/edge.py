@@ -114,10 +114,6 @@ class Edge:
         for outbox in self.requests.calls():
             outbox.announce_drain(self._drain_notice)
 
-    def is_at_rest(self) -> bool:
-        """Return whether no request is open."""
-        return not self.requests
-
     async def drained(self) -> None:
         """Wait until every call has ended, its output sent."""
         await self._idle.wait()

@@ -27,7 +27,7 @@ NUM_WAYS_TO_SPELL = 3  # of each bad word, at most
 class Texts:
     """Tokenisers and templates of the served models. `local_time` is what templates are told.
 
-    `cache` keeps on disk what tokens spell; without it nothing is kept. `is_at_rest` tells when nobody is being served.
+    `cache` keeps on disk what tokens spell; without it nothing is kept. `is_at_rest`: see `TextModels`.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Knows the tokenizers library and how much text is too much. Does not know chats,
 
 The library keeps all Python threads waiting while it reads a vocabulary, 0.1 to 0.2 s for 49,152 tokens. A scheduler
 that comes back has no such time: what tokens spell, which is all that streams need, is then read from a cache on disk,
-and the vocabulary when a new prompt needs it, a moment after the start, or when nobody is being served.
+and the vocabulary when nobody is being served, or when a new prompt needs it, after a moment for those who come back.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MAX_TOKENIZERS = 8
 # What a word is set behind to see how it is spelt inside a text: hardly a token joins a line's end and letters.
 _BEFORE = "\n"
 _RETRY_AFTER_S = 0.5
-_LOOK_FOR_REST_S = 2.0
+_LOOK_FOR_REST_S = 0.05
 _COMEBACKS_S = 0.3  # for streams that come back to have their first tokens, and not wait for somebody else's prompt
 _FILE_FORMAT = 1
 
@@ -140,7 +140,8 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
 class TextModels:
     """The tokenizers in use, built on first use, the least recently used ones forgotten.
 
-    While `is_at_rest` says so, nobody minds that everything stands still for a moment.
+    While `is_at_rest` says so, nobody minds that everything stands still for a moment: nobody is being served, beside
+    who asks for a tokenizer, and nobody can come back.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class TextModels:
     async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
         """Return a tokenizer when its vocabulary may be read; raises UnsupportedError."""
         model = await self.get(source, vocab_size)
-        if not model.is_complete:
+        if not model.is_complete and not self._is_at_rest():
             await asyncio.sleep(max(0.0, model.loaded_s + _COMEBACKS_S - asyncio.get_running_loop().time()))
         return model
 
