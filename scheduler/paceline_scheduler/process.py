@@ -33,7 +33,7 @@ from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
-from paceline_scheduler.link.readiness import Standing, is_at_rest
+from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.logs import LineWriter
@@ -99,12 +99,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> tuple[D
     identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
     cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
-
-    def rests() -> bool:
-        num_waiting, _ = driver.num_waiting()
-        return is_at_rest(driver.readiness.standing, driver.executors(), num_waiting)
-
-    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=rests)
+    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: driver.is_at_rest)
     edge = Edge(driver, texts, edge_limits)
     admin = AdminServicer(driver, identity.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)

@@ -17,6 +17,7 @@ from paceline_scheduler.errors import (
     QueueFullError,
     UnknownRequestError,
 )
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.link.readiness import Standing
@@ -121,6 +122,46 @@ async def test_a_draining_scheduler_refuses_and_finishes():
     await bench.finish()
     await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
+
+
+async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_somebody_may_come_back_to():
+    """Not before there is word of each, nor while a request runs or waits for the client it has lost."""
+    bench = DriverBench()
+    assert not bench.driver.is_at_rest, "nobody has looked which executors there are"
+    bench.driver.looked((ADDRESS,))
+    assert not bench.driver.is_at_rest
+    await bench.attach()
+    assert bench.driver.is_at_rest
+    request = make_request(3, 3, is_resumable=True)
+    bench.driver.submit(request)
+    assert not bench.driver.is_at_rest
+    bench.driver.detach(request.handle)
+    bench.driver.detached(ADDRESS, "cut")
+    assert not bench.driver.is_at_rest
+    bench.driver.cancel(request.key)
+    assert bench.driver.is_at_rest
+
+
+async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
+    """It has what another one began: nobody listens to it yet."""
+    bench = await attached_bench()
+    bench.driver.submit(make_request(3, 30, is_resumable=True))
+    await bench.step()
+    successor = DriverBench()
+    successor.executor = bench.executor
+    successor.driver.looked((ADDRESS,))
+    await successor.attach()
+    assert not successor.driver.is_at_rest
+    await successor.finish()
+    assert successor.driver.is_at_rest
+
+
+async def test_a_scheduler_that_waits_in_line_serves_nobody():
+    """Whatever the executors run, another one drives them."""
+    bench = DriverBench()
+    bench.driver.looked((ADDRESS,))
+    bench.driver.held(ADDRESS, Holder("other", 7, "there:1"))
+    assert bench.driver.is_at_rest
 
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():

@@ -44,12 +44,6 @@ CANDIDATES = (
 )
 
 
-def _label(size: int | None) -> str:
-    if size is None:
-        return "float32"
-    return f"int8 by {size or 'row'}"
-
-
 def measure_scales(
     checkpoint: Checkpoint, candidates: Sequence[Scales], windows: Iterable[Sequence[int]], max_window: int
 ) -> list[Quality]:
@@ -91,3 +85,9 @@ def _rounded_products(scales: Scales) -> Iterator[None]:
 
     with mock.patch("paceline_executor.models.layers.linear", of_rounded):
         yield
+
+
+def _label(size: int | None) -> str:
+    if size is None:
+        return "float32"
+    return f"int8 by {size or 'row'}"

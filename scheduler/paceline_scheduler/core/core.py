@@ -297,7 +297,7 @@ class Core:
         return self._state.waiting.num_requests, self._state.waiting.num_tokens
 
     def num_unfinished(self) -> int:
-        """Return how many requests the edge still hears of."""
+        """Return how many requests have not ended, whether anybody listens to them or may come back."""
         return len(self._state.register)
 
     def counts(self, address: str) -> ExecutorCounts:

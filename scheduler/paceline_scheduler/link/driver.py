@@ -27,7 +27,7 @@ from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.limit_values import changed, limit_values
 from paceline_scheduler.link.messages import ExecutorState, ModelCard
 from paceline_scheduler.link.readiness import Readiness, Standing, readiness_of
-from paceline_scheduler.link.step_watch import StepWatch, count_step, planned_step
+from paceline_scheduler.link.step_watch import StepWatch, planned_step
 from paceline_scheduler.link.sync_gate import SyncGate
 from paceline_scheduler.link.taken_requests import TakenRequests
 from paceline_scheduler.link.tasks import Alarm
@@ -82,6 +82,11 @@ class Driver:
     def can_be_succeeded(self) -> bool:
         """Whether another scheduler could go on with every request that the edge waits for."""
         return self._requests.are_resumable
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nobody is served here, and nobody can come back to what an executor runs."""
+        return self._gate.holder is not None or (self._gate.is_open and not self._core.num_unfinished())
 
     async def wait_until_settled(self) -> None:
         """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
@@ -283,11 +288,7 @@ class Driver:
         self._deliver(self._core.refuse_hopeless(self._clock()))
         self._pump(address)  # what it plans follows this step, which still counts as planned
         self._pump_others(address)
-        planned = executor.planned.popleft()
-        count_step(executor.steps, planned, result)
-        if self._watch.is_watched:
-            waiting, _ = self._core.num_waiting()
-            self._watch.tell(address, planned, result, waiting, self._core.counts(address).blocks)
+        self._watch.finished(address, executor.steps, executor.planned.popleft(), result, self._core)
 
     def draining(self, address: str) -> None:
         """Place nothing new on an executor."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline_scheduler.backend import StepRecord, StepSink, StepTotals
+from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.core.tables.blocks import BlockCounts
@@ -31,7 +32,7 @@ def planned_step(plan: BatchPlan, planning_ns: int, follows_work: bool) -> Plann
     return PlannedStep(plan.num_scheduled_tokens, plan.predicted_ns, planning_ns, follows_work)
 
 
-def count_step(totals: StepTotals, planned: PlannedStep, result: StepResult) -> None:
+def _count(totals: StepTotals, planned: PlannedStep, result: StepResult) -> None:
     """Add a finished step to the sums of its executor."""
     timings = result.timings
     totals.num_steps += 1
@@ -53,11 +54,6 @@ class StepWatch:
     def __init__(self) -> None:
         self._sinks: list[StepSink] = []
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody watches."""
-        return bool(self._sinks)
-
     def add(self, sink: StepSink) -> None:
         """Tell `sink` from now on; the oldest watcher gives way when there are too many."""
         self._sinks.append(sink)
@@ -68,10 +64,16 @@ class StepWatch:
         if sink in self._sinks:
             self._sinks.remove(sink)
 
-    def tell(
+    def finished(self, address: str, totals: StepTotals, planned: PlannedStep, result: StepResult, core: Core) -> None:
+        """Count a finished step of an executor, whose sums are `totals`, and tell who watches how `core` stands now."""
+        _count(totals, planned, result)
+        if self._sinks:
+            num_waiting, _ = core.num_waiting()
+            self._tell(address, planned, result, num_waiting, core.counts(address).blocks)
+
+    def _tell(
         self, address: str, planned: PlannedStep, result: StepResult, num_waiting_requests: int, blocks: BlockCounts
     ) -> None:
-        """A step is finished."""
         timings = result.timings
         record = StepRecord(
             address=address,
