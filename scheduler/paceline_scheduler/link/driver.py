@@ -86,7 +86,7 @@ class Driver:
     @property
     def is_at_rest(self) -> bool:
         """Whether nobody is served here, and nobody can come back to what an executor runs."""
-        return self._gate.holder is not None or (self._gate.is_open and not self._core.num_unfinished())
+        return (self._gate.is_open or self._gate.holder is not None) and not self._core.num_unfinished()
 
     async def wait_until_settled(self) -> None:
         """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
