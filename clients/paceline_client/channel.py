@@ -13,6 +13,7 @@ import grpc.aio
 from paceline_client import wire
 from paceline_client.config import Tls
 
+_WHY_SECONDS = 0.5
 # What gRPC writes before the reason: a status and the address, which is in the message already.
 _GRPC_PREFIXES = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?")
 
@@ -27,8 +28,9 @@ class Channel(Protocol):
     async def becomes_ready(self, seconds: float) -> bool:
         """Whether it connects: False as soon as an attempt of its failed, after this long, or when it is closed."""
 
-    async def why_not_ready(self) -> str:
-        """The reason why it does not connect, for people."""
+    @property
+    def why_not_ready(self) -> str:
+        """What became of an attempt that failed, for people; empty while nothing has answered."""
 
     def open_session(self) -> wire.SessionCall:
         """Start a session; nothing is known of the server until its first message."""
@@ -45,6 +47,7 @@ class GrpcChannel:
 
     def __init__(self, target: str, tls: Tls | None, *, server_name: str | None = None) -> None:
         self._channel = wire.open_channel(target, tls, server_name)
+        self._why_not_ready = ""
 
     @property
     def grpc(self) -> grpc.aio.Channel:
@@ -64,21 +67,29 @@ class GrpcChannel:
                     state = self._channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.READY:
                         return True
-                    if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                    if state is grpc.ChannelConnectivity.SHUTDOWN:
                         return False
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        self._why_not_ready = await self._ask_why()
+                        return self.is_ready
                     await self._channel.wait_for_state_change(state)
         except (TimeoutError, grpc.aio.UsageError):
             # The second: it was closed meanwhile, together with the client.
             return False
 
-    async def why_not_ready(self) -> str:
-        """The reason why it does not connect, which only a call on it tells."""
+    @property
+    def why_not_ready(self) -> str:
+        """What became of an attempt that failed; empty while nothing has answered."""
+        return self._why_not_ready
+
+    async def _ask_why(self) -> str:
+        # Only a call tells. After an attempt has failed it does so at once, without a new one.
         try:
-            await wire.list_models(self._channel, timeout_seconds=0.5)
+            await wire.list_models(self._channel, timeout_seconds=_WHY_SECONDS)
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
             return _GRPC_PREFIXES.sub("", details.rpartition("last error: ")[2])
-        return "the connection came up too late"
+        return ""
 
     def open_session(self) -> wire.SessionCall:
         """Start the Session call."""

@@ -50,7 +50,11 @@ class Dialler(Generic[ChannelT_co]):
         self._stopped = asyncio.Event()
 
     async def connect(self, deadline_s: float) -> Way[ChannelT_co]:
-        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop."""
+        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop.
+
+        The caller cuts it short then: what an attempt that is under way would have found is not known, and `failure`
+        says what those before it found.
+        """
         loop = asyncio.get_running_loop()
         await self.pause(0.0)
         if self._way is not None:
@@ -177,23 +181,19 @@ class Dialler(Generic[ChannelT_co]):
         loop, known = asyncio.get_running_loop(), self._addresses.known
         dialled: list[Way[ChannelT_co]] = []
         try:
-            if (way := await self._race(known, deadline_s, dialled)) is not None:
+            if (way := await self._race(known, dialled)) is not None:
                 dialled.remove(way)
                 return way
             self._itinerary.end_round(loop.time())
             if self._itinerary.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time():
-                await asyncio.gather(*(self._ask_why(way) for way in dialled))
                 raise self.failure()
             return None
         finally:
             for way in dialled:
                 self.leave(way)
 
-    async def _race(
-        self, known: tuple[str, ...], deadline_s: float, dialled: list[Way[ChannelT_co]]
-    ) -> Way[ChannelT_co] | None:
+    async def _race(self, known: tuple[str, ...], dialled: list[Way[ChannelT_co]]) -> Way[ChannelT_co] | None:
         """The first way that connects; each gets a head start. All that were made are in `dialled` afterwards."""
-        loop = asyncio.get_running_loop()
         under_way: dict[asyncio.Task[bool], Way[ChannelT_co]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
@@ -202,8 +202,8 @@ class Dialler(Generic[ChannelT_co]):
                 if address is not None:
                     # A new channel for each attempt: gRPC's own pauses of an old one do not apply to it.
                     dialled.append(self._new_way(address))
-                    limit = min(self._itinerary.attempt_seconds(known), deadline_s - loop.time())
-                    under_way[asyncio.create_task(dialled[-1].channel.becomes_ready(limit))] = dialled[-1]
+                    attempt = dialled[-1].channel.becomes_ready(self._itinerary.attempt_seconds(known))
+                    under_way[asyncio.create_task(attempt)] = dialled[-1]
                 elif not under_way:
                     return None
                 head_start = None if address is None else HEAD_START_SECONDS
@@ -236,15 +236,13 @@ class Dialler(Generic[ChannelT_co]):
                 return way
             else:
                 del under_way[task]
-                self._note_silent([way])
+                self.failed(way.address, way.channel.why_not_ready or _NO_ANSWER, asyncio.get_running_loop().time())
         return None
 
     def _note_silent(self, ways: Iterable[Way[ChannelT_co]]) -> None:
+        """Others are tried first from now on; these were given too little time to say what is the matter with them."""
         for way in ways:
-            self.failed(way.address, _NO_ANSWER, asyncio.get_running_loop().time())
-
-    async def _ask_why(self, way: Way[ChannelT_co]) -> None:
-        self._whys[way.address] = await way.channel.why_not_ready()
+            self._itinerary.failed(way.address, asyncio.get_running_loop().time())
 
     def _resume_at_s(self, deadline_s: float) -> float:
         """When to begin the next round: after its pause, or at the last moment."""

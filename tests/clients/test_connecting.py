@@ -18,7 +18,6 @@ from paceline_client import (
 )
 from paceline_client.testing import Break, Drain, End, FakeServer, Hold, Tokens, say
 
-# The pauses leave a third of a second behind the last attempt, to ask why it failed.
 SOON = Timeout(connect_seconds=2.0)
 QUICK = Retry(initial_delay_seconds=0.01)
 

@@ -46,6 +46,23 @@ async def connected(rig, seconds):
         return None
 
 
+@pytest.mark.parametrize(("refuses_for_seconds", "why"), [(9.4, "connection refused"), (5.0, "no answer in time")])
+def test_the_error_says_what_the_last_whole_attempt_found(refuses_for_seconds, why):
+    """An attempt that the end of the time cuts short has found nothing, and forgets nothing."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS)
+        rig.server.go_down()
+        connecting = asyncio.create_task(rig.connection.way(connect_seconds=10))
+        await asyncio.sleep(refuses_for_seconds)
+        rig.server.is_silent = True
+        with pytest.raises(ConnectFailedError, match=f"^cannot reach memory: {why}$"):
+            await connecting
+        assert now() <= 10
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("seconds", [0.2, 0.8, 5.0])
 def test_an_address_that_swallows_everything_holds_up_nobody_for_long(seconds):
     """The next one is dialled beside it, however short the caller's time is; the attempt left over is closed."""

@@ -107,7 +107,8 @@ class SimulatedChannel:
         self._is_ready = True
         return True
 
-    async def why_not_ready(self) -> str:
+    @property
+    def why_not_ready(self) -> str:
         """The reason why it does not connect."""
         return f"{self._scheduler} does not answer"
 

@@ -76,9 +76,10 @@ class MemoryChannel:
         await asyncio.sleep(max(min(takes, seconds), 0.0))
         return self.is_ready and takes < seconds
 
-    async def why_not_ready(self) -> str:
-        """It is down."""
-        return "connection refused"
+    @property
+    def why_not_ready(self) -> str:
+        """A server that is down refuses."""
+        return "" if self._server.is_up or self._server.is_silent else "connection refused"
 
     def open_session(self) -> "MemoryCall":
         """Start a session."""
