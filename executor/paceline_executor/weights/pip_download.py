@@ -4,6 +4,8 @@ Knows pip's command line and how to tell what went wrong from what it prints. pi
 certificate settings along. It knows nothing of what is inside the wheel and installs nothing.
 """
 
+import contextlib
+import os
 import stat
 import subprocess
 import sys
@@ -62,13 +64,11 @@ def _wait(process: "subprocess.Popen[bytes]", on_poll: Callable[[], None]) -> in
 def _bytes_under(folder: Path) -> int:
     """The size of the largest file: pip keeps one copy that grows, and later makes another."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:
-            continue  # pip moved it away meanwhile
-        if stat.S_ISREG(status.st_mode):
-            sizes.append(status.st_size)
+    for parent, _, names in os.walk(folder):  # not rglob, which fails when pip removes a folder meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # pip moved it away meanwhile
+                status = Path(parent, name).lstat()
+                sizes.append(status.st_size if stat.S_ISREG(status.st_mode) else 0)
     return max(sizes)
 
 
