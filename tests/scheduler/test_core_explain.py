@@ -1,5 +1,7 @@
 """What the core says of requests is what then happens."""
 
+from collections import deque
+
 import pytest
 
 from paceline_scheduler.core.executors import StepPoint
@@ -99,6 +101,17 @@ class TimedHarness(CoreHarness):
             step_points=points, num_blocks=2048, max_num_rows=16, max_num_batched_tokens=512, max_model_len=2048
         )
         super().__init__(SimulatedExecutor(config), limits=CoreLimits(**limits))
+        self.planned = deque()
+
+    def pass_planned_step(self):
+        """Let the oldest step run and the time pass that it takes, and send as many plans as the executor gets."""
+        if self.planned:
+            self.run()
+            num_tokens = self.planned.popleft().num_tokens
+            self.clock.advance(0.005 + 0.001 * num_tokens if num_tokens else 0.0)
+            self.complete()
+        while (plan := self.plan()) is not None:
+            self.planned.append(plan)
 
     def pass_step(self):
         """Run one step, and let the time pass that it takes."""
@@ -135,6 +148,20 @@ def test_an_estimate_comes_true(num_running, num_waiting, num_prompt):
     assert estimate.refusal is None
     assert estimate.time_to_first_token_s == pytest.approx(first_s, rel=0.34)
     assert estimate.inter_token_s == pytest.approx(between_s, rel=0.5)
+
+
+def test_an_estimate_counts_the_steps_that_are_planned_already():
+    """Four plans of short steps are under way before a new prompt gets into one."""
+    harness = TimedHarness()
+    harness.submit(make_request(8, 200))
+    for _ in range(8):
+        harness.pass_planned_step()
+    request = make_request(4, 2)
+    estimate, start = harness.core.estimate(request, harness.clock()), harness.clock()
+    harness.submit(request)
+    while not harness.client.token_ids.get(request.handle):
+        harness.pass_planned_step()
+    assert estimate.time_to_first_token_s == pytest.approx(harness.clock() - start, rel=0.1)
 
 
 def test_an_estimate_knows_the_prefix_cache():

@@ -1,5 +1,6 @@
 """The core's bounds. Each has a reason to be changed by an operator or a test; nothing else is configurable."""
 
+import math
 from dataclasses import dataclass
 
 _MARGIN = 0.9
@@ -38,6 +39,10 @@ class CoreLimits:
         """What a step of prompts and decodes may take, as predicted, whose decodes alone take this long."""
         wanted_s = min(max(self.target_step_s, _STEPS_OF_DECODES * decodes_s), 2 * self.target_step_s)
         return min(wanted_s, _MARGIN * self.itl_budget_s, self.max_step_s)
+
+    def num_plans_ahead(self, step_s: float, at_most: int) -> int:
+        """How many plans of steps this long are unanswered at an executor that is busy, and takes so many."""
+        return min(max(self.max_plans_in_flight, math.ceil(self.run_ahead_s / step_s)), at_most)
 
     @property
     def decode_only_step_s(self) -> float:

@@ -23,9 +23,8 @@ _MIN_RATE_TOKENS = 16.0  # of a prompt, per step, however slow steps are: what t
 class Load:
     """What an executor has to do now, in seconds."""
 
-    step_s: float  # of a step that advances every decoding request
-    full_step_s: float  # of a step filled up with prompts
-    num_ahead_plans: int  # steps that are planned before a new request gets into one
+    planned_s: float  # of decoding, that is planned before a new request gets into a step
+    full_planned_s: float  # the same where those steps are filled up with prompts
     prefill_tokens_per_s: float  # beside those
     backlog_s: float  # until what was begun of prompts is computed
     free_rows: int  # and blocks, and time between tokens
@@ -41,7 +40,7 @@ class Load:
         number = np.arange(num_ahead + 1)
         behind_s = (num_ahead - number) * prompt_s
         begun_s = max(self.backlog_s + num_ahead * prompt_s, float((self._row_free_s(number) + behind_s).max()))
-        return begun_s + self.num_ahead_plans * (self.full_step_s if begun_s > 0 else self.step_s)
+        return begun_s + (self.full_planned_s if begun_s > 0 else self.planned_s)
 
     def _row_free_s(self, number: npt.NDArray[np.int64]) -> Float64Array:
         """Return when there is a row for the waiting requests of these numbers, the first of which is 0."""
@@ -63,15 +62,19 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     rate = prefill_rate(view, limits, num_running, num_pairs)
     rest = np.sort(view.expected_rest(running))
     return Load(
-        step_s=step_s,
-        full_step_s=max(step_s, limits.mixed_step_s(step_s)) if num_running else limits.max_step_s,
-        num_ahead_plans=min(limits.max_plans_in_flight, view.description.max_plans_in_flight) if num_running else 0,
+        planned_s=_planned_s(view, limits, step_s) if num_running else 0.0,
+        full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))) if num_running else 0.0,
         prefill_tokens_per_s=rate,
         backlog_s=int(behind.sum()) / rate,
         free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
         ends_s=(rest * step_s).astype(np.float64),
         hold_s=view.output_lengths.mean * max(step_s, view.step_time.predict_ns(1, 0) / 1e9),
     )
+
+
+def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
+    """Return how long the steps take that are planned ahead, where each takes this long."""
+    return step_s * limits.num_plans_ahead(step_s, view.description.max_plans_in_flight)
 
 
 def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
