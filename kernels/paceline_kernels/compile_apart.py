@@ -1,6 +1,6 @@
 """Has operations compiled by a process of its own, so that what serves never holds a compiler's memory.
 
-Compiling takes up to 320 MiB that nothing gives back. The other process writes the code to disk, where this one finds
+Compiling takes some 250 MiB that nothing gives back. The other process writes the code to disk, where this one finds
 it, and ends when this one does, however that ends. `python -m paceline_kernels.compile_apart OPERATION...` does the
 same beforehand, for an image.
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def have_ready(operations: Sequence[str], on_begin: Callable[[str], None]) -> None:
     """Make these operations (names of `warm_up.CPU_CALLS`) ready for this process: no later call compiles.
 
-    Takes a second or two where their code is on disk, else one to two minutes. `on_begin` is told each operation that
+    Takes a second or two where their code is on disk, else about a minute. `on_begin` is told each operation that
     is about to be read from disk or compiled. Where code cannot be kept on disk, this process compiles it. For the
     thread that will call the operations; it computes with one thread afterwards.
     """

@@ -2,6 +2,9 @@
 
 Knows numba's switches and where compiled code is kept. It refuses to know what a kernel computes.
 
+Most functions are called by compiled code alone (`compiled`). What Python would call them by takes a third of the
+compiler's time, so only those have it that Python does call (`compiled_for_python`, `compiled_parallel`).
+
 No kernel is compiled with `fastmath`: a float operation then gives the same bits however the compiler vectorises the
 loop around it, and sums stay in the order in which they are written. What must be both fast and a sum is in `simd`.
 """
@@ -13,10 +16,11 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.registry import CPUDispatcher
 
 from paceline_kernels.compile_lock import CompileLock
 
@@ -63,8 +67,16 @@ class NotKeptError(Exception):
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile a function for the calling thread."""
-    return _compile(function, parallel=False)
+    """Compile a function that compiled code calls, for the thread that does. Called by Python it raises TypeError."""
+    dispatcher: Any = _compile(function, is_for_python=False)
+    dispatcher.__class__ = _Inner
+    inner: _Function = dispatcher
+    return inner
+
+
+def compiled_for_python(function: _Function) -> _Function:
+    """Compile a function that Python calls, for the calling thread."""
+    return _compile(function)
 
 
 def compiled_parallel(function: _Function) -> _Function:
@@ -82,17 +94,26 @@ def only_kept() -> Iterator[None]:
         _takes_only_kept.reset(token)
 
 
-def _compile(function: _Function, *, parallel: bool) -> _Function:
+def _compile(function: _Function, *, parallel: bool = False, is_for_python: bool = True) -> _Function:
     try:
-        kept: Any = _njit(function, parallel=parallel, cache=True)
+        kept: Any = _njit(function, parallel=parallel, is_for_python=is_for_python, cache=True)
         cache = _ForgivingCache(function)
     except RuntimeError:
         _tell_not_kept("no folder for them can be written to")
-        return _njit(function, parallel=parallel, cache=False)
+        return _njit(function, parallel=parallel, is_for_python=is_for_python, cache=False)
     kept._cache = cache  # noqa: SLF001 - numba has no other way
     kept.compile = cache.releasing(kept.compile)
     dispatcher: _Function = kept
     return dispatcher
+
+
+class _Inner(CPUDispatcher):  # type: ignore[misc]  # numba has no types
+    """A function without what Python would call it by: numba would jump to nowhere."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Refuse."""
+        problem = f"only compiled code calls {self.__name__}: for Python it would have to be compiled_for_python"
+        raise TypeError(problem)
 
 
 class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no types
@@ -150,8 +171,15 @@ def _tell_not_kept(reason: str) -> None:
     _log.warning("compiled kernels are not kept, every start compiles them: %s", reason)
 
 
-def _njit(function: _Function, *, parallel: bool, cache: bool) -> _Function:
-    dispatcher: _Function = _numba_njit(nogil=True, error_model="numpy", parallel=parallel, cache=cache)(function)
+def _njit(function: _Function, *, parallel: bool, is_for_python: bool, cache: bool) -> _Function:
+    dispatcher: _Function = _numba_njit(
+        nogil=True,
+        error_model="numpy",
+        parallel=parallel,
+        cache=cache,
+        no_cpython_wrapper=not is_for_python,
+        no_cfunc_wrapper=True,
+    )(function)
     return dispatcher
 
 

@@ -39,7 +39,7 @@ def test_scores_are_exact_sums_scaled(num_rows, processor):
         second = (keys + 2 * 32, slot_scales + 4 * 32, out + 4 * 32)
         tile(x, 64, 32, 96, row_scales, 48, keys, slot_scales, out, *second)
 
-    call(*(address(part) for part in (x, keys, row_scales, slot_scales, out)))
+    call(*(part.ctypes.data for part in (x, keys, row_scales, slot_scales, out)))
     sums = np.einsum("rpi,psi->rs", x.reshape(num_rows, 32, 2).astype(np.int64), keys)
     expected = sums.astype(np.float32) * row_scales[:, None] * slot_scales
     computed = [*range(lanes), *range(32, 32 + lanes)]
@@ -60,7 +60,7 @@ def test_weighted_values_are_exact_sums_scaled(num_rows, processor, apart):
     def call(weights, table, values, scales, out):
         tile(weights, 32, table, 2, values + 32, 768, 8, 96, scales, out + 64, 48, apart)
 
-    call(*(address(part) for part in (weights, TWO_BLOCKS, values, scales, out)))
+    call(*(part.ctypes.data for part in (weights, TWO_BLOCKS, values, scales, out)))
     by_block = weights.reshape(num_rows, 2, 8, 2).astype(np.int64)
     expected = np.einsum("rbpi,bpdi->rd", by_block, values[TWO_BLOCKS]).astype(np.float32) * scales[:, None]
     computed = sorted({*range(16, 16 + lanes), *range(16 + apart, 16 + apart + lanes)})

@@ -80,7 +80,7 @@ def test_nothing_is_compiled_where_only_what_is_kept_is_wanted(monkeypatch, tmp_
     def double(x):
         return 2 * x
 
-    compiled = jit.compiled(double)
+    compiled = jit.compiled_for_python(double)
     with jit.only_kept(), pytest.raises(jit.NotKeptError, match="double"):
         compiled(21)
     assert compiled(21) == 42

@@ -34,7 +34,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 from paceline_kernels import jit
 jit._config.CACHE_DIR = sys.argv[1]
 import doubling
-double = jit.compiled(doubling.double)
+double = jit.compiled_for_python(doubling.double)
 print("ready", flush=True)
 assert double(21) == 42
 print(sum(double.stats.cache_hits.values()), "loaded", flush=True)
@@ -82,7 +82,7 @@ def is_free(file, name):
 
 def test_who_comes_second_waits_and_loads(doubling, tmp_path, file):
     """It would compile what it does not find, were it not told that somebody does so already."""
-    double = jit.compiled(doubling.double)
+    double = jit.compiled_for_python(doubling.double)
     jit._lock.take(file, name_of(double))  # as when compiling has begun
     with process(COMPILER, tmp_path) as second:
         assert second.stdout.readline() == "ready\n"
@@ -93,16 +93,16 @@ def test_who_comes_second_waits_and_loads(doubling, tmp_path, file):
 
 def test_what_is_found_takes_no_lock(doubling, monkeypatch):
     """A start with everything on disk waits for nobody."""
-    jit.compiled(doubling.double)(21)
+    jit.compiled_for_python(doubling.double)(21)
     monkeypatch.setattr(CompileLock, "take", None)
-    again = jit.compiled(doubling.double)
+    again = jit.compiled_for_python(doubling.double)
     assert again(21) == 42
     assert sum(again.stats.cache_hits.values()) == 1
 
 
 def test_what_cannot_be_compiled_leaves_others_able_to_try(doubling, file):
     """The lock is free after an error."""
-    broken = jit.compiled(doubling.broken)
+    broken = jit.compiled_for_python(doubling.broken)
     with pytest.raises(numba.TypingError):
         broken(21)
     assert is_free(file, name_of(broken))
@@ -111,7 +111,7 @@ def test_what_cannot_be_compiled_leaves_others_able_to_try(doubling, file):
 def test_a_file_that_cannot_be_locked_costs_nothing_but_the_lock(doubling, file):
     """As where the file system has no locks: here a folder has the file's name."""
     file.mkdir()
-    assert jit.compiled(doubling.double)(21) == 42
+    assert jit.compiled_for_python(doubling.double)(21) == 42
 
 
 def test_a_lock_ends_with_its_process(file):

@@ -3,24 +3,24 @@
 import numpy as np
 
 from paceline_kernels.elementary import exp, exp_of_negative, tanh
-from paceline_kernels.jit import compiled
+from paceline_kernels.jit import compiled_for_python
 
 
-@compiled
+@compiled_for_python
 def exp_all(values, out):
     """exp of every element, in a loop that becomes vector code."""
     for i in range(len(values)):
         out[i] = exp(values[i])
 
 
-@compiled
+@compiled_for_python
 def exp_of_negative_all(values, out):
     """exp_of_negative of every element."""
     for i in range(len(values)):
         out[i] = exp_of_negative(values[i])
 
 
-@compiled
+@compiled_for_python
 def tanh_all(values, out):
     """tanh of every element."""
     for i in range(len(values)):

@@ -2,6 +2,8 @@
 
 import logging
 
+import pytest
+
 from paceline_kernels import jit
 
 
@@ -12,7 +14,20 @@ def double(x):
 
 def test_compiled_functions_compute():
     """The plain function, faster."""
-    assert jit.compiled(double)(21) == 42
+    assert jit.compiled_for_python(double)(21) == 42
+
+
+def test_what_only_compiled_code_calls_is_refused_to_python():
+    """By name: without what Python calls a function by, numba would jump to nowhere."""
+    inner = jit.compiled(double)
+
+    @jit.compiled_for_python
+    def four_times(x):
+        return inner(inner(x))
+
+    assert four_times(21) == 84
+    with pytest.raises(TypeError, match=r"double.*compiled_for_python"):
+        inner(21)
 
 
 def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monkeypatch, caplog):
@@ -26,7 +41,7 @@ def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monk
 
     monkeypatch.setattr(jit, "_numba_njit", njit_without_a_place)
     with caplog.at_level(logging.WARNING):
-        assert jit.compiled(double)(21) == 42
+        assert jit.compiled_for_python(double)(21) == 42
     assert "every start compiles them: no folder" in caplog.text
 
 

@@ -25,7 +25,7 @@ def fresh(tmp_path, monkeypatch, caplog):
         spec = importlib.util.spec_from_file_location("double", tmp_path / "double.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return jit.compiled(module.double)
+        return jit.compiled_for_python(module.double)
 
     return fresh
 

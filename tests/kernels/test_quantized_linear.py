@@ -182,15 +182,22 @@ def calling(tile):
     return call
 
 
+@jit.compiled_for_python
+def quantize_rows(x, num_groups, integers, scales, sums):
+    """Rows made int8, group by group."""
+    for row in range(x.shape[0]):
+        out = (address(integers[row]), address(scales[row]), address(sums[row]))
+        quantize_groups(address(x[row]), num_groups, *out)
+
+
 def multiply_by_tile(call, x, weight):
     """The first tile of outputs of all rows of x, by one call of this operation."""
     num_rows, num_groups = x.shape[0], x.shape[1] // 32
     integers = np.empty(x.shape, np.int8)
     scales, sums, out = (np.full((num_rows, width), np.nan, np.float32) for width in (num_groups, num_groups, 16))
-    for row, source in enumerate(x.numpy()):
-        quantize_groups(address(source), num_groups, address(integers[row]), address(scales[row]), address(sums[row]))
-    quantised = (address(integers), x.shape[1], address(scales), address(sums), num_groups)
-    call(*quantised, address(weight.data.numpy()), weight.data.shape[1], num_groups, address(out), 16)
+    quantize_rows(x.numpy(), num_groups, integers, scales, sums)
+    quantised = (integers.ctypes.data, x.shape[1], scales.ctypes.data, sums.ctypes.data, num_groups)
+    call(*quantised, weight.data.data_ptr(), weight.data.shape[1], num_groups, out.ctypes.data, 16)
     return torch.from_numpy(out)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.jit import compiled
+from paceline_kernels.jit import compiled_for_python
 from paceline_kernels.philox import NUM_COUNTERS, NUM_WORDS, philox4x32
 from paceline_kernels.sampling import SampleOutcome, SamplingParameters, noise, reference, sample, token_logprobs
 from paceline_kernels.simd import address
@@ -50,12 +50,12 @@ def random_logits(num_rows, vocab_size, seed=0, spread=3.0):
     return (logits * 4).round() / 4
 
 
-@compiled
+@compiled_for_python
 def _philox(words, c0, c1, k0, k1):
     philox4x32(address(words), np.uint32(c0), np.uint32(c1), np.uint32(k0), np.uint32(k1))
 
 
-@compiled
+@compiled_for_python
 def _noise_and_bound(words, gumbels, bounds):
     for i in range(len(words)):
         gumbels[i], bounds[i] = noise.gumbel(words[i]), noise.gumbel_bound(words[i])

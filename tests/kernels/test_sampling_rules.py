@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_kernels import jit
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.sampling import (
     LogitRules,
@@ -47,9 +48,15 @@ def rules(num_rows=1, *, presence=0.0, frequency=0.0, repetition=1.0, biases=(),
     )
 
 
+@jit.compiled_for_python
+def first_ruled(logits, arrays):
+    """The rules of the first row applied to logits."""
+    return ruled(logits, np.int64(0), arrays)
+
+
 def after(logits, chosen):
     """What the compiled rules make of one row."""
-    return ruled(np.array(logits, dtype=np.float32), np.int64(0), rule_arrays(chosen, len(logits)))
+    return first_ruled(np.array(logits, dtype=np.float32), rule_arrays(chosen, len(logits)))
 
 
 TOKENS = st.lists(st.integers(0, 18), max_size=12)

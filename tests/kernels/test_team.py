@@ -14,6 +14,24 @@ MAX_PIECES = 30
 MAX_WAIT_S = 60
 
 
+@jit.compiled_for_python
+def claim(counters, index, worker, num_workers, num_pieces):
+    """The next piece, for Python."""
+    return team.claim(counters, index, worker, num_workers, num_pieces)
+
+
+@jit.compiled_for_python
+def finish(counters, index, num_done):
+    """Say that pieces are done, from Python."""
+    return team.finish(counters, index, num_done)
+
+
+@jit.compiled_for_python
+def reset(counters, index):
+    """Begin anew, from Python."""
+    team.reset(counters, index)
+
+
 @jit.compiled
 def do_piece(phase, piece, num_pieces, doers, too_early):
     """Count who does the piece; note it where a piece of the phase before is not done yet."""
@@ -23,7 +41,7 @@ def do_piece(phase, piece, num_pieces, doers, too_early):
     doers[phase, piece] += 1
 
 
-@jit.compiled
+@jit.compiled_for_python
 def walk(counters, num_pieces, doers, too_early, worker, num_workers):
     """One worker's way through all phases, as the decoder's."""
     for phase in range(num_pieces.shape[0]):
@@ -95,16 +113,16 @@ def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces
 def test_a_worker_reads_its_range_in_order_and_then_the_following_ones(num_pieces, num_workers, worker):
     """Alone it does everything: from the beginning of its range to the end, then from the beginning on."""
     counters = team.new_counters(1)
-    claimed = [team.claim(counters, 0, worker % num_workers, num_workers, num_pieces) for _ in range(num_pieces)]
+    claimed = [claim(counters, 0, worker % num_workers, num_workers, num_pieces) for _ in range(num_pieces)]
     begun = claimed.index(0) if claimed else 0
     assert claimed[begun:] + claimed[:begun] == list(range(num_pieces))
-    assert team.claim(counters, 0, worker % num_workers, num_workers, num_pieces) == num_pieces
+    assert claim(counters, 0, worker % num_workers, num_workers, num_pieces) == num_pieces
 
 
 def test_workers_begin_in_ranges_of_their_own():
     """Each reads a part of its own for as long as nobody is done with his."""
     counters = team.new_counters(1)
-    turns = [[team.claim(counters, 0, worker, 3, 12) for worker in range(3)] for _ in range(4)]
+    turns = [[claim(counters, 0, worker, 3, 12) for worker in range(3)] for _ in range(4)]
     assert turns == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
@@ -121,7 +139,7 @@ def test_claims_are_unique():
     assert np.array_equal(np.sort(claimed.ravel()), np.arange(4000))
 
 
-@jit.compiled
+@jit.compiled_for_python
 def claim_many(counters, worker, claimed):
     """Fill the array with claims, of two ranges that four workers share."""
     for i in range(claimed.shape[0]):
@@ -140,14 +158,14 @@ def test_a_worker_that_never_comes_stops_nobody():
 def test_the_next_phase_waits_for_the_piece_that_somebody_holds():
     """It was claimed but is not done: the others do all the rest of its phase, and nothing beyond."""
     work = Work([5, 3])
-    held = team.claim(work.counters, 0, 0, 4, 5)
+    held = claim(work.counters, 0, 0, 4, 5)
     threads = started(work.walk, 2)
     while work.doers[0].sum() < 4:
         time.sleep(0.001)
     assert not work.doers[1].any()
     assert all(thread.is_alive() for thread in threads)
     work.doers[0, held] += 1
-    team.finish(work.counters, 0, 1)
+    finish(work.counters, 0, 1)
     assert joined(threads)
     work.assert_done()
 
@@ -155,8 +173,8 @@ def test_the_next_phase_waits_for_the_piece_that_somebody_holds():
 def test_finish_says_how_many_were_done_before():
     """So that the last one knows that it is."""
     counters = team.new_counters(2)
-    assert [team.finish(counters, 1, count) for count in (2, 0, 3, 1)] == [0, 2, 2, 5]
-    assert team.finish(counters, 0, 1) == 0
+    assert [finish(counters, 1, count) for count in (2, 0, 3, 1)] == [0, 2, 2, 5]
+    assert finish(counters, 0, 1) == 0
 
 
 @pytest.mark.parametrize("index", [0, 2])
@@ -164,8 +182,8 @@ def test_a_reset_counter_begins_at_zero_and_its_neighbours_go_on(index):
     """Claims and pieces done."""
     counters = team.new_counters(3)
     for each in range(3):
-        team.claim(counters, each, 0, 1, 9)
-        team.finish(counters, each, 1)
-    team.reset(counters, index)
-    assert [team.claim(counters, each, 0, 1, 9) for each in range(3)] == [int(each != index) for each in range(3)]
-    assert [team.finish(counters, each, 1) for each in range(3)] == [int(each != index) for each in range(3)]
+        claim(counters, each, 0, 1, 9)
+        finish(counters, each, 1)
+    reset(counters, index)
+    assert [claim(counters, each, 0, 1, 9) for each in range(3)] == [int(each != index) for each in range(3)]
+    assert [finish(counters, each, 1) for each in range(3)] == [int(each != index) for each in range(3)]

@@ -111,7 +111,7 @@ class CpuRunner:
         return this_processor().value
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes another process one to two minutes, once; the code is kept on disk."""
+        """See `Runner`. Compiling takes another process about a minute, once; the code is kept on disk."""
         operations = operations_of(self._numerics)
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(operations) + len(sizes)

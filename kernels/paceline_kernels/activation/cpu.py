@@ -45,7 +45,7 @@ def gelu_tanh(x: jit.Float32) -> jit.Float32:
     return x / (_ONE + exp(-x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))))
 
 
-@jit.compiled
+@jit.compiled_for_python
 def cap_rows(x: _Rows, cap: jit.Float32) -> None:
     """x = cap * tanh(x / cap), element by element."""
     for row in range(x.shape[0]):

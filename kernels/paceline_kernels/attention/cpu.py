@@ -110,7 +110,7 @@ def check_rows(
         raise KernelArgumentError("paged_attention", f"cu_seqlens must run from 0 to {num_tokens}")
 
 
-@jit.compiled
+@jit.compiled_for_python
 def count_sound_rows(
     num_blocks: int, block_size: int, block_tables: _Int32Array, cu_seqlens: _Int32Array, context_lens: _Int32Array
 ) -> int:

@@ -25,13 +25,13 @@ _TILE_ROWS = 48
 ROW, TOKEN, NUM_TOKENS, SEGMENT, END_SEGMENT, IS_SPLIT, PARTIAL = range(7)
 
 
-@jit.compiled
+@jit.compiled_for_python
 def segment_positions(block_size: int) -> int:
     """How many positions a segment has: whole blocks."""
     return max(1, _MAX_SEGMENT_POSITIONS // block_size) * block_size
 
 
-@jit.compiled
+@jit.compiled_for_python
 def tile_tokens(group: int) -> int:
     """How many tokens a tile has, for so many query heads on one KV head."""
     return max(1, _TILE_ROWS // group)
@@ -49,7 +49,7 @@ def first_segment(position: int, window: int, width: int) -> int:
     return max(0, position + 1 - window) // width
 
 
-@jit.compiled
+@jit.compiled_for_python
 def count_units(
     cu_seqlens: _Int32Array, context_lens: _Int32Array, tokens_per_tile: int, width: int
 ) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def count_units(
     return num_units + num_partials, num_partials
 
 
-@jit.compiled
+@jit.compiled_for_python
 def fill_units(
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,

@@ -7,6 +7,7 @@ Knows the order of phases and where memory comes from. What a phase computes is 
 import numba
 import numpy as np
 import torch
+from numba import types
 
 from paceline_kernels import jit, team
 from paceline_kernels.attention import cpu as attention
@@ -25,6 +26,7 @@ from paceline_kernels.decoder.state import (
 )
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.linked import called_by_name, linked_to
 from paceline_kernels.quantized_linear.tiles import TILE
 from paceline_kernels.unowned import unowned
 
@@ -296,6 +298,10 @@ def _go_through(
         team.wait(counters, index, num_pieces)
 
 
+_work_by_name = called_by_name(_work)
+
+
+@linked_to(_work, kinds_of=lambda of_run: (*of_run[:-1], types.int64, of_run[-1]))
 @jit.compiled_parallel
 def run(
     shape: Shape,
@@ -310,5 +316,6 @@ def run(
     num_workers: int,
 ) -> None:
     """The step on arrays that were checked; counters are zero."""
-    for worker in numba.prange(num_workers):
-        _work(shape, weights, batch, keys, values, work, splits, counters, folds, worker, num_workers)
+    for index in numba.prange(num_workers):
+        worker = np.int64(index)  # of prange it is unsigned, and all below would be compiled twice
+        _work_by_name(shape, weights, batch, keys, values, work, splits, counters, folds, worker, num_workers)

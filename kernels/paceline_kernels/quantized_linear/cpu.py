@@ -160,7 +160,7 @@ def _half(columns: npt.NDArray[np.uint8], index: int) -> Float32:
     return simd.half(simd.address(columns) + 2 * index)
 
 
-@jit.compiled
+@jit.compiled_for_python
 def unpack_many(
     data: npt.NDArray[np.uint8], weight_format: int, rows: npt.NDArray[np.int32], out: _Float32Array
 ) -> None:
