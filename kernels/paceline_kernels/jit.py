@@ -97,7 +97,7 @@ def only_kept() -> Iterator[None]:
 def _compile(function: _Function, *, parallel: bool = False, is_for_python: bool = True) -> _Function:
     try:
         kept: Any = _njit(function, parallel=parallel, is_for_python=is_for_python, cache=True)
-        cache = _ForgivingCache(function)
+        cache = _ForgivingCache(function, is_for_python=is_for_python)
     except RuntimeError:
         _tell_not_kept("no folder for them can be written to")
         return _njit(function, parallel=parallel, is_for_python=is_for_python, cache=False)
@@ -121,6 +121,14 @@ class _ForgivingCache(FunctionCache):  # type: ignore[misc]  # numba has no type
 
     Who finds nothing holds the function's lock from then on until `releasing` ends.
     """
+
+    def __init__(self, function: Callable[..., object], *, is_for_python: bool) -> None:
+        super().__init__(function)
+        self._is_for_python = is_for_python
+
+    def _index_key(self, sig: object, codegen: object) -> tuple[object, ...]:
+        # What was made without Python's way to call it must not be found by who needs that.
+        return (*super()._index_key(sig, codegen), self._is_for_python)
 
     def releasing(self, compile_function: Callable[[object], object]) -> Callable[[object], object]:
         """The same function, which looks here and then compiles; what it locked is free afterwards."""

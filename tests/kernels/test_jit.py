@@ -30,6 +30,23 @@ def test_what_only_compiled_code_calls_is_refused_to_python():
         inner(21)
 
 
+def thrice(x):
+    """Three times x, in tests of nothing else."""
+    return x + x + x
+
+
+def test_a_function_is_kept_for_compiled_code_and_for_python_apart():
+    """Whoever compiled it first, and whether that was this process."""
+    inner = jit.compiled(thrice)
+
+    @jit.compiled_for_python
+    def nine_times(x):
+        return inner(inner(x))
+
+    assert nine_times(5) == 45
+    assert jit.compiled_for_python(thrice)(5) == 15
+
+
 def test_a_place_that_cannot_be_written_to_costs_the_cache_and_nothing_else(monkeypatch, caplog):
     """As in a container with a read-only file system and no home: compiled at every start, and said so."""
     njit = jit._numba_njit
