@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import datetime
@@ -97,6 +99,31 @@ async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(
     assert token_ids == oracle.encode(expected, add_special_tokens=False).ids
     assert token_ids.count(oracle.token_to_id("<|im_start|>")) == 3
     assert await texts.decode(np.array(token_ids, dtype=np.int32), model, skip_special_tokens=False) == expected
+
+
+READS_A_VOCABULARY = """
+import pathlib, sys
+from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+
+def resident_mib():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+json = pathlib.Path(sys.argv[1]).read_bytes()
+source = TokenizerSource("digest", json, "", 1, 2, (2,), False, GenerationDefaults())
+before = resident_mib()
+model = read_text_model(source, 49152)
+print(resident_mib() - before)
+"""
+
+
+def test_what_reading_a_vocabulary_takes_is_given_back(tmp_path):
+    """Of the default model's 21 MiB stay, with what its tokens spell; it would be 37."""
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(load_tokenizer(default_model_path(os.environ)).tokenizer_json)
+    command = [sys.executable, "-c", READS_A_VOCABULARY, str(path)]
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown < 28
 
 
 async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, monkeypatch):
