@@ -12,6 +12,21 @@ def double(x):
     return x + x
 
 
+def thrice(x):
+    """Three times x; one test alone compiles it."""
+    return x + x + x
+
+
+def called_twice(inner):
+    """Compiled code that calls compiled code."""
+
+    @jit.compiled_for_python
+    def call(x):
+        return inner(inner(x))
+
+    return call
+
+
 def test_compiled_functions_compute():
     """The plain function, faster."""
     assert jit.compiled_for_python(double)(21) == 42
@@ -20,30 +35,14 @@ def test_compiled_functions_compute():
 def test_what_only_compiled_code_calls_is_refused_to_python():
     """By name: without what Python calls a function by, numba would jump to nowhere."""
     inner = jit.compiled(double)
-
-    @jit.compiled_for_python
-    def four_times(x):
-        return inner(inner(x))
-
-    assert four_times(21) == 84
+    assert called_twice(inner)(21) == 84
     with pytest.raises(TypeError, match=r"double.*compiled_for_python"):
         inner(21)
 
 
-def thrice(x):
-    """Three times x, in tests of nothing else."""
-    return x + x + x
-
-
 def test_a_function_is_kept_for_compiled_code_and_for_python_apart():
     """Whoever compiled it first, and whether that was this process."""
-    inner = jit.compiled(thrice)
-
-    @jit.compiled_for_python
-    def nine_times(x):
-        return inner(inner(x))
-
-    assert nine_times(5) == 45
+    assert called_twice(jit.compiled(thrice))(5) == 45
     assert jit.compiled_for_python(thrice)(5) == 15
 
 
