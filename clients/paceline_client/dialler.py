@@ -46,7 +46,7 @@ class Dialler(Generic[ChannelT_co]):
         self._way: Way[ChannelT_co] | None = None
         self._ways: dict[Way[ChannelT_co], None] = {}  # all whose channels are not closed yet
         self._closing: set[asyncio.Task[None]] = set()
-        self._whys: dict[str, str] = {}  # what was the matter with an address last
+        self._whys: dict[str, str] = {}  # what was the matter with an address since it last connected
         self._stopped = asyncio.Event()
 
     async def connect(self, deadline_s: float) -> Way[ChannelT_co]:
@@ -69,13 +69,14 @@ class Dialler(Generic[ChannelT_co]):
             await self.pause(0.0)
             if (way := await self._go_round(deadline_s)) is not None:
                 self._way = way
+                self._whys.pop(way.address, None)
                 return way
             resume_at_s = self._resume_at_s(deadline_s)
 
     def failure(self) -> ConnectFailedError:
         """The error that says of each address why it cannot be reached."""
         known = self._addresses.known
-        whys = {address: " ".join(self._whys.get(address, _NO_ANSWER).split()) for address in known}
+        whys = {address: " ".join((self._whys.get(address) or _NO_ANSWER).split()) for address in known}
         if len(known) == 1:
             what = f"{known[0]}: {whys[known[0]]}"
         else:
@@ -236,7 +237,7 @@ class Dialler(Generic[ChannelT_co]):
                 return way
             else:
                 del under_way[task]
-                self.failed(way.address, way.channel.why_not_ready or _NO_ANSWER, asyncio.get_running_loop().time())
+                self.failed(way.address, way.channel.why_not_ready, asyncio.get_running_loop().time())
         return None
 
     def _note_silent(self, ways: Iterable[Way[ChannelT_co]]) -> None:

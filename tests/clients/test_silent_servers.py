@@ -63,6 +63,23 @@ def test_the_error_says_what_the_last_whole_attempt_found(refuses_for_seconds, w
     play(scenario)
 
 
+def test_the_error_says_nothing_of_an_outage_that_is_over():
+    """The server refused once and served since: now that it is silent nobody says that it refuses."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS)
+        rig.server.go_down()
+        reading = asyncio.create_task(rig.stream().collect())
+        await asyncio.sleep(1)
+        rig.server.come_up()
+        await reading
+        rig.server.is_silent = True
+        with pytest.raises(ConnectFailedError, match=r"^cannot reach memory: no answer in time$"):
+            await rig.connection.way(connect_seconds=1)
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("seconds", [0.2, 0.8, 5.0])
 def test_an_address_that_swallows_everything_holds_up_nobody_for_long(seconds):
     """The next one is dialled beside it, however short the caller's time is; the attempt left over is closed."""

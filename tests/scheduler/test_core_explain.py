@@ -107,8 +107,7 @@ class TimedHarness(CoreHarness):
         """Let the oldest step run and the time pass that it takes, and send as many plans as the executor gets."""
         if self.planned:
             self.run()
-            num_tokens = self.planned.popleft().num_tokens
-            self.clock.advance(0.005 + 0.001 * num_tokens if num_tokens else 0.0)
+            self._pass_time_of(self.planned.popleft())
             self.complete()
         while (plan := self.plan()) is not None:
             self.planned.append(plan)
@@ -117,6 +116,9 @@ class TimedHarness(CoreHarness):
         """Run one step, and let the time pass that it takes."""
         plan = self.step()
         assert plan is not None
+        self._pass_time_of(plan)
+
+    def _pass_time_of(self, plan):
         self.clock.advance(0.005 + 0.001 * plan.num_tokens if plan.num_tokens else 0.0)
 
     def measured(self, request):

@@ -317,5 +317,5 @@ def run(
 ) -> None:
     """The step on arrays that were checked; counters are zero."""
     for index in numba.prange(num_workers):
-        worker = np.int64(index)  # of prange it is unsigned, and all below would be compiled twice
+        worker = np.int64(index)  # of prange it is unsigned, and no name has that type
         _work_by_name(shape, weights, batch, keys, values, work, splits, counters, folds, worker, num_workers)

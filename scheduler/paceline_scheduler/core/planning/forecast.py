@@ -62,8 +62,8 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
     rate = prefill_rate(view, limits, num_running, num_pairs)
     rest = np.sort(view.expected_rest(running))
     return Load(
-        planned_s=_planned_s(view, limits, step_s) if num_running else 0.0,
-        full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))) if num_running else 0.0,
+        planned_s=_planned_s(view, limits, step_s),
+        full_planned_s=_planned_s(view, limits, max(step_s, limits.mixed_step_s(step_s))),
         prefill_tokens_per_s=rate,
         backlog_s=int(behind.sum()) / rate,
         free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
@@ -73,7 +73,9 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
 
 
 def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
-    """Return how long the steps take that are planned ahead, where each takes this long."""
+    """Return how long steps take that are planned ahead, where each takes this long; nothing where nothing runs."""
+    if not view.rows.num_running:
+        return 0.0
     return step_s * limits.num_plans_ahead(step_s, view.description.max_plans_in_flight)
 
 
