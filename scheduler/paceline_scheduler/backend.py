@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from paceline_scheduler.core.outputs import Outputs, Resumed
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.holder import Holder
 
@@ -190,7 +190,7 @@ class Backend(Protocol):
         """Raise StandbyError while another scheduler is known to drive the executors. Costs little."""
         ...
 
-    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request to a model that runs, waits or ran, if its body has this digest."""
         ...
 
@@ -216,11 +216,11 @@ class Backend(Protocol):
         """
         ...
 
-    def cancel(self, key: RequestKey) -> None:
+    def cancel(self, key: RecordId) -> None:
         """End a request as CANCELLED; its stream is told. Raises UnknownRequestError."""
         ...
 
-    def explain(self, key: RequestKey) -> Explanation:
+    def explain(self, key: RecordId) -> Explanation:
         """Say where a request is and what it waits for; raises UnknownRequestError."""
         ...
 
@@ -228,7 +228,7 @@ class Backend(Protocol):
         """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
         ...
 
-    def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
+    def acknowledge(self, keys: tuple[RecordId, ...]) -> None:
         """Let the executors forget the records of finished requests; unknown ones are ignored."""
         ...
 

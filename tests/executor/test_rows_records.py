@@ -11,7 +11,7 @@ from paceline_executor.errors import PlanError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.logprobs import OutputLogprobs
-from paceline_executor.rows.plan import NO_TAGS, RecordId, RowFinish, RowState, Tags
+from paceline_executor.rows.plan import NO_TAGS, BlockTags, RecordId, RowFinish, RowState
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
@@ -206,7 +206,7 @@ def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
 
 def test_the_tags_of_a_large_pool_are_cut_as_well():
     """200,000 tags of 20 bytes take four parts."""
-    tags = Tags(np.arange(200_000, dtype=np.int32), bytes(range(16)) * 200_000)
+    tags = BlockTags(np.arange(200_000, dtype=np.int32), bytes(range(16)) * 200_000)
     parts = list(parts_of(Snapshot((), tags), MIB))
 
     assert np.concatenate([part.tags.block_ids for part in parts]).tolist() == list(range(200_000))
@@ -216,6 +216,6 @@ def test_the_tags_of_a_large_pool_are_cut_as_well():
 
 def test_an_empty_executor_has_a_snapshot_of_one_part():
     """Plan 1 may be sent after it."""
-    (part,) = parts_of(Snapshot((), Tags(int32([]), b"")), MIB)
+    (part,) = parts_of(Snapshot((), BlockTags(int32([]), b"")), MIB)
 
     assert part.is_last

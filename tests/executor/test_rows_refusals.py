@@ -8,7 +8,7 @@ import pytest
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, MAX_SAMPLING_BYTES, RowLimits
-from paceline_executor.rows.plan import RowFinish, Sampling, Tags
+from paceline_executor.rows.plan import BlockTags, RowFinish, SamplingParams
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan
@@ -73,7 +73,7 @@ MALFORMED = {
         ),
         PlanFault.COLUMN_LENGTH,
     ),
-    "tag keys are cut short": (replace(plan(), tags=Tags(int32([1]), bytes(15))), PlanFault.COLUMN_LENGTH),
+    "tag keys are cut short": (replace(plan(), tags=BlockTags(int32([1]), bytes(15))), PlanFault.COLUMN_LENGTH),
     "a tag is for a block out of range": (plan(tags=[(12, KEY)]), PlanFault.BLOCK_OUT_OF_RANGE),
     "a block out of range is granted": (plan(grants=[(0, 2, 12)]), PlanFault.BLOCK_OUT_OF_RANGE),
     "a block out of range is shared": (plan(shared=[(0, 2, -1)]), PlanFault.BLOCK_OUT_OF_RANGE),
@@ -245,7 +245,7 @@ def test_a_prompt_that_is_empty_or_leaves_no_room_fails_alone(engine, num_tokens
 
 def test_the_largest_request_that_fits_runs(engine):
     """15 prompt tokens and one of output; every sampling value at its edge."""
-    edge = Sampling(
+    edge = SamplingParams(
         temperature=100.0,
         top_k=1000,
         top_p=1.0,

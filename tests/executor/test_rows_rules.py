@@ -6,7 +6,7 @@ import pytest
 from paceline_executor.errors import NoTokenLeftError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import RowFinish, Sampling
+from paceline_executor.rows.plan import RowFinish, SamplingParams
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
@@ -19,7 +19,7 @@ LIMITS = RowLimits(
 
 def sampling(**rules):
     """Greedy, with rules."""
-    return Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, **rules)
+    return SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, **rules)
 
 
 def run(*placements, num_tokens=8):

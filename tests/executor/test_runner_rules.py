@@ -6,7 +6,7 @@ import torch
 
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import Sampling
+from paceline_executor.rows.plan import SamplingParams
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import RowProblem
@@ -45,7 +45,7 @@ def output_of(runner, *, output=(), num_tokens, sampling, **options):
 
 def test_a_row_under_all_rules_goes_on_the_same_after_a_failover(runner):
     """Penalties, a bias, bad words of one and two tokens, a minimum: placed again with the output so far."""
-    free = output_of(runner, num_tokens=20, sampling=Sampling(**DRAWING))
+    free = output_of(runner, num_tokens=20, sampling=SamplingParams(**DRAWING))
     rules = {
         "presence_penalty": 0.7,
         "frequency_penalty": 0.9,
@@ -53,7 +53,7 @@ def test_a_row_under_all_rules_goes_on_the_same_after_a_failover(runner):
         "logit_bias": ((free[3], 3.0),),
     }
     options = {
-        "sampling": Sampling(**DRAWING, **rules),
+        "sampling": SamplingParams(**DRAWING, **rules),
         "bad_words": [[free[1]], [free[5], free[6]]],
         "min_tokens": 10,
         "end_token_ids": [free[0]],
@@ -68,9 +68,9 @@ def test_a_row_under_all_rules_goes_on_the_same_after_a_failover(runner):
 
 def test_a_strong_bias_decides_a_greedy_draw(runner):
     """And an allowed list keeps it in."""
-    biased = Sampling(**{**DRAWING, "temperature": 0.0}, logit_bias=((77, 100.0),))
+    biased = SamplingParams(**{**DRAWING, "temperature": 0.0}, logit_bias=((77, 100.0),))
     assert output_of(runner, num_tokens=3, sampling=biased) == [77, 77, 77]
-    allowed = Sampling(**{**DRAWING, "temperature": 0.0}, allowed_token_ids=(5, 6), presence_penalty=2.0)
+    allowed = SamplingParams(**{**DRAWING, "temperature": 0.0}, allowed_token_ids=(5, 6), presence_penalty=2.0)
     assert set(output_of(runner, num_tokens=6, sampling=allowed)) <= {5, 6}
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline_scheduler.core.plan import Placement
+from paceline_scheduler.core.plan import NewRequest
 from paceline_scheduler.durations import duration
 from paceline_scheduler.link.wire_placements import new_request
 from paceline_scheduler.testing.requests import make_request
@@ -30,4 +30,4 @@ def test_every_number_of_seconds_has_a_message(seconds, nanoseconds):
 def test_a_plan_with_any_deadline_can_be_sent(deadline_s):
     """What cannot be encoded would cost an executor its stream, and all requests on it."""
     none = np.zeros(0, dtype=np.int32)
-    assert new_request(Placement(0, make_request(2), 1, none, 4, 0, 0, 0, 0, math.nan, None, deadline_s)).context
+    assert new_request(NewRequest(0, make_request(2), 1, none, 4, 0, 0, 0, 0, math.nan, None, deadline_s)).context

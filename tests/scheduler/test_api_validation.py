@@ -18,7 +18,7 @@ from paceline_scheduler.api.raw import (
 )
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, check_prompt_logprobs, derived_seed, validate
 from paceline_scheduler.backend import GenerationDefaults
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
@@ -312,7 +312,7 @@ def test_the_earlier_of_timeout_and_the_calls_deadline_holds(timeout_s, max_seco
 
 def test_an_unset_seed_follows_from_tenant_and_request():
     """The same when it is sent again, another for every other request; never by gluing the names together."""
-    keys = [RequestKey("t", "r"), RequestKey("", "tr"), RequestKey("tr", ""), RequestKey("t", "r2")]
+    keys = [RecordId("t", "r"), RecordId("", "tr"), RecordId("tr", ""), RecordId("t", "r2")]
     seeds = [derived_seed(key) for key in keys]
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 2**64 for seed in seeds)
@@ -322,7 +322,7 @@ def test_an_unset_seed_follows_from_tenant_and_request():
 
 def test_the_derived_seed_never_changes():
     """A request sent again to a newer scheduler draws the same numbers."""
-    assert derived_seed(RequestKey("tenant", "request-1")) == 0x3939EDA62AEC8930
+    assert derived_seed(RecordId("tenant", "request-1")) == 0x3939EDA62AEC8930
 
 
 def test_the_only_model_needs_no_name():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
 
@@ -15,7 +15,7 @@ def completions(prompt, max_tokens, count, **options):
     return [
         replace(
             make_request(prompt, max_tokens, handle=index + 1, **options),
-            key=RequestKey("", "request", index),
+            key=RecordId("", "request", index),
             num_completions=2,
         )
         for index in range(count)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -228,7 +228,7 @@ def test_completions_go_where_their_prompt_is_being_computed():
     """The other executor is idle, but would have to compute the prompt anew."""
     harness = pair(num_blocks=512, max_num_batched_tokens=256)
     requests = [
-        replace(make_request(list(range(200)), 2, handle=index + 1), key=RequestKey("", "r", index), num_completions=2)
+        replace(make_request(list(range(200)), 2, handle=index + 1), key=RecordId("", "r", index), num_completions=2)
         for index in range(4)
     ]
     harness.submit(*requests)

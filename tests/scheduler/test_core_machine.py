@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.plan import RowError, StepResult
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId, Request
 from paceline_scheduler.errors import (
     DeadlineUnreachableError,
     DivergenceError,
@@ -96,7 +96,7 @@ class CoreMachine(RuleBasedStateMachine):
                 [first * 31 + i for i in range(num_own)], max_tokens, handle=first + index, end_token_ids=(0,)
             )
             request = replace(request, is_resumable=True)
-            key = RequestKey("red", f"request-{first}", index)
+            key = RecordId("red", f"request-{first}", index)
             request = replace(request, key=key, num_completions=num_completions)
             try:
                 self.harness.submit(request)

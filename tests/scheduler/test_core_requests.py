@@ -7,7 +7,7 @@ import pytest
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.plan import RowError
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DivergenceError,
@@ -86,7 +86,7 @@ def test_cancelling_gives_the_blocks_back_within_two_steps():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(8, 50, handle=1, request_id="r"))
     harness.step()
-    harness.client.deliver(harness.core.cancel(RequestKey("", "r"), harness.clock()))
+    harness.client.deliver(harness.core.cancel(RecordId("", "r"), harness.clock()))
     assert harness.client.finishes[1].reason == FinishReason.CANCELLED
     harness.step()
     assert harness.core.counts("executor-0").blocks.used == 0
@@ -97,7 +97,7 @@ def test_another_tenants_request_is_unknown():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(request_id="r", tenant="red"))
     with pytest.raises(UnknownRequestError):
-        harness.core.cancel(RequestKey("blue", "r"), harness.clock())
+        harness.core.cancel(RecordId("blue", "r"), harness.clock())
 
 
 def test_a_stop_text_cuts_the_record():

@@ -8,7 +8,7 @@ import pytest
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import FinishReason, Progress, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Progress, RecordId, Resumption
 from paceline_scheduler.core.requests.register import KEEP_S
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -179,7 +179,7 @@ def test_another_tenant_starts_a_request_of_its_own():
     """An id of somebody else is unknown, whatever it has."""
     request = resumable(tenant="blue")
     harness = running(request)
-    stranger = replace(request, handle=999, key=RequestKey("red", request.key.request_id))
+    stranger = replace(request, handle=999, key=RecordId("red", request.key.request_id))
     assert come_back(harness, stranger, holding([])).outputs is None
     assert harness.core.num_unfinished() == 2
 

@@ -7,7 +7,7 @@ import pytest
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.plan import RowFinish
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.core.views import RequestState
 from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
 from paceline_scheduler.simulator.tokens import TokenRule
@@ -263,7 +263,7 @@ def test_completions_are_adopted_one_by_one():
     harness = running(*requests, steps=4)
     harness.succeed()
     for index in (0, 1):
-        key = RequestKey(first.key.tenant, first.key.request_id, index)
+        key = RecordId(first.key.tenant, first.key.request_id, index)
         outputs = harness.core.cancel(key, harness.clock())
         assert [notice.reason for notice in outputs.tokens[0].finishes.values()] == [FinishReason.CANCELLED]
     harness.finish()

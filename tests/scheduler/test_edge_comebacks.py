@@ -14,7 +14,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.testing.edge_server import NOON, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
@@ -98,7 +98,7 @@ async def test_another_session_goes_on_with_a_request_and_may_acknowledge_its_en
     assert backend.ended == []
     await call.write(ACKNOWLEDGEMENT)
     await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RequestKey("", "r")]
+    assert backend.acknowledged == [RecordId("", "r")]
     call.cancel()
 
 

@@ -11,7 +11,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawSampling, RawStopping, TextPrompt
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.core.views import Estimate, RequestState
 from paceline_scheduler.errors import (
     DeadlineExceededError,
@@ -78,7 +78,7 @@ async def test_every_completion_is_a_request_of_the_core(client, backend):
     """They share the prompt, know how many they are, and have handle, index and seed of their own."""
     handles = await client.send(asking(n=3))
     requests = [backend.requests[handle] for handle in handles]
-    assert [request.key for request in requests] == [RequestKey("", "r1", index) for index in range(3)]
+    assert [request.key for request in requests] == [RecordId("", "r1", index) for index in range(3)]
     assert {request.num_completions for request in requests} == {3}
     assert [request.priority for request in requests] == [-3] * 3
     assert requests[0].sampling.seed == 7
@@ -89,7 +89,7 @@ async def test_every_completion_is_a_request_of_the_core(client, backend):
 async def test_a_lone_completion_is_the_request(client, backend):
     """There is no other one."""
     (handle,) = await client.send(asking(n=1))
-    assert (backend.requests[handle].key, backend.requests[handle].num_completions) == (RequestKey("", "r1"), 1)
+    assert (backend.requests[handle].key, backend.requests[handle].num_completions) == (RecordId("", "r1"), 1)
 
 
 def test_the_seeds_of_completions_never_change():
@@ -132,16 +132,16 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
     """Each is told."""
     first, *_ = await client.send(asking(n=3))
     backend.step({first: [END]}, {first: FinishReason.STOP})
-    await edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RecordId("", "r1"))
     ends = {delta.index: delta.finish.reason for delta in client.collect().deltas}
     assert ends == {0: FinishReason.STOP, 1: FinishReason.CANCELLED, 2: FinishReason.CANCELLED}
-    assert backend.cancelled == [RequestKey("", "r1", 1), RequestKey("", "r1", 2)]
+    assert backend.cancelled == [RecordId("", "r1", 1), RecordId("", "r1", 2)]
 
 
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
     """The client waits for as many ends as it asked for."""
-    stream = edge.open(RequestKey("", "r1"), client.outbox, 2)
-    await edge.cancel(RequestKey("", "r1"))
+    stream = edge.open(RecordId("", "r1"), client.outbox, 2)
+    await edge.cancel(RecordId("", "r1"))
     await edge.start(stream, asking(n=2))
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
@@ -180,9 +180,9 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backen
     """Nothing of the request is validated, let alone tokenised: refusals must be cheap when there are many."""
     backend.num_places = 1
     with pytest.raises(QueueFullError):
-        edge.open(RequestKey("", "r1"), client.outbox, 2)
+        edge.open(RecordId("", "r1"), client.outbox, 2)
     assert (client.outbox.num_open, len(edge.requests)) == (0, 0)
-    edge.open(RequestKey("", "r1"), client.outbox, 1)
+    edge.open(RecordId("", "r1"), client.outbox, 1)
 
 
 async def test_a_slow_client_loses_all_completions_at_once(client, backend):
@@ -321,16 +321,16 @@ async def test_output_of_ended_completions_keeps_the_client_from_being_read(clie
 
 async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, backend):
     """Of several completions, the first that has not ended."""
-    stream = edge.open(RequestKey("", "r1"), client.outbox, 2)
-    preparing = edge.explain(RequestKey("", "r1"))
+    stream = edge.open(RecordId("", "r1"), client.outbox, 2)
+    preparing = edge.explain(RecordId("", "r1"))
     assert (preparing.state, preparing.waiting_for) == (RequestState.WAITING, "its prompt is being tokenised")
     await edge.start(stream, asking(n=2))
-    assert edge.explain(RequestKey("", "r1")).waiting_for == "a row for 0"
+    assert edge.explain(RecordId("", "r1")).waiting_for == "a row for 0"
     backend.step({stream.handles[0]: [END]}, {stream.handles[0]: FinishReason.STOP})
-    assert edge.explain(RequestKey("", "r1")).waiting_for == "a row for 1"
-    await edge.cancel(RequestKey("", "r1"))
+    assert edge.explain(RecordId("", "r1")).waiting_for == "a row for 1"
+    await edge.cancel(RecordId("", "r1"))
     with pytest.raises(UnknownRequestError):
-        edge.explain(RequestKey("", "r1"))
+        edge.explain(RecordId("", "r1"))
 
 
 async def test_an_estimate_submits_nothing_and_holds_every_refusal(client, edge, backend):

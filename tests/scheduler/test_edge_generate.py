@@ -11,7 +11,7 @@ from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import DeadlineExceededError, QueueFullError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -283,7 +283,7 @@ async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
     await stub.Cancel(pb.CancelRequest(tenant="t", request_id="r"))
     assert (await call.read()).delta.finish.reason == sampling_pb2.FINISH_REASON_CANCELLED
     assert await call.read() is grpc.aio.EOF
-    assert backend.cancelled == [RequestKey("t", "r")]
+    assert backend.cancelled == [RecordId("t", "r")]
 
 
 async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stub, backend):

@@ -10,7 +10,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -30,7 +30,7 @@ from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_m
 TOKENIZER = byte_level_tokenizer()
 END = TOKENIZER.token_to_id("<|im_end|>")
 MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
-KEY = RequestKey("", "r1")
+KEY = RecordId("", "r1")
 
 
 def encode(text):
@@ -215,7 +215,7 @@ async def test_another_tenants_request_is_never_found(edge, client, backend):
         await thief.come(replace(thief.claim(prior=False), attachment=9))
     for ask in (edge.cancel, edge.explain):
         with pytest.raises(UnknownRequestError):
-            await ask(RequestKey("thief", "r1"))
+            await ask(RecordId("thief", "r1"))
     backend.step({client.handle: encode("b")})
     client.read()
     assert client.copy.text == "ab"
@@ -341,7 +341,7 @@ async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend)
     assert backend.cancelled == []
     backend.synced.set()
     await cancelling
-    assert backend.cancelled == [KEY, RequestKey("", "r1", 1)]
+    assert backend.cancelled == [KEY, RecordId("", "r1", 1)]
     with pytest.raises(UnknownRequestError):
         await edge.cancel(KEY)
 

@@ -13,7 +13,7 @@ from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import DeadlineExceededError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -170,7 +170,7 @@ async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session
     await session.read()
     await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["unknown", "r1", "r1"])))
     await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RequestKey("t", "r1")]
+    assert backend.acknowledged == [RecordId("t", "r1")]
 
 
 async def test_an_acknowledgement_is_for_all_completions(session, backend):
@@ -181,7 +181,7 @@ async def test_an_acknowledgement_is_for_all_completions(session, backend):
     assert [item.delta.index for item in (await session.read()).deltas] == [0, 1]
     await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["r1"])))
     await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RequestKey("", "r1", 0), RequestKey("", "r1", 1)]
+    assert backend.acknowledged == [RecordId("", "r1", 0), RecordId("", "r1", 1)]
 
 
 async def test_heartbeats_come_at_once_and_then_regularly(session):
@@ -231,7 +231,7 @@ async def test_any_number_of_acknowledgements_is_taken(session, backend):
     many = pb.Acknowledge(request_ids=[f"unknown-{number}" for number in range(10_000)] + ["r"])
     await session.call.write(pb.SessionRequest(acknowledge=many))
     await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RequestKey("t", "r")]
+    assert backend.acknowledged == [RecordId("t", "r")]
 
 
 async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend):
@@ -264,7 +264,7 @@ async def test_a_cancelled_session_ends_its_requests_exactly_once(session, serve
     await session.generate("r1")
     handle = (await backend.next_request()).handle
     await session.generate("long", text="hello " * 1500)
-    await wait_until(lambda: server.edge.requests.by_key(RequestKey("", "long")))
+    await wait_until(lambda: server.edge.requests.by_key(RecordId("", "long")))
     session.call.cancel()
     await wait_until(lambda: not server.edge.requests.calls())
     await wait_until(lambda: len(backend.ended) == len(backend.requests))

@@ -10,7 +10,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt, TokenPrompt
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -84,7 +84,7 @@ async def test_a_request_reaches_the_backend_complete(client, edge):
         body_digest=b"digest",
     )
     assert request.prompt_token_ids.tolist() == encode("hi")
-    assert (request.key, request.model, request.max_tokens) == (RequestKey("t", "r1"), "tiny", 7)
+    assert (request.key, request.model, request.max_tokens) == (RecordId("t", "r1"), "tiny", 7)
     assert (request.end_token_ids, request.num_logprobs, request.deadline_s) == ((END, 3), 2, 2.5)
     assert (request.cache_salt, request.bypass_prefix_cache) == ("salt", True)
     assert (request.origin, request.body_digest) == (b"origin", b"digest")
@@ -265,11 +265,11 @@ async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge
     """By way of the backend."""
     handle = (await client.start()).handle
     backend.step({handle: encode("a")})
-    await edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RecordId("", "r1"))
     delta = client.delta()
     assert (delta.text, delta.finish.reason) == ("a", FinishReason.CANCELLED)
     with pytest.raises(UnknownRequestError):
-        await edge.cancel(RequestKey("", "r1"))
+        await edge.cancel(RecordId("", "r1"))
 
 
 @pytest.mark.parametrize("prompt", ["hello " * 600, "hello " * 6000], ids=["fine", "too-long"])
@@ -277,7 +277,7 @@ async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(clie
     """Its end was told, so what tokenising would have brought to light is not."""
     starting = asyncio.create_task(client.start(prompt=TextPrompt(prompt)))
     await asyncio.sleep(0)
-    await edge.cancel(RequestKey("", "r1"))
+    await edge.cancel(RecordId("", "r1"))
     assert client.delta().finish.reason is FinishReason.CANCELLED
     assert await starting is None
     assert (backend.requests, backend.ended) == ({}, [])

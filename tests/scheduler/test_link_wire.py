@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from paceline.v1 import inference_pb2, plan_pb2
-from paceline_scheduler.core.executors import Carried, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import RequestContext, RowState, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
+    BlockGrants,
     BlockTag,
     FinalRelease,
-    Grants,
-    Placement,
+    NewRequest,
     Release,
     RowError,
     RowFinish,
     StepResult,
     StepTimings,
 )
-from paceline_scheduler.core.request import FinishReason, RequestKey, SamplingParams
+from paceline_scheduler.core.request import FinishReason, RecordId, SamplingParams
 from paceline_scheduler.errors import DivergenceError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.messages import Heartbeat, Hello, RowPart, SnapshotPart
@@ -67,10 +67,10 @@ def test_a_plan_arrives_as_it_was_written():
         predicted_ns=5_000_000,
         tags=(BlockTag(7, b"k" * 16), BlockTag(8, b"l" * 16)),
         releases=(Release(2, None), Release(3, FinalRelease(11, FinishReason.STOP))),
-        placements=(Placement(1, request, 2, column(9), 7, 0, 16, 1, 2, 1.5),),
-        grants=Grants(column(1, 4), column(0, 5), column(30, 31)),
-        shared=Grants(column(1), column(0), column(29)),
-        forget=(RequestKey("acme", "old"),),
+        placements=(NewRequest(1, request, 2, column(9), 7, 0, 16, 1, 2, 1.5),),
+        grants=BlockGrants(column(1, 4), column(0, 5), column(30, 31)),
+        shared=BlockGrants(column(1), column(0), column(29)),
+        forget=(RecordId("acme", "old"),),
     )
     assert same(sent_plan(plan), plan)
 
@@ -85,7 +85,7 @@ def test_the_context_holds_the_request_and_what_is_left_of_its_time():
     """A successor of this scheduler finds there what it has to know."""
     origin = inference_pb2.GenerateRequest(request_id="r", stopping={"stop": ["END"]}).SerializeToString()
     request = dataclasses.replace(make_request(2), origin=origin, body_digest=b"x" * 16)
-    placement = Placement(0, request, 1, column(), 4, 0, 0, 0, 0, 0.25, deadline_left_s=2.5)
+    placement = NewRequest(0, request, 1, column(), 4, 0, 0, 0, 0, 0.25, deadline_left_s=2.5)
     plan = BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))
     message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan))
     context = plan_pb2.RequestContext.FromString(message.plan.new_requests[0].context)
@@ -98,7 +98,7 @@ def test_the_context_holds_the_request_and_what_is_left_of_its_time():
 def test_unlimited_top_k_is_left_unset():
     """On the wire 0 is no value of top_k."""
     plan = BatchPlan(
-        1, 1, 1, column(), column(), 0, placements=(Placement(0, make_request(2), 1, column(), 4, 0, 0, 0, 0, 0.0),)
+        1, 1, 1, column(), column(), 0, placements=(NewRequest(0, make_request(2), 1, column(), 4, 0, 0, 0, 0, 0.0),)
     )
     message = plan_pb2.AttachRequest.FromString(wire.encode_message(plan))
     sampling = message.plan.new_requests[0].sampling
@@ -192,7 +192,7 @@ def test_logprobs_that_do_not_fill_their_columns_are_a_divergence(changes):
 @pytest.mark.parametrize("after", [some_logprobs(3, 1), some_logprobs(2, 1, num_top=1)], ids=["gap", "other width"])
 def test_logprobs_that_do_not_follow_one_another_are_a_divergence(after):
     """A piece of a request is missing, or of another one."""
-    row = RowSnapshot(RequestKey("", "r"), 0, 1, column(1), column(2, 3), 0, column(), RowFinish.NONE, None)
+    row = RowState(RecordId("", "r"), 0, 1, column(1), column(2, 3), 0, column(), RowFinish.NONE, None)
     joiner = SnapshotJoiner()
     joiner.add(SnapshotPart((RowPart(dataclasses.replace(row, logprobs=some_logprobs(0, 2)), True),), (), False))
     with pytest.raises(DivergenceError, match="log-probabilities"):
@@ -202,8 +202,8 @@ def test_logprobs_that_do_not_follow_one_another_are_a_divergence(after):
 def test_a_snapshot_is_joined_from_its_parts(monkeypatch):
     """A request longer than a part is continued in the next one."""
     monkeypatch.setattr(executor_wire, "MAX_PIECE", 2)
-    long = RowSnapshot(
-        RequestKey("t", "long"),
+    long = RowState(
+        RecordId("t", "long"),
         3,
         2,
         column(1, 2, 3, 4, 5),
@@ -214,8 +214,8 @@ def test_a_snapshot_is_joined_from_its_parts(monkeypatch):
         None,
         some_logprobs(1, 4),
     )
-    short = RowSnapshot(
-        RequestKey("t", "short"),
+    short = RowState(
+        RecordId("t", "short"),
         None,
         1,
         column(1),
@@ -235,7 +235,7 @@ def test_a_snapshot_is_joined_from_its_parts(monkeypatch):
 def test_a_snapshot_that_ends_inside_a_request_is_a_divergence(monkeypatch):
     """Half a request would be taken for a whole one."""
     monkeypatch.setattr(executor_wire, "MAX_PIECE", 2)
-    row = RowSnapshot(RequestKey("", "r"), 0, 1, column(1, 2, 3), column(), 0, column(), RowFinish.NONE, None)
+    row = RowState(RecordId("", "r"), 0, 1, column(1, 2, 3), column(), 0, column(), RowFinish.NONE, None)
     first, *_ = executor_wire.write_snapshot(Snapshot((row,)))
     joiner = SnapshotJoiner()
     joiner.add(sent_back(first))
@@ -268,8 +268,8 @@ def test_the_simulated_executor_runs_what_arrived_over_the_wire():
         column(0),
         column(3),
         0,
-        placements=(Placement(0, make_request(3, 2), 1, column(), 2, 0, 0, 0, 0, 0.0),),
-        grants=Grants(column(0), column(0), column(5)),
+        placements=(NewRequest(0, make_request(3, 2), 1, column(), 2, 0, 0, 0, 0, 0.0),),
+        grants=BlockGrants(column(0), column(0), column(5)),
     )
     result = sent_back(executor_wire.write_result(executor.execute(sent_plan(plan))))
     assert result.num_accepted.tolist() == [1]
@@ -297,7 +297,7 @@ def test_what_is_left_with_an_executor_comes_back_whole():
         origin=sent.SerializeToString(),
         body_digest=b"x" * 16,
     )
-    carried = Carried(request, 1.5, 2.5, 1, 2, 3, 4)
+    carried = RequestContext(request, 1.5, 2.5, 1, 2, 3, 4)
     read = read_carried(request.key, write_carried(carried))
     assert dataclasses.replace(read, request=request) == carried
     for field in dataclasses.fields(request):
@@ -308,4 +308,4 @@ def test_what_is_left_with_an_executor_comes_back_whole():
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
 def test_what_cannot_be_read_is_not_carried_on(data):
     """Its request is let go; the client sends what it has."""
-    assert read_carried(RequestKey("", "r"), data) is None
+    assert read_carried(RecordId("", "r"), data) is None

@@ -7,10 +7,10 @@ import pytest
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
     BatchPlan,
+    BlockGrants,
     BlockTag,
     FinalRelease,
-    Grants,
-    Placement,
+    NewRequest,
     Release,
     RowError,
     RowFinish,
@@ -24,7 +24,7 @@ KEY = bytes(range(16))
 
 def grants(*triples):
     """Write (row, index, block) down as columns."""
-    return Grants(*(column(*values) for values in zip(*triples, strict=True))) if triples else NO_GRANTS
+    return BlockGrants(*(column(*values) for values in zip(*triples, strict=True))) if triples else NO_GRANTS
 
 
 class Driven:
@@ -48,7 +48,7 @@ class Driven:
 
     def place(self, row, request, **changes):
         """Return the first placement of a request."""
-        first = Placement(row, request, 1, column(), request.max_tokens or 8, 0, 0, 0, 0, 0.0)
+        first = NewRequest(row, request, 1, column(), request.max_tokens or 8, 0, 0, 0, 0, 0.0)
         return dataclasses.replace(first, **changes)
 
     def with_prompt_of_5_computed(self):

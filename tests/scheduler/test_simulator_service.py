@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from paceline_scheduler.core.plan import BatchPlan, Grants, Placement, StepResult
+from paceline_scheduler.core.plan import BatchPlan, BlockGrants, NewRequest, StepResult
 from paceline_scheduler.link.messages import ProtocolRange
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
@@ -50,8 +50,8 @@ class Stage:
         stream = self.service.hello("driver", 5)
         await until(stream, Accepted)
         request = make_request(4, 8)
-        placement = Placement(0, request, 1, column(), 8, 0, 0, 0, 0, 0.0)
-        grants = Grants(column(0, 0), column(0, 1), column(10, 11))
+        placement = NewRequest(0, request, 1, column(), 8, 0, 0, 0, 0, 0.0)
+        grants = BlockGrants(column(0, 0), column(0, 1), column(10, 11))
         self.plan(stream, 1, num_tokens=4, placements=(placement,), grants=grants)
         await until(stream, StepResult)
         return stream

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_scheduler.core.plan import BatchPlan, Grants, Placement, Release, RowFinish
+from paceline_scheduler.core.plan import BatchPlan, BlockGrants, NewRequest, Release, RowFinish
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output
@@ -52,14 +52,14 @@ class RandomPlanner:
             0,
             releases=tuple(releases),
             placements=tuple(placements),
-            grants=Grants(triples[:, 0], triples[:, 1], triples[:, 2]),
+            grants=BlockGrants(triples[:, 0], triples[:, 1], triples[:, 2]),
         )
         self._take(self.executor.execute(plan))
 
     def _place(self, row, request):
         self.tables[row], self.computed[row] = [], 0
         self.attempts[row] += 1
-        return Placement(
+        return NewRequest(
             row, request, self.attempts[row], column(*self.outputs[row]), request.max_tokens, 0, 0, 0, 0, 0
         )
 

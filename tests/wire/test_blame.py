@@ -8,7 +8,7 @@ from paceline_executor.link.lone_failures import LoneFailures
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.plans import placement, plan
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.simulator.failures import Blame
 
 LIMITS = RowLimits(
@@ -39,7 +39,7 @@ def end_by_the_simulator(steps):
     for number, (rows, luck) in enumerate(steps):
         if not luck:
             rule.is_nobodys()
-        elif rule.is_executors([RequestKey("", f"request-{row}", 0) for row in sorted(rows)]):
+        elif rule.is_executors([RecordId("", f"request-{row}", 0) for row in sorted(rows)]):
             return number
     return None
 

@@ -22,7 +22,7 @@ from paceline_executor.runner.interface import PromptLogprobs, TokenLogprobs
 from paceline_executor.weights.tokenizer import GenerationDefaults, SpecialTokens, make_bundle
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.core import plan as core
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link import messages as scheduler_messages
 from paceline_scheduler.link.wire import decode_messages, decode_tokenizer_part, encode_message
@@ -116,9 +116,9 @@ def test_grants_tags_releases_and_forgotten_records_arrive():
             predicted_ns=0,
             tags=(core.BlockTag(7, b"a" * 16), core.BlockTag(8, b"b" * 16)),
             releases=(core.Release(0, None), core.Release(1, core.FinalRelease(4, FinishReason.STOP))),
-            grants=core.Grants(column(3), column(1), column(11)),
-            shared=core.Grants(column(3), column(0), column(12)),
-            forget=(RequestKey("tenant", "old", 2),),
+            grants=core.BlockGrants(column(3), column(1), column(11)),
+            shared=core.BlockGrants(column(3), column(0), column(12)),
+            forget=(RecordId("tenant", "old", 2),),
         )
     )
     assert same(plan.tags, block_ids=[7, 8])
@@ -135,7 +135,7 @@ def test_grants_tags_releases_and_forgotten_records_arrive():
 def test_a_placement_arrives():
     """A request in full, with what earlier attempts have put out."""
     request = make_request([1, 2, 3], request_id="r", tenant="t", seed=2**64 - 1, end_token_ids=(2,), num_logprobs=0)
-    placement = core.Placement(
+    placement = core.NewRequest(
         row=4,
         request=request,
         attempt=2,
@@ -154,7 +154,7 @@ def test_a_placement_arrives():
     assert (arrived.row, arrived.attempt, arrived.max_tokens, arrived.num_cached_tokens) == (4, 2, 16, 2)
     assert arrived.record_id == rows.RecordId("t", "r")
     assert same(arrived, prompt_token_ids=[1, 2, 3], output_token_ids=[9])
-    assert arrived.sampling == rows.Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**64 - 1)
+    assert arrived.sampling == rows.SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**64 - 1)
     assert (arrived.end_token_ids, arrived.num_logprobs, arrived.unsupported_fields) == ((2,), 0, ())
     context = plan_pb2.RequestContext.FromString(arrived.context)
     assert (context.num_preemptions, context.waited.ToMilliseconds()) == (1, 250)
@@ -162,7 +162,7 @@ def test_a_placement_arrives():
 
 def placed(request, output=()):
     """A first plan with this request on row 0, as the executor reads its placement."""
-    placement = core.Placement(0, request, 1, column(*output), 16, 0, 0, 0, 0, 0.0)
+    placement = core.NewRequest(0, request, 1, column(*output), 16, 0, 0, 0, 0, 0.0)
     (arrived,) = to_executor(core.BatchPlan(1, 1, 1, column(), column(), 0, placements=(placement,))).placements
     return arrived
 
@@ -287,13 +287,13 @@ def test_a_snapshot_arrives():
             0, np.array([-0.5], np.float32), np.array([[3, 4]], np.int32), np.array([[-0.5, -1.5]], np.float32)
         ),
     )
-    part = SnapshotPart(states=(state,), tags=rows.Tags(column(8), b"a" * 16), is_last=True)
+    part = SnapshotPart(states=(state,), tags=rows.BlockTags(column(8), b"a" * 16), is_last=True)
 
     arrived = to_scheduler(part)
 
     (row_part,) = arrived.rows
     row = row_part.row
-    assert (row.key, row.row, row.attempt) == (RequestKey("t", "r", 3), 0, 2)
+    assert (row.key, row.row, row.attempt) == (RecordId("t", "r", 3), 0, 2)
     assert row.logprobs.of(0, row.output_token_ids) == (core.TokenLogprobs(3, -0.5, ((3, -0.5), (4, -1.5))),)
     assert same(row, prompt_token_ids=[1, 2], output_token_ids=[3], block_ids=[8])
     assert (row.num_computed_tokens, row.finish) == (2, core.RowFinish.LENGTH)

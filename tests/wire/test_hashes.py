@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline_client.hashing import rolling_hash
 from paceline_executor.rows.grant_hash import START, hash_grants
-from paceline_executor.rows.plan import Grants
+from paceline_executor.rows.plan import BlockGrants
 from paceline_scheduler.core.executor.state import fold_grants as core_fold_grants
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
 from paceline_scheduler.simulator.executor import fold_grant_hash
@@ -59,6 +59,6 @@ def test_scheduler_simulator_and_executor_agree_on_the_grants(triples):
     for triple in triples:
         simulated = fold_grant_hash(simulated, *triple)
 
-    assert hash_grants(START, Grants(*columns.T)) == expected
-    assert core_fold_grants(START, Grants(*columns.T)) == expected
+    assert hash_grants(START, BlockGrants(*columns.T)) == expected
+    assert core_fold_grants(START, BlockGrants(*columns.T)) == expected
     assert simulated == expected

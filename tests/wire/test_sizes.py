@@ -9,7 +9,7 @@ from paceline_executor.rows import limits
 from paceline_executor.rows.limits import MAX_CONTEXT_BYTES
 from paceline_scheduler.api import texts, validation
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
-from paceline_scheduler.core.plan import BatchPlan, Placement
+from paceline_scheduler.core.plan import BatchPlan, NewRequest
 from paceline_scheduler.link import transport_grpc
 from paceline_scheduler.link.wire import encode_message
 from paceline_scheduler.simulator import server as simulator
@@ -33,7 +33,7 @@ def test_what_the_scheduler_stores_of_the_largest_request_is_kept_by_the_executo
     """An executor would fail a request whose context it cannot keep."""
     largest = inference_pb2.GenerateRequest(model="x" * (MAX_ORIGIN_BYTES - 4)).SerializeToString()
     assert len(largest) == MAX_ORIGIN_BYTES
-    placement = Placement(
+    placement = NewRequest(
         row=0,
         request=replace(make_request(1, 1, deadline_s=1e9), origin=largest, body_digest=b"d" * 16),
         attempt=2**31,

@@ -16,13 +16,13 @@ from paceline_scheduler.core import core, recovery
 from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Resumed
 from paceline_scheduler.core.plan import BatchPlan, BlockTag, Release, StepResult
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import Int32Array, Progress, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import Int32Array, Progress, RecordId, Request, Resumption
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import RUNNING
@@ -154,7 +154,7 @@ def _way_back_with_any_body(live: LiveRequest | None, output: Int32Array, resump
     return _way_back(live, output, resumption)
 
 
-def _any_stream_before(edge: Edge, key: RequestKey, resumption: RawResumption) -> RequestStream | None:
+def _any_stream_before(edge: Edge, key: RecordId, resumption: RawResumption) -> RequestStream | None:
     del resumption
     return edge.requests.by_key(key)
 
@@ -163,7 +163,7 @@ def _chain_of_all_tenants(chain: PrefixChain, tag_key: bytes, block_size: int, r
     _make_chain(chain, tag_key, block_size, replace(request, key=replace(request.key, tenant="")))
 
 
-def _outranks_always(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
+def _outranks_always(seen: RowState, live: LiveRequest, output: Int32Array) -> bool:
     del live, output
     return seen.released is None
 

@@ -2,9 +2,9 @@
 
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.executors import RowState
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.link.messages import Heartbeat, SnapshotPart, Welcome
 from simulation.network import Call, Inbox
 
@@ -82,9 +82,9 @@ def _session_response(message: pb.SessionResponse) -> str:
     return ", ".join(words) or "heartbeat"
 
 
-def _row(row: RowSnapshot) -> str:
+def _row(row: RowState) -> str:
     return f"{_key(row.key)} row {row.row} attempt {row.attempt} output {len(row.output_token_ids)}"
 
 
-def _key(key: RequestKey) -> str:
+def _key(key: RecordId) -> str:
     return f"{key.request_id}.{key.index}" if key.index else key.request_id

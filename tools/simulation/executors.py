@@ -11,7 +11,7 @@ from random import Random
 from typing import Protocol
 
 from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.request import Int32Array, RecordId
 from paceline_scheduler.errors import LinkError, StreamEndedError
 from paceline_scheduler.link.messages import Hello, ProtocolRange
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -125,7 +125,7 @@ class ExecutorHost:
         network: Network,
         random: Random,
         events: ExecutorEvents,
-        failing: set[RequestKey],
+        failing: set[RecordId],
         on_ended: Callable[["ExecutorHost"], None],
     ) -> None:
         self.name = name
@@ -165,7 +165,7 @@ class ExecutorHost:
         rows = () if self.service is None else self.service.executor.rows.values()
         return any(row.key.request_id == request_id for row in rows)
 
-    def running_keys(self) -> tuple[RequestKey, ...]:
+    def running_keys(self) -> tuple[RecordId, ...]:
         """Return what is on its rows, by row."""
         rows = {} if self.service is None else self.service.executor.rows
         return tuple(row.key for _, row in sorted(rows.items()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.link.executor_link import LOST_AFTER_S
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.link.plan_stream import MAX_SILENCE_S
@@ -42,7 +42,7 @@ class Stage(Protocol):
     clients: list[ClientHost]
     rogue: Rogue
     past_plans: PastPlans
-    failing: set[RequestKey]
+    failing: set[RecordId]
 
     def start_executor(self, host: ExecutorHost) -> None:
         """Start an executor's next process."""
@@ -195,7 +195,7 @@ class Faults:
 
     async def _fail_steps(self, hit: _Hit) -> None:
         """Let every step with some requests fail, wherever they run from now on: nothing puts that right."""
-        beside: tuple[RequestKey, ...] = ()  # others they are harder to find
+        beside: tuple[RecordId, ...] = ()  # others they are harder to find
         for _ in range(_MAX_POLLS):
             beside = max((host.running_keys() for host in self._stage.executors), key=len)
             if beside:

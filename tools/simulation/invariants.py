@@ -14,7 +14,7 @@ from paceline_client.errors import PacelineError, RequestTimeoutError, Unavailab
 from paceline_client.results import Completion, Delta, FinishReason, Result
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.simulator.fence import Claim
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.executors import END_TOKEN_IDS
@@ -40,7 +40,7 @@ class ClientChecks:
     def __init__(
         self,
         rules: Callable[[], Iterable[TokenRule]],
-        failing: Set[RequestKey],
+        failing: Set[RecordId],
         report: Report,
         *,
         may_many_die: bool,

@@ -20,7 +20,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.plan import StepResult
 from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.driver import Driver
@@ -45,7 +45,7 @@ class _CheckedCore(Core):
 
     def __init__(self, limits: CoreLimits) -> None:
         super().__init__(limits)
-        self._attempts: dict[RequestKey, tuple[LiveRequest, int]] = {}
+        self._attempts: dict[RecordId, tuple[LiveRequest, int]] = {}
 
     def attach(self, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
         """Take over an executor, and check."""

@@ -14,7 +14,7 @@ from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.clients import ClientHost
@@ -61,7 +61,7 @@ class World:
         self._random = Random(f"world {scenario.seed}")  # noqa: S311 - nothing secret
         self.network = Network(self.loop, self._own_random("network"), self._arrived)
         self.past_plans: PastPlans = {}
-        self.failing: set[RequestKey] = set()
+        self.failing: set[RecordId] = set()
         self._all_ended = asyncio.Event()
         self._executor_checks = ExecutorChecks(lambda: self.loop.now_s, self.report)
         num_losses = sum(fault.kind not in FORGETS_NOTHING for fault in scenario.faults)

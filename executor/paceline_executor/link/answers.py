@@ -11,17 +11,17 @@ from collections import deque
 import numpy as np
 
 from paceline_executor.link.messages import StepDone
-from paceline_executor.rows.plan import Plan
+from paceline_executor.rows.plan import BatchPlan
 
 
 class Answers:
     """The plans that are to do, in order, and the results that are kept back."""
 
     def __init__(self) -> None:
-        self._to_do: deque[Plan] = deque()
+        self._to_do: deque[BatchPlan] = deque()
         self._kept: list[StepDone] = []
 
-    def expect(self, plan: Plan) -> None:
+    def expect(self, plan: BatchPlan) -> None:
         """A plan was taken."""
         self._to_do.append(plan)
 
@@ -42,7 +42,7 @@ class Answers:
         return kept
 
 
-def _goes_on(plan: Plan, following: Plan) -> bool:
+def _goes_on(plan: BatchPlan, following: BatchPlan) -> bool:
     """Whether both decode, and the same rows."""
     counts = (plan.num_scheduled_tokens, following.num_scheduled_tokens)
     return np.array_equal(plan.rows, following.rows) and all(bool((count == 1).all()) for count in counts)

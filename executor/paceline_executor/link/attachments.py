@@ -41,7 +41,7 @@ from paceline_executor.link.messages import (
 )
 from paceline_executor.link.plan_stream import PlanStream
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
-from paceline_executor.rows.plan import Plan
+from paceline_executor.rows.plan import BatchPlan
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 
@@ -172,7 +172,7 @@ class Attachments:
             if isinstance(message, Hello):
                 raise AttachError("hello comes once, as the first message of a stream")
             self._act(self.fence.hear(stream.stream_id, self._now_ns()))
-            if isinstance(message, Plan):
+            if isinstance(message, BatchPlan):
                 stream.take(message)
                 self._require_steps().submit(message)
 

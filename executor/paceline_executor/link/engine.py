@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline_executor.errors import ServiceError, StepFailedError
 from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.plan import Plan, StepResult
+from paceline_executor.rows.plan import BatchPlan, StepResult
 from paceline_executor.rows.table import Applied, RowTable
 from paceline_executor.runner.interface import Runner, StepOutput
 
@@ -37,7 +37,7 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
 
-    def execute(self, plan: Plan) -> Step:
+    def execute(self, plan: BatchPlan) -> Step:
         """Run one plan.
 
         Raises PlanError or UnsupportedPlanError for a plan that cannot be applied and StepFailedError when anything
@@ -54,7 +54,7 @@ class Engine:
         self.table.trim_records(self._clock_ns())
         return step
 
-    def _execute(self, plan: Plan) -> Step:
+    def _execute(self, plan: BatchPlan) -> Step:
         start_ns = self._clock_ns()
         applied = self.table.apply(plan, start_ns)
         try:
@@ -63,7 +63,7 @@ class Engine:
             self.table.take_back(plan, applied)
             raise
 
-    def _compute(self, plan: Plan, applied: Applied, start_ns: int) -> Step:
+    def _compute(self, plan: BatchPlan, applied: Applied, start_ns: int) -> Step:
         if plan.copies.sources.size:
             self._runner.copy_blocks(plan.copies.sources, plan.copies.destinations)
         prepared = self.table.build_batch(plan)

@@ -5,7 +5,7 @@ who drives.
 """
 
 from paceline_executor.errors import DeviceError
-from paceline_executor.rows.plan import Plan, RecordId
+from paceline_executor.rows.plan import BatchPlan, RecordId
 from paceline_executor.rows.table import RowTable
 
 MAX_BLAMED = 2
@@ -19,12 +19,12 @@ class LoneFailures:
     def __init__(self) -> None:
         self._blamed: list[RecordId | None] = []  # no request twice, whatever the completion; None: the plan ran none
 
-    def succeeded(self, plan: Plan) -> None:
+    def succeeded(self, plan: BatchPlan) -> None:
         """A step was executed: what computed something shows that this executor can."""
         if plan.rows.size:
             self._blamed.clear()
 
-    def failed(self, plan: Plan, table: RowTable) -> None:
+    def failed(self, plan: BatchPlan, table: RowTable) -> None:
         """A step failed and was taken back. Raises DeviceError when more requests failed alone than may be to blame."""
         if plan.rows.size > 1:
             return
@@ -44,7 +44,7 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
     return one is not None and other is not None and (one.tenant, one.request_id) == (other.tenant, other.request_id)
 
 
-def _request_on(row: int, plan: Plan, table: RowTable) -> RecordId | None:
+def _request_on(row: int, plan: BatchPlan, table: RowTable) -> RecordId | None:
     """The request that the plan ran on a row; the plan itself may have placed it there."""
     placed = next((placement.record_id for placement in plan.placements if placement.row == row), None)
     return placed if placed is not None else table.record_id_on(row)

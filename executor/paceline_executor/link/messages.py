@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline_executor.link.fence import Approach, Claim
-from paceline_executor.rows.plan import Plan, StepResult, StepTimings
+from paceline_executor.rows.plan import BatchPlan, StepResult, StepTimings
 from paceline_executor.rows.snapshot import SnapshotPart
 
 NANOSECONDS = 1_000_000_000
@@ -96,7 +96,7 @@ class StepsDone:
     steps: tuple[StepDone, ...]
 
 
-Incoming = Hello | Plan | Heartbeat
+Incoming = Hello | BatchPlan | Heartbeat
 Outgoing = WaitingInLine | Welcome | SnapshotPart | StepsDone | Heartbeat | Drain
 
 

@@ -23,7 +23,7 @@ from paceline_executor.link.messages import (
     StepsDone,
     Transport,
 )
-from paceline_executor.rows.plan import Plan
+from paceline_executor.rows.plan import BatchPlan
 
 _MAX_OUTBOX = 64
 _FLUSH_S = 1.0
@@ -60,7 +60,7 @@ class PlanStream:
         """How many plans are unanswered."""
         return self._num_in_flight
 
-    def take(self, plan: Plan) -> None:
+    def take(self, plan: BatchPlan) -> None:
         """Count a plan in, if it is the next one of this stream. Raises the error that ends the stream."""
         if self.epoch == 0:
             raise AttachError("a plan came before the snapshot was sent")

@@ -24,7 +24,7 @@ from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.lone_failures import LoneFailures
 from paceline_executor.link.messages import FailedStep, StepDone
-from paceline_executor.rows.plan import Plan, StepTimings
+from paceline_executor.rows.plan import BatchPlan, StepTimings
 from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ Report = StepDone | StepRefused
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    plan: Plan
+    plan: BatchPlan
     arrived_ns: int
 
 
@@ -106,7 +106,7 @@ class StepLoop:
         """From now on only plans of this epoch are launched; 0 launches none."""
         self._epoch = epoch
 
-    def submit(self, plan: Plan) -> None:
+    def submit(self, plan: BatchPlan) -> None:
         """Queue a plan; its report comes through `on_report`, on the event loop, unless its epoch ends first."""
         self._commands.put(_Submitted(plan, self._clock_ns()))
 

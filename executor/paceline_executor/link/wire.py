@@ -52,15 +52,15 @@ def _decode_hello(hello: plan_pb2.Hello) -> messages.Hello:
     )
 
 
-def _decode_plan(plan: plan_pb2.BatchPlan) -> rows.Plan:
-    return rows.Plan(
+def _decode_plan(plan: plan_pb2.BatchPlan) -> rows.BatchPlan:
+    return rows.BatchPlan(
         incarnation=plan.incarnation,
         epoch=plan.epoch,
         step_id=plan.step_id,
-        tags=rows.Tags(_column("tags.block_ids", plan.tags.block_ids), plan.tags.keys),
+        tags=rows.BlockTags(_column("tags.block_ids", plan.tags.block_ids), plan.tags.keys),
         releases=tuple(_decode_release(release) for release in plan.releases),
         forget=tuple(_decode_record_id(record_id) for record_id in plan.forget),
-        copies=rows.Copies(
+        copies=rows.BlockCopies(
             sources=_column("copies.sources", plan.copies.sources),
             destinations=_column("copies.destinations", plan.copies.destinations),
         ),
@@ -80,10 +80,10 @@ def _decode_release(release: plan_pb2.Release) -> rows.Release:
     return rows.Release(release.row, rows.FinalRelease(release.final.num_output_tokens, release.final.reason))
 
 
-def _decode_grants(name: str, grants: plan_pb2.BlockGrants) -> rows.Grants:
+def _decode_grants(name: str, grants: plan_pb2.BlockGrants) -> rows.BlockGrants:
     if not grants.rows and not grants.block_ids and not grants.indices:
         return rows.NO_GRANTS
-    return rows.Grants(
+    return rows.BlockGrants(
         rows=_column(f"{name}.rows", grants.rows),
         indices=_column(f"{name}.indices", grants.indices),
         block_ids=_column(f"{name}.block_ids", grants.block_ids),
@@ -94,9 +94,9 @@ def _decode_record_id(record_id: plan_pb2.RecordId) -> rows.RecordId:
     return rows.RecordId(record_id.tenant, record_id.request_id, record_id.index)
 
 
-def _decode_placement(request: plan_pb2.NewRequest) -> rows.Placement:
+def _decode_placement(request: plan_pb2.NewRequest) -> rows.NewRequest:
     record_id = _decode_record_id(request.id)
-    return rows.Placement(
+    return rows.NewRequest(
         row=request.row,
         record_id=record_id,
         attempt=request.attempt,
@@ -117,8 +117,8 @@ def _decode_placement(request: plan_pb2.NewRequest) -> rows.Placement:
     )
 
 
-def _decode_sampling(sampling: sampling_pb2.SamplingParams, record_id: rows.RecordId) -> rows.Sampling:
-    return rows.Sampling(
+def _decode_sampling(sampling: sampling_pb2.SamplingParams, record_id: rows.RecordId) -> rows.SamplingParams:
+    return rows.SamplingParams(
         temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
         # Set to 0 is out of range, and -1 says so: 0 means unlimited from here on.
         top_k=(sampling.top_k or -1) if sampling.HasField("top_k") else 0,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.rows.columns import GOES_ON, NOT_ASKED, RowColumns
-from paceline_executor.rows.plan import Plan
+from paceline_executor.rows.plan import BatchPlan
 from paceline_executor.rows.rules import RowRules, rule_columns
 from paceline_executor.runner.interface import Int32Array, PromptTargets, SamplingColumns, StepBatch
 
@@ -22,7 +22,7 @@ class Prepared:
     num_tokens: Int32Array  # [num_running]
 
 
-def prepare(columns: RowColumns, rules: Mapping[int, RowRules], plan: Plan) -> Prepared:
+def prepare(columns: RowColumns, rules: Mapping[int, RowRules], plan: BatchPlan) -> Prepared:
     """The batch of a plan that has passed the checks; rows that ended are left out, so nothing is written for them.
 
     rules: by row, of those that have any.

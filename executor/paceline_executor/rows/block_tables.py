@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows.columns import NO_BLOCK, RowColumns
-from paceline_executor.rows.plan import NO_COPIES, Copies, Grants
+from paceline_executor.rows.plan import NO_COPIES, BlockCopies, BlockGrants
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 
@@ -32,7 +32,7 @@ class BlockTables:
         """A copy of a row's block table, [num_blocks of the row]."""
         return self._columns.block_table[row, : self._columns.num_blocks[row]].copy()
 
-    def put(self, grants: Grants, shared: Grants, copies: Copies, undo: Undo) -> None:
+    def put(self, grants: BlockGrants, shared: BlockGrants, copies: BlockCopies, undo: Undo) -> None:
         """Fill cells: with blocks to write to, then with blocks to read only. Columns are in range, rows in use.
 
         Raises PlanError when a block to write to is in a table already, when a block or cell is granted twice, when
@@ -73,7 +73,7 @@ class BlockTables:
         columns.num_shared[row] = min(columns.num_shared[row], num_blocks)
         columns.num_computed[row] = min(columns.num_computed[row], num_blocks * columns.block_size)
 
-    def _keep_contents(self, grants: Grants, copies: Copies) -> None:
+    def _keep_contents(self, grants: BlockGrants, copies: BlockCopies) -> None:
         """Refuse to put another block where a row's computed tokens are, unless it is a copy of what they are in."""
         columns, rows = self._columns, grants.rows
         before = columns.block_table[rows, grants.indices]
@@ -88,7 +88,7 @@ class BlockTables:
                 sentence = f"block {new} takes the place of block {old} with computed tokens of row {row}"
                 raise PlanError(PlanFault.CONTENTS_LOST, f"{sentence} and is no copy of it")
 
-    def _grant(self, grants: Grants, undo: Undo) -> None:
+    def _grant(self, grants: BlockGrants, undo: Undo) -> None:
         held = grants.block_ids[self._num_holders[grants.block_ids] > 0]
         if held.size:
             raise PlanError(PlanFault.BLOCK_IN_USE, f"block {held[0]} is granted while a block table holds it")
@@ -98,14 +98,14 @@ class BlockTables:
         replaced = self._fill(grants, undo)
         self._make_writable(grants, replaced, undo)
 
-    def _share(self, shared: Grants, undo: Undo) -> None:
+    def _share(self, shared: BlockGrants, undo: Undo) -> None:
         self._fill(shared, undo)
         num_shared = self._columns.num_shared
         before = num_shared[shared.rows]
         undo.add(partial(num_shared.__setitem__, shared.rows, before))
         np.maximum.at(num_shared, shared.rows, shared.indices + 1)
 
-    def _fill(self, grants: Grants, undo: Undo) -> npt.NDArray[np.bool_]:
+    def _fill(self, grants: BlockGrants, undo: Undo) -> npt.NDArray[np.bool_]:
         """Write the cells; says which of them held a block before."""
         table, num_blocks = self._columns.block_table, self._columns.num_blocks
         rows, indices, blocks = grants.rows, grants.indices, grants.block_ids
@@ -127,7 +127,7 @@ class BlockTables:
         self._count(blocks, 1)
         return replaced
 
-    def _make_writable(self, grants: Grants, replaced: npt.NDArray[np.bool_], undo: Undo) -> None:
+    def _make_writable(self, grants: BlockGrants, replaced: npt.NDArray[np.bool_], undo: Undo) -> None:
         """A private block in place of the last shared one ends the shared part before it."""
         num_shared = self._columns.num_shared
         cells = zip(grants.rows[replaced].tolist(), grants.indices[replaced].tolist(), strict=True)

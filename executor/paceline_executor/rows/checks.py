@@ -4,11 +4,11 @@ import numpy as np
 
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.rows.limits import MAX_NAME_BYTES, RowLimits
-from paceline_executor.rows.plan import TAG_BYTES, Grants, Plan, RecordId
+from paceline_executor.rows.plan import TAG_BYTES, BatchPlan, BlockGrants, RecordId
 from paceline_executor.runner.interface import Int32Array
 
 
-def check_form(plan: Plan, limits: RowLimits) -> None:
+def check_form(plan: BatchPlan, limits: RowLimits) -> None:
     """Raise PlanError for a plan that no table could apply, UnsupportedPlanError for one of a later version."""
     if plan.num_draft_tokens.size:
         sentence = "num_draft_tokens is not supported by this executor; send it empty"
@@ -25,14 +25,14 @@ def check_form(plan: Plan, limits: RowLimits) -> None:
         _check_name(placement.record_id)
 
 
-def _check_tags(plan: Plan, limits: RowLimits) -> None:
+def _check_tags(plan: BatchPlan, limits: RowLimits) -> None:
     num_tags, num_key_bytes = plan.tags.block_ids.size, len(plan.tags.keys)
     if num_key_bytes != num_tags * TAG_BYTES:
         raise PlanError(PlanFault.COLUMN_LENGTH, f"tags has {num_tags} blocks and {num_key_bytes} bytes of keys")
     _check_blocks("tags.block_ids", plan.tags.block_ids, limits)
 
 
-def _check_copies(plan: Plan, limits: RowLimits) -> None:
+def _check_copies(plan: BatchPlan, limits: RowLimits) -> None:
     _check_lengths("copies", plan.copies.sources, plan.copies.destinations)
     _check_blocks("copies.sources", plan.copies.sources, limits)
     _check_blocks("copies.destinations", plan.copies.destinations, limits)
@@ -43,7 +43,7 @@ def _check_copies(plan: Plan, limits: RowLimits) -> None:
         raise PlanError(PlanFault.COPY_NOT_GRANTED, f"block {stray[0]} is copied to without a grant in the same plan")
 
 
-def _check_grants(name: str, grants: Grants, limits: RowLimits) -> None:
+def _check_grants(name: str, grants: BlockGrants, limits: RowLimits) -> None:
     if not (grants.rows.size or grants.indices.size or grants.block_ids.size):
         return
     _check_lengths(name, grants.rows, grants.indices, grants.block_ids)
@@ -54,7 +54,7 @@ def _check_grants(name: str, grants: Grants, limits: RowLimits) -> None:
         raise PlanError(PlanFault.BLOCK_INDEX, sentence)
 
 
-def _check_schedule(plan: Plan, limits: RowLimits) -> None:
+def _check_schedule(plan: BatchPlan, limits: RowLimits) -> None:
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     _check_lengths("rows and num_scheduled_tokens", rows, num_tokens)
     if not rows.size:

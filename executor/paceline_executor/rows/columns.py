@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
-from paceline_executor.rows.plan import Placement, RowFinish
+from paceline_executor.rows.plan import NewRequest, RowFinish
 
 NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
 NOT_ASKED = -1  # in columns that count alternatives
@@ -70,7 +70,7 @@ class RowColumns:
         self.end_tokens[row] = _NO_TOKEN
         self.num_prompt_logprobs[row] = NOT_ASKED
 
-    def place(self, placement: Placement) -> None:
+    def place(self, placement: NewRequest) -> None:
         """Fill the columns of a free row from a placement whose fields have been checked."""
         row = placement.row
         num_prompt = placement.prompt_token_ids.size
@@ -84,12 +84,12 @@ class RowColumns:
         self.tokens[row, num_prompt:num_known] = placement.output_token_ids
         self._place_sampling(placement)
 
-    def place_failed(self, placement: Placement) -> None:
+    def place_failed(self, placement: NewRequest) -> None:
         """Occupy a free row for a request that cannot run; it knows no tokens."""
         self.in_use[placement.row] = True
         self.finish[placement.row] = RowFinish.ERROR
 
-    def _place_sampling(self, placement: Placement) -> None:
+    def _place_sampling(self, placement: NewRequest) -> None:
         row, sampling = placement.row, placement.sampling
         self.temperature[row] = sampling.temperature
         self.top_k[row] = sampling.top_k

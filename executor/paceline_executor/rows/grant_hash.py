@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from paceline_executor.rows.plan import Grants
+from paceline_executor.rows.plan import BlockGrants
 
 START = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def hash_grants(value: int, grants: Grants) -> int:
+def hash_grants(value: int, grants: BlockGrants) -> int:
     """Carry the hash on over more grants, as `StepResult.grant_hash` in the protocol describes it."""
     if not grants.rows.size:
         return value

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
 from paceline_executor.rows.batch import Prepared
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.plan import Plan, RowFault, RowFinish, RowLogprobs, RowPromptLogprobs, StepResult
+from paceline_executor.rows.plan import BatchPlan, RowFault, RowFinish, RowLogprobs, RowPromptLogprobs, StepResult
 from paceline_executor.runner.interface import Int32Array, RowProblem, StepOutput
 
 _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
@@ -102,7 +102,7 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
 
 
 def report(
-    columns: RowColumns, plan: Plan, placement_faults: tuple[RowFault, ...], drawn: Drawn, grant_hash: int
+    columns: RowColumns, plan: BatchPlan, placement_faults: tuple[RowFault, ...], drawn: Drawn, grant_hash: int
 ) -> StepResult:
     """The result of a step whose rows have advanced."""
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)

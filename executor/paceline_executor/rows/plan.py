@@ -44,7 +44,7 @@ class RecordId:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How a row draws tokens, defaults filled in. temperature 0 is greedy, top_k 0 keeps all tokens."""
 
     temperature: float
@@ -60,7 +60,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NewRequest:
     """A request as it is put on a row; kept unchanged while it is there."""
 
     row: int
@@ -69,7 +69,7 @@ class Placement:
     prompt_token_ids: Int32Array
     output_token_ids: Int32Array  # of earlier attempts
     num_cached_tokens: int
-    sampling: Sampling
+    sampling: SamplingParams
     unsupported_fields: tuple[str, ...]  # names of fields that are set but not honoured yet
     end_token_ids: tuple[int, ...]
     max_tokens: int
@@ -99,7 +99,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Grants:
+class BlockGrants:
     """Cells of block tables: `block_ids[i]` at index `indices[i]` of the table of `rows[i]`."""
 
     rows: Int32Array
@@ -108,7 +108,7 @@ class Grants:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class BlockCopies:
     """Whole-block copies, `sources[i]` to `destinations[i]`."""
 
     sources: Int32Array
@@ -116,32 +116,32 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class BlockTags:
     """Prefix-cache keys of blocks; a key of zeros removes."""
 
     block_ids: Int32Array
     keys: bytes  # TAG_BYTES per block
 
 
-NO_GRANTS = Grants(empty_column(), empty_column(), empty_column())
-NO_COPIES = Copies(empty_column(), empty_column())
-NO_TAGS = Tags(empty_column(), b"")
+NO_GRANTS = BlockGrants(empty_column(), empty_column(), empty_column())
+NO_COPIES = BlockCopies(empty_column(), empty_column())
+NO_TAGS = BlockTags(empty_column(), b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """One step: what changes, in the order of the fields, then which rows run."""
 
     incarnation: int
     epoch: int
     step_id: int
-    tags: Tags = NO_TAGS
+    tags: BlockTags = NO_TAGS
     releases: tuple[Release, ...] = ()
     forget: tuple[RecordId, ...] = ()
-    copies: Copies = NO_COPIES
-    placements: tuple[Placement, ...] = ()
-    grants: Grants = NO_GRANTS
-    shared: Grants = NO_GRANTS
+    copies: BlockCopies = NO_COPIES
+    placements: tuple[NewRequest, ...] = ()
+    grants: BlockGrants = NO_GRANTS
+    shared: BlockGrants = NO_GRANTS
     rows: Int32Array = field(default_factory=empty_column)
     num_scheduled_tokens: Int32Array = field(default_factory=empty_column)
     num_draft_tokens: Int32Array = field(default_factory=empty_column)

@@ -21,13 +21,13 @@ from paceline_executor.rows.limits import (
     MAX_SAMPLING_BYTES,
     RowLimits,
 )
-from paceline_executor.rows.plan import Placement
+from paceline_executor.rows.plan import NewRequest
 from paceline_executor.runner.interface import Int32Array
 
-_Check = Callable[[Placement, RowLimits], RequestError | None]
+_Check = Callable[[NewRequest, RowLimits], RequestError | None]
 
 
-def fault_of(placement: Placement, limits: RowLimits) -> RequestError | None:
+def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     """What keeps this request from running, or None."""
     for check in _CHECKS:
         fault = check(placement, limits)
@@ -36,7 +36,7 @@ def fault_of(placement: Placement, limits: RowLimits) -> RequestError | None:
     return None
 
 
-def bounded(placement: Placement) -> Placement:
+def bounded(placement: NewRequest) -> NewRequest:
     """What is kept of a request that cannot run: nothing that is too large to be returned in a snapshot."""
     return replace(
         placement,
@@ -48,14 +48,14 @@ def bounded(placement: Placement) -> Placement:
     )
 
 
-def _unsupported(placement: Placement, limits: RowLimits) -> RequestError | None:  # noqa: ARG001  # one signature
+def _unsupported(placement: NewRequest, limits: RowLimits) -> RequestError | None:  # noqa: ARG001  # one signature
     if not placement.unsupported_fields:
         return None
     field = placement.unsupported_fields[0]
     return UnsupportedFieldError(f"{field} is not supported by this executor; leave it unset", field)
 
 
-def _tokens(placement: Placement, limits: RowLimits) -> RequestError | None:
+def _tokens(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     num_prompt = placement.prompt_token_ids.size
     if num_prompt == 0:
         return InvalidFieldError("prompt_token_ids is empty; a prompt has at least one token", "prompt_token_ids")
@@ -72,7 +72,7 @@ def _tokens(placement: Placement, limits: RowLimits) -> RequestError | None:
     return None
 
 
-def _limits(placement: Placement, limits: RowLimits) -> RequestError | None:
+def _limits(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     num_output = placement.output_token_ids.size
     if placement.max_tokens <= num_output:
         sentence = f"max_tokens is {placement.max_tokens} and there are {num_output} output tokens already"
@@ -88,7 +88,7 @@ def _limits(placement: Placement, limits: RowLimits) -> RequestError | None:
     return None
 
 
-def _sampling(placement: Placement, limits: RowLimits) -> RequestError | None:
+def _sampling(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     sampling = placement.sampling
     num_logprobs, num_prompt_logprobs = placement.num_logprobs, placement.num_prompt_logprobs
     ranges = (
@@ -114,7 +114,7 @@ def _sampling(placement: Placement, limits: RowLimits) -> RequestError | None:
     return None
 
 
-def _lists(placement: Placement, limits: RowLimits) -> RequestError | None:
+def _lists(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     sampling = placement.sampling
     words = placement.bad_words
     bad_word_ids = [token_id for word in words for token_id in word]

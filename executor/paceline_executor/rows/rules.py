@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.plan import Placement
+from paceline_executor.rows.plan import NewRequest
 from paceline_executor.runner.interface import Float32Array, Int32Array, LogitRuleColumns, TokenLists
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
@@ -57,7 +57,7 @@ class RowRules:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def rules_of(placement: Placement) -> RowRules | None:
+def rules_of(placement: NewRequest) -> RowRules | None:
     """The rules of a placement whose fields have been checked; None if it has none."""
     sampling = placement.sampling
     words: dict[tuple[int, ...], list[int]] = {}

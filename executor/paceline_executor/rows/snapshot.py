@@ -6,7 +6,7 @@ Knows sizes, as estimates from above; the protocol's own encoding is not its bus
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paceline_executor.rows.plan import NO_TAGS, TAG_BYTES, RowFinish, RowState, Tags
+from paceline_executor.rows.plan import NO_TAGS, TAG_BYTES, BlockTags, RowFinish, RowState
 
 _STATE_BYTES = 256  # of a state beside its columns, texts and lists
 _MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if at least so much of its columns fits as well
@@ -17,7 +17,7 @@ class Snapshot:
     """The state of an executor at a boundary between two steps."""
 
     states: tuple[RowState, ...]
-    tags: Tags
+    tags: BlockTags
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SnapshotPart:
     """A part of a snapshot."""
 
     states: tuple[RowState, ...] = ()
-    tags: Tags = NO_TAGS
+    tags: BlockTags = NO_TAGS
     is_last: bool = False
 
 
@@ -93,11 +93,11 @@ def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
     return head, rest
 
 
-def _cut_tags(tags: Tags, max_bytes: int) -> Iterator[Tags]:
+def _cut_tags(tags: BlockTags, max_bytes: int) -> Iterator[BlockTags]:
     step = (max_bytes - _STATE_BYTES) // (4 + TAG_BYTES)
     for start in range(0, tags.block_ids.size, step):
         keys = tags.keys[start * TAG_BYTES : (start + step) * TAG_BYTES]
-        yield Tags(tags.block_ids[start : start + step], keys)
+        yield BlockTags(tags.block_ids[start : start + step], keys)
 
 
 def _fixed_bytes(state: RowState) -> int:

@@ -18,15 +18,15 @@ from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.logprobs import LogprobLog
 from paceline_executor.rows.plan import (
-    Placement,
-    Plan,
+    BatchPlan,
+    BlockTags,
+    NewRequest,
     RecordId,
     Release,
     RowFault,
     RowFinish,
     RowState,
     StepResult,
-    Tags,
 )
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
@@ -50,7 +50,7 @@ class RowTable:
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
         self._columns = RowColumns(limits)
-        self._placements: dict[int, Placement] = {}  # by row
+        self._placements: dict[int, NewRequest] = {}  # by row
         self._rows: dict[RecordId, int] = {}
         self._logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
         self._rules: dict[int, RowRules] = {}  # by row, of those that have any
@@ -96,7 +96,7 @@ class RowTable:
         """Drop records that are past their time or beyond the limit in bytes."""
         self._records.trim(now_ns)
 
-    def apply(self, plan: Plan, now_ns: int) -> Applied:
+    def apply(self, plan: BatchPlan, now_ns: int) -> Applied:
         """Make the plan's changes, in plan order.
 
         Raises PlanError or UnsupportedPlanError, and then nothing has changed.
@@ -116,11 +116,11 @@ class RowTable:
             raise
         return Applied(undo, faults)
 
-    def build_batch(self, plan: Plan) -> Prepared:
+    def build_batch(self, plan: BatchPlan) -> Prepared:
         """What the runner is asked to compute for an applied plan."""
         return prepare(self._columns, self._rules, plan)
 
-    def finish_step(self, plan: Plan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
+    def finish_step(self, plan: BatchPlan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
         """Let the rows of an executed step advance and say what came of it; where that fails, none has advanced."""
         drawn = outcome.draw(prepared, output)
         for drawn_logprobs in drawn.logprobs:
@@ -138,7 +138,7 @@ class RowTable:
                 log.cut(length)
             raise
 
-    def take_back(self, plan: Plan, applied: Applied) -> None:
+    def take_back(self, plan: BatchPlan, applied: Applied) -> None:
         """Undo an applied plan whose step failed.
 
         The step may have written to the blocks that the plan granted, so whoever held them before lost their contents.
@@ -151,7 +151,7 @@ class RowTable:
         """All rows in use, by index, then all records, oldest first."""
         return (*(self._state(row) for row in sorted(self._placements)), *self._records.states())
 
-    def tags(self) -> Tags:
+    def tags(self) -> BlockTags:
         """The prefix-cache keys of all blocks that carry one."""
         return self._tags.tags()
 
@@ -203,7 +203,7 @@ class RowTable:
             logprobs=None if state.logprobs is None else state.logprobs.up_to(num_output),
         )
 
-    def _place(self, placement: Placement, released: tuple[int, ...], undo: Undo) -> RowFault | None:
+    def _place(self, placement: NewRequest, released: tuple[int, ...], undo: Undo) -> RowFault | None:
         row = placement.row
         self._check_place(placement, released)
         undo.add(lambda: self._vacate(row))
@@ -230,7 +230,7 @@ class RowTable:
             self._logprobs[row] = _log_of(placement, num_top, before)
         return None
 
-    def _check_place(self, placement: Placement, released: tuple[int, ...]) -> None:
+    def _check_place(self, placement: NewRequest, released: tuple[int, ...]) -> None:
         row, record_id = placement.row, placement.record_id
         if self._columns.in_use[row]:
             raise PlanError(PlanFault.ROW_IN_USE, f"row {row} holds a request already")
@@ -241,7 +241,7 @@ class RowTable:
             sentence = f"request {record_id.request_id!r} is on row {self._rows[record_id]} already"
             raise PlanError(PlanFault.REQUEST_ALREADY_PLACED, sentence)
 
-    def _occupy(self, placement: Placement) -> None:
+    def _occupy(self, placement: NewRequest) -> None:
         self._placements[placement.row] = placement
         self._rows[placement.record_id] = placement.row
 
@@ -251,7 +251,7 @@ class RowTable:
         self._rules.pop(row, None)
         del self._rows[self._placements.pop(row).record_id]
 
-    def _grant(self, plan: Plan, undo: Undo) -> None:
+    def _grant(self, plan: BatchPlan, undo: Undo) -> None:
         if not (plan.grants.rows.size or plan.shared.rows.size or plan.placements):
             return
         columns = self._columns
@@ -268,7 +268,7 @@ class RowTable:
                 sentence = f"row {placement.row} has cached tokens in blocks that it is not given"
                 raise PlanError(PlanFault.BLOCK_MISSING, sentence)
 
-    def _hash_grants(self, plan: Plan, undo: Undo) -> None:
+    def _hash_grants(self, plan: BatchPlan, undo: Undo) -> None:
         before = self._grant_hash
 
         def restore() -> None:
@@ -277,7 +277,7 @@ class RowTable:
         undo.add(restore)
         self._grant_hash = hash_grants(hash_grants(before, plan.grants), plan.shared)
 
-    def _check_schedule(self, plan: Plan) -> None:
+    def _check_schedule(self, plan: BatchPlan) -> None:
         columns, rows = self._columns, plan.rows
         if not rows.size:
             return
@@ -320,7 +320,7 @@ class RowTable:
         )
 
 
-def _log_of(placement: Placement, num_top: int, before: RowState | None) -> LogprobLog:
+def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> LogprobLog:
     """The log of a row that begins: with those of its output so far, if the record of the attempt before has them."""
     num_output = placement.output_token_ids.size
     if before is None or before.logprobs is None or before.logprobs.num_top != num_top:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline_executor.rows.plan import TAG_BYTES, Tags
+from paceline_executor.rows.plan import TAG_BYTES, BlockTags
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 
@@ -18,7 +18,7 @@ class TagBoard:
         """How many blocks carry a key."""
         return int(self._keys.any(axis=1).sum())
 
-    def put(self, tags: Tags, undo: Undo) -> None:
+    def put(self, tags: BlockTags, undo: Undo) -> None:
         """Set the keys of blocks; the columns have been checked. Of two keys for one block the later one stays."""
         self._write(tags.block_ids, np.frombuffer(tags.keys, dtype=np.uint64).reshape(-1, TAG_BYTES // 8), undo)
 
@@ -30,10 +30,10 @@ class TagBoard:
         """Remove every key."""
         self._keys[:] = 0
 
-    def tags(self) -> Tags:
+    def tags(self) -> BlockTags:
         """All keys, in the order of block ids."""
         block_ids = np.flatnonzero(self._keys.any(axis=1)).astype(np.int32)
-        return Tags(block_ids, self._keys[block_ids].tobytes())
+        return BlockTags(block_ids, self._keys[block_ids].tobytes())
 
     def _write(self, block_ids: Int32Array, keys: np.ndarray[tuple[int, ...], np.dtype[np.uint64]], undo: Undo) -> None:
         if not block_ids.size:

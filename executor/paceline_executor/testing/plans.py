@@ -7,21 +7,21 @@ import numpy as np
 from paceline_executor.rows.plan import (
     NO_COPIES,
     NO_TAGS,
-    Copies,
+    BatchPlan,
+    BlockCopies,
+    BlockGrants,
+    BlockTags,
     FinalRelease,
-    Grants,
-    Placement,
-    Plan,
+    NewRequest,
     RecordId,
     Release,
-    Sampling,
-    Tags,
+    SamplingParams,
 )
 from paceline_executor.runner.interface import Int32Array
 
 Cell = tuple[int, int, int]  # row, index, block
 
-GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
 def int32(values: Sequence[int]) -> Int32Array:
@@ -43,7 +43,7 @@ def placement(
     num_cached_tokens: int = 0,
     max_tokens: int = 16,
     end_token_ids: Sequence[int] = (),
-    sampling: Sampling = GREEDY,
+    sampling: SamplingParams = GREEDY,
     num_logprobs: int | None = None,
     unsupported_fields: Sequence[str] = (),
     context: bytes = b"",
@@ -51,9 +51,9 @@ def placement(
     ignored_end_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     num_prompt_logprobs: int | None = None,
-) -> Placement:
+) -> NewRequest:
     """A request on a row; its name is made of the row unless given."""
-    return Placement(
+    return NewRequest(
         row=row,
         record_id=record(name or f"request-{row}"),
         attempt=1,
@@ -79,7 +79,7 @@ def plan(
     *,
     step_id: int = 1,
     epoch: int = 1,
-    place: Sequence[Placement] = (),
+    place: Sequence[NewRequest] = (),
     grants: Sequence[Cell] = (),
     shared: Sequence[Cell] = (),
     copies: Sequence[tuple[int, int]] = (),
@@ -87,18 +87,18 @@ def plan(
     preempt: Sequence[int] = (),
     finish: Sequence[tuple[int, int]] = (),
     forget: Sequence[str] = (),
-) -> Plan:
+) -> BatchPlan:
     """A plan: (row, num_tokens) to run, cells to grant, (source, destination) to copy, (row, num_output) to finish."""
     releases = [Release(row, None) for row in preempt]
     releases += [Release(row, FinalRelease(num_output, 1)) for row, num_output in finish]
-    return Plan(
+    return BatchPlan(
         incarnation=1,
         epoch=epoch,
         step_id=step_id,
-        tags=Tags(int32([block for block, _ in tags]), b"".join(key for _, key in tags)) if tags else NO_TAGS,
+        tags=BlockTags(int32([block for block, _ in tags]), b"".join(key for _, key in tags)) if tags else NO_TAGS,
         releases=tuple(releases),
         forget=tuple(record(name) for name in forget),
-        copies=Copies(int32([a for a, _ in copies]), int32([b for _, b in copies])) if copies else NO_COPIES,
+        copies=BlockCopies(int32([a for a, _ in copies]), int32([b for _, b in copies])) if copies else NO_COPIES,
         placements=tuple(place),
         grants=cells(grants),
         shared=cells(shared),
@@ -107,7 +107,7 @@ def plan(
     )
 
 
-def cells(values: Sequence[Cell]) -> Grants:
+def cells(values: Sequence[Cell]) -> BlockGrants:
     """Cells of block tables."""
     columns = list(zip(*values, strict=True)) or [(), (), ()]
-    return Grants(*(int32(column) for column in columns))
+    return BlockGrants(*(int32(column) for column in columns))

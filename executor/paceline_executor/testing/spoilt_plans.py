@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import Copies, FinalRelease, Grants, Placement, Plan, Release, Tags
+from paceline_executor.rows.plan import (
+    BatchPlan,
+    BlockCopies,
+    BlockGrants,
+    BlockTags,
+    FinalRelease,
+    NewRequest,
+    Release,
+)
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.testing.plans import int32, placement, record
 
@@ -23,7 +31,7 @@ class Spoiler:
     limits: RowLimits
     random: Random
 
-    def spoil(self, sound: Plan) -> Plan:
+    def spoil(self, sound: BatchPlan) -> BatchPlan:
         """The plan with its mistake."""
         kinds = (
             self._grants,
@@ -41,40 +49,40 @@ class Spoiler:
             spoilt = self.random.choice(kinds)(spoilt)
         return spoilt
 
-    def _grants(self, plan: Plan) -> Plan:
+    def _grants(self, plan: BatchPlan) -> BatchPlan:
         return replace(plan, grants=self._cells(plan.grants))
 
-    def _shared(self, plan: Plan) -> Plan:
+    def _shared(self, plan: BatchPlan) -> BatchPlan:
         return replace(plan, shared=self._cells(plan.shared))
 
-    def _grant_as_shared(self, plan: Plan) -> Plan:
+    def _grant_as_shared(self, plan: BatchPlan) -> BatchPlan:
         return replace(plan, grants=plan.shared, shared=plan.grants)
 
-    def _copies(self, plan: Plan) -> Plan:
+    def _copies(self, plan: BatchPlan) -> BatchPlan:
         num_blocks = self.limits.num_blocks
         lines = self._lines((plan.copies.sources, plan.copies.destinations), (num_blocks, num_blocks))
-        return replace(plan, copies=Copies(*lines))
+        return replace(plan, copies=BlockCopies(*lines))
 
-    def _schedule(self, plan: Plan) -> Plan:
+    def _schedule(self, plan: BatchPlan) -> BatchPlan:
         bounds = (self.limits.num_rows, self.limits.max_num_batched_tokens + 4)
         rows, num_tokens = self._lines((plan.rows, plan.num_scheduled_tokens), bounds)
         return replace(plan, rows=rows, num_scheduled_tokens=num_tokens)
 
-    def _tags(self, plan: Plan) -> Plan:
+    def _tags(self, plan: BatchPlan) -> BatchPlan:
         keys = bytes(self.random.choice((16, 16, 16, 15)))
-        return replace(plan, tags=Tags(int32([self._value(self.limits.num_blocks)]), keys))
+        return replace(plan, tags=BlockTags(int32([self._value(self.limits.num_blocks)]), keys))
 
-    def _releases(self, plan: Plan) -> Plan:
+    def _releases(self, plan: BatchPlan) -> BatchPlan:
         final = self.random.choice((None, FinalRelease(self.random.randrange(10), 1)))
         return replace(plan, releases=(*plan.releases, Release(self._value(self.limits.num_rows), final)))
 
-    def _placements(self, plan: Plan) -> Plan:
+    def _placements(self, plan: BatchPlan) -> BatchPlan:
         another = placement(self.random.randrange(self.limits.num_rows), range(12), name="another")
         one = self.random.choice(plan.placements or (another,))
         kept = (other for other in plan.placements if other is not one or self.random.random() < 0.5)
         return replace(plan, placements=(*kept, self._placement(one)))
 
-    def _placement(self, one: Placement) -> Placement:
+    def _placement(self, one: NewRequest) -> NewRequest:
         match self.random.randrange(3):
             case 0:
                 return replace(one, row=self._value(self.limits.num_rows))
@@ -84,9 +92,9 @@ class Spoiler:
                 num_known = one.prompt_token_ids.size + one.output_token_ids.size
                 return replace(one, num_cached_tokens=self.random.choice((0, num_known - 1, num_known)))
 
-    def _cells(self, cells: Grants) -> Grants:
+    def _cells(self, cells: BlockGrants) -> BlockGrants:
         bounds = (self.limits.num_rows, self.limits.max_blocks_per_row, self.limits.num_blocks)
-        return Grants(*self._lines((cells.rows, cells.indices, cells.block_ids), bounds))
+        return BlockGrants(*self._lines((cells.rows, cells.indices, cells.block_ids), bounds))
 
     def _lines(self, columns: Sequence[Int32Array], bounds: Sequence[int]) -> list[Int32Array]:
         """Columns with a line changed in one place, doubled but for one place or left out, or with a value missing."""

@@ -37,7 +37,7 @@ from paceline_scheduler.api.validation import (
 )
 from paceline_scheduler.backend import Arrival, Backend
 from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import Int32Array, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import Int32Array, RecordId, Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DrainingError,
@@ -131,7 +131,7 @@ class Edge:
         self.backend.require_lead()
 
     def open(
-        self, key: RequestKey, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
+        self, key: RecordId, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
     ) -> RequestStream:
         """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
 
@@ -157,7 +157,7 @@ class Edge:
         self.requests.add(stream)
         return stream
 
-    def _before(self, key: RequestKey, resumption: RawResumption) -> RequestStream | None:
+    def _before(self, key: RecordId, resumption: RawResumption) -> RequestStream | None:
         """Return the stream that an attachment takes the place of; raises when it must not."""
         stream = self.requests.by_key(key)
         if stream is None or stream.resumption.number < resumption.number:
@@ -224,7 +224,7 @@ class Edge:
         self._delivery.take_over(stream)
         self._delivery.go_on(stream, resumptions, found)
 
-    async def cancel(self, key: RequestKey) -> None:
+    async def cancel(self, key: RecordId) -> None:
         """End a request as CANCELLED, whoever listens to it, and tell its stream if there is one here.
 
         Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it cannot be known.
@@ -236,7 +236,7 @@ class Edge:
             with contextlib.suppress(UnknownRequestError):
                 await self.cancel_elsewhere(key)
 
-    def cancel_here(self, key: RequestKey) -> bool:
+    def cancel_here(self, key: RecordId) -> bool:
         """End a request as far as it has a stream here; returns whether that is all there is of it."""
         check_key(key)
         stream = self.requests.by_key(key)
@@ -249,7 +249,7 @@ class Edge:
         self._delivery.cancel_unsubmitted(stream)
         return not stream.resumption.is_begun
 
-    async def cancel_elsewhere(self, key: RequestKey) -> None:
+    async def cancel_elsewhere(self, key: RecordId) -> None:
         """End a request that has no stream here, unless its client sends it again meanwhile.
 
         Raises UnknownRequestError, and NoExecutorError while it cannot be known.
@@ -261,7 +261,7 @@ class Edge:
         if not self._cancel_detached(key):
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
 
-    def _cancel_detached(self, key: RequestKey) -> bool:
+    def _cancel_detached(self, key: RecordId) -> bool:
         num_cancelled = 0
         for index in range(MAX_COMPLETIONS):  # how many it has only its client knows
             with contextlib.suppress(UnknownRequestError):
@@ -277,7 +277,7 @@ class Edge:
         Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
         """
         self.backend.require_lead()
-        key = RequestKey(raw.tenant, raw.request_id)
+        key = RecordId(raw.tenant, raw.request_id)
         try:
             check_key(key)
             self.require_open()
@@ -293,7 +293,7 @@ class Edge:
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 
-    def explain(self, key: RequestKey) -> Explanation:
+    def explain(self, key: RecordId) -> Explanation:
         """Say where a request is; of several completions, where the first one is that has not ended.
 
         Raises UnknownRequestError, InvalidRequestError, and StandbyError for what only the other scheduler knows.
@@ -307,7 +307,7 @@ class Edge:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
         return self.backend.explain(stream.running[0].key)
 
-    def _explain_detached(self, key: RequestKey) -> Explanation:
+    def _explain_detached(self, key: RecordId) -> Explanation:
         found = []
         for index in range(MAX_COMPLETIONS):
             with contextlib.suppress(UnknownRequestError):

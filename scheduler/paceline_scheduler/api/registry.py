@@ -5,7 +5,7 @@ Keeps books and nothing else: whoever closes something here has told the backend
 
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 
 
 class OpenRequests:
@@ -14,14 +14,14 @@ class OpenRequests:
     def __init__(self) -> None:
         self.running: dict[int, Completion] = {}
         """What the backend delivers to, by handle. Looked into for every row of every step; changed only here."""
-        self._by_key: dict[RequestKey, RequestStream] = {}  # preparing and running, by the key of completion 0
+        self._by_key: dict[RecordId, RequestStream] = {}  # preparing and running, by the key of completion 0
         self._by_call: dict[Outbox, dict[RequestStream, None]] = {}
 
     def __len__(self) -> int:
         """Return how many streams are open."""
         return len(self._by_key)
 
-    def by_key(self, key: RequestKey) -> RequestStream | None:
+    def by_key(self, key: RecordId) -> RequestStream | None:
         """Return the stream of a request."""
         return self._by_key.get(key)
 

@@ -20,7 +20,7 @@ from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,7 +40,7 @@ class InferenceServicer(InferenceServiceServicer):
             request.request_id = secrets.token_hex(16)
         outbox = edge.open_outbox()
         try:
-            key = RequestKey(request.tenant, request.request_id)
+            key = RecordId(request.tenant, request.request_id)
             stream = edge.open(key, outbox, wire.read_n(request), wire.read_resumption(request))
             await edge.start(stream, wire.read_generate(request), context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
@@ -64,7 +64,7 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """End a request wherever it is."""
-        await self._edge.cancel(RequestKey(request.tenant, request.request_id))
+        await self._edge.cancel(RecordId(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     @override
@@ -104,7 +104,7 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
         """Say where a request is and what it waits for."""
-        return wire.explain_response(self._edge.explain(RequestKey(request.tenant, request.request_id)))
+        return wire.explain_response(self._edge.explain(RecordId(request.tenant, request.request_id)))
 
     @override
     async def Estimate(self, request: pb.EstimateRequest, context: _Context) -> pb.EstimateResponse:

@@ -24,7 +24,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,
@@ -76,7 +76,7 @@ class _Session:
         self._is_listening = False  # nothing of the client's is being worked on
         self._num_silent_beats = 0
         self.is_lost = False
-        self._unacknowledged: OrderedDict[str, tuple[RequestKey, ...]] = OrderedDict()  # by request_id, per completion
+        self._unacknowledged: OrderedDict[str, tuple[RecordId, ...]] = OrderedDict()  # by request_id, per completion
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the session at the latest."""
@@ -122,7 +122,7 @@ class _Session:
                 case "generate":
                     self._generate(message.generate)
                 case "cancel":
-                    self._cancel(RequestKey(message.cancel.tenant, message.cancel.request_id))
+                    self._cancel(RecordId(message.cancel.tenant, message.cancel.request_id))
                 case "acknowledge":
                     await self._acknowledge(message.acknowledge)
                 case "heartbeat":
@@ -136,7 +136,7 @@ class _Session:
         self._is_listening = False
 
     def _generate(self, message: pb.GenerateRequest) -> None:
-        key = RequestKey(message.tenant, message.request_id)
+        key = RecordId(message.tenant, message.request_id)
         try:
             stream = self._edge.open(key, self._outbox, wire.read_n(message), wire.read_resumption(message))
         except RequestRefusedError as error:
@@ -158,7 +158,7 @@ class _Session:
             self._fail(stream.key, error)
         self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
 
-    def _cancel(self, key: RequestKey) -> None:
+    def _cancel(self, key: RecordId) -> None:
         # What has a stream here ends at once, as a request of the same name may follow. To know of others may take
         # seconds, for which the client's other messages must not wait.
         try:
@@ -167,7 +167,7 @@ class _Session:
         except InvalidRequestError as error:
             self._fail(key, error)
 
-    async def _cancel_elsewhere(self, key: RequestKey) -> None:
+    async def _cancel_elsewhere(self, key: RecordId) -> None:
         try:
             await self._edge.cancel_elsewhere(key)
         except (UnknownRequestError, NoExecutorError):
@@ -182,6 +182,6 @@ class _Session:
             self._edge.backend.acknowledge(tuple(itertools.chain.from_iterable(known)))
             await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
 
-    def _fail(self, key: RequestKey, error: Exception) -> None:
+    def _fail(self, key: RecordId, error: Exception) -> None:
         # Cut or not, a name that is refused for its length stays longer than any that a running request can have.
         self._outbox.fail(status.cut(key.request_id), error)

@@ -7,7 +7,7 @@ from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawResumption
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 
 
 class StreamState(Enum):
@@ -26,7 +26,7 @@ class RequestStream:
     """
 
     handles: tuple[int, ...]
-    key: RequestKey
+    key: RecordId
     outbox: Outbox
     resumption: RawResumption = FIRST_ATTACHMENT
     state: StreamState = StreamState.PREPARING
@@ -36,7 +36,7 @@ class RequestStream:
     before: "RequestStream | None" = None
     """The stream that has the request until this one does: a comeback that is refused changes nothing."""
 
-    def completion_keys(self) -> tuple[RequestKey, ...]:
+    def completion_keys(self) -> tuple[RecordId, ...]:
         """Return the key of every completion, by index."""
         return tuple(replace(self.key, index=index) for index in range(len(self.handles)))
 
@@ -47,7 +47,7 @@ class Completion:
 
     stream: RequestStream
     handle: int
-    key: RequestKey
+    key: RecordId
     text: CompletionText
     num_tokens: int = 0
     rolling_hash: int = OUTPUT_HASH_START

@@ -16,7 +16,7 @@ from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, che
 from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
 from paceline_scheduler.api.stop_texts import MatchedText
 from paceline_scheduler.backend import GenerationDefaults, ServedModel
-from paceline_scheduler.core.request import RequestKey, SamplingParams
+from paceline_scheduler.core.request import RecordId, SamplingParams
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -53,7 +53,7 @@ _NO_MODEL_RETRY_S = 1.0
 class ValidRequest:
     """A request that can be run, if its prompt is not too long. `deadline_s` is on the backend's clock."""
 
-    key: RequestKey
+    key: RecordId
     model: ServedModel
     prompt: Prompt
     sampling: SamplingParams
@@ -135,7 +135,7 @@ def validate(
     The request came at `came_s`, and its call had `max_seconds` left then. Raises InvalidRequestError,
     UnsupportedError, UnknownModelError, NoExecutorError, or DeadlineExceededError for one that has waited too long.
     """
-    key = RequestKey(request.tenant, request.request_id)
+    key = RecordId(request.tenant, request.request_id)
     check_key(key)
     check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
     for rule in _RULES:
@@ -170,7 +170,7 @@ def validate(
     )
 
 
-def check_key(key: RequestKey) -> None:
+def check_key(key: RecordId) -> None:
     """Refuse a key without a request_id, or with a part that is too long."""
     if not key.request_id:
         raise InvalidRequestError("request_id", "is empty; choose one, it identifies the request inside its tenant")
@@ -254,7 +254,7 @@ def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
     return model.max_model_len * limits.max_chars_per_token
 
 
-def derived_seed(key: RequestKey) -> int:
+def derived_seed(key: RecordId) -> int:
     """Return the seed of a request that names none: the same whenever the request is sent again."""
     tenant = key.tenant.encode()
     digest = hashlib.blake2b(len(tenant).to_bytes(4, "big") + tenant, digest_size=8, person=b"paceline-seed")
@@ -281,7 +281,7 @@ def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: Edg
         )
 
 
-def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RequestKey) -> SamplingParams:
+def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RecordId) -> SamplingParams:
     defaults = model.tokenizer.defaults
     if raw.top_k is not None and raw.top_k > model.vocab_size:
         raise InvalidRequestError("sampling.top_k", f"is {raw.top_k}, the vocabulary has {model.vocab_size} tokens")

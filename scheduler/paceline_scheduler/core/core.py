@@ -26,7 +26,7 @@ from paceline_scheduler.core.queue.admission import (
     retry_after_s,
 )
 from paceline_scheduler.core.queue.explain import estimate, explain
-from paceline_scheduler.core.request import FinishReason, Progress, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, Progress, RecordId, Request, Resumption
 from paceline_scheduler.core.requests.resuming import Way, prior_of, way_back
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
@@ -93,7 +93,7 @@ class Core:
         Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then nothing has changed.
         """
         found = [(resumption, *self._way_back(resumption)) for resumption in resumptions]
-        begun: dict[RequestKey, Resumed] = {}
+        begun: dict[RecordId, Resumed] = {}
         try:
             for resumption, _, way in found:
                 if way is Way.BEGIN:
@@ -125,7 +125,7 @@ class Core:
         self._state.end(live, FinalRelease(num_output_tokens, reason), now)
         return live.num_prompt_cached_tokens or 0
 
-    def cancel(self, key: RequestKey, now: float) -> Outputs:
+    def cancel(self, key: RecordId, now: float) -> Outputs:
         """End a request as CANCELLED and tell its stream."""
         live = self._state.register.by_key(key)
         if live is None or not self._state.register.is_open(live):
@@ -160,7 +160,7 @@ class Core:
         """Return when `expire` has something to do next."""
         return self._state.register.next_s()
 
-    def acknowledge(self, keys: Iterable[RequestKey]) -> None:
+    def acknowledge(self, keys: Iterable[RecordId]) -> None:
         """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
         register = self._state.register
         for key in keys:
@@ -261,12 +261,12 @@ class Core:
         """Return an executor's state, to look at. KeyError if unknown."""
         return self._state.executors.by_address[address]
 
-    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request to a model as it is known here, if its body has this digest."""
         live = self._state.register.by_key(key) or self._state.register.kept(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
-    def explain(self, key: RequestKey) -> Explanation:
+    def explain(self, key: RecordId) -> Explanation:
         """Return where a request stands; raises UnknownRequestError."""
         live = self._state.register.by_key(key)
         if live is None:
@@ -356,7 +356,7 @@ class Core:
         self._state.take_in(live)
         return Resumed(prior, None)
 
-    def _undo(self, key: RequestKey, now: float) -> None:
+    def _undo(self, key: RecordId, now: float) -> None:
         live = self._state.register.by_key(key)
         if live is not None and self._state.register.is_open(live):
             self._state.give_up(live, now)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import BlockTag, FinalRelease, Placement, RowFinish
-from paceline_scheduler.core.request import Int32Array, Request, RequestKey
+from paceline_scheduler.core.plan import BlockTag, FinalRelease, NewRequest, RowFinish
+from paceline_scheduler.core.request import Int32Array, RecordId, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ExecutorDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class RequestContext:
     """What a scheduler left with an executor about a request it placed, for whoever drives the executor next.
 
     `request` has neither handle nor deadline; `deadline_left_s` and `waited_s` are of the moment it was placed.
@@ -67,9 +67,9 @@ class Carried:
     num_prompt_cached_tokens: int
 
 
-def carried_with(placement: Placement) -> Carried:
+def carried_with(placement: NewRequest) -> RequestContext:
     """Return what is left with an executor when a request is placed there."""
-    return Carried(
+    return RequestContext(
         request=placement.request,
         waited_s=placement.waited_s,
         deadline_left_s=placement.deadline_left_s,
@@ -81,13 +81,13 @@ def carried_with(placement: Placement) -> Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSnapshot:
+class RowState:
     """One completion of a request as the executor knows it; `row` is None when only its record is kept.
 
     `carried` is None where it cannot be read: another version of this program wrote it.
     """
 
-    key: RequestKey
+    key: RecordId
     row: int | None
     attempt: int
     prompt_token_ids: Int32Array
@@ -97,7 +97,7 @@ class RowSnapshot:
     finish: RowFinish
     released: FinalRelease | None
     logprobs: LogprobColumns | None = None  # up to the end of the output, where they were asked for
-    carried: Carried | None = None
+    carried: RequestContext | None = None
 
     def has_logprobs_from(self, offset: int) -> bool:
         """Tell whether there are log-probabilities of every output token from `offset` on."""
@@ -120,5 +120,5 @@ class RowSnapshot:
 class Snapshot:
     """The state of an executor at an accepted Attach."""
 
-    rows: tuple[RowSnapshot, ...] = ()
+    rows: tuple[RowState, ...] = ()
     tags: tuple[BlockTag, ...] = ()

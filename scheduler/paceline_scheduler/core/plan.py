@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, UInt8Array
+from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId, Request, UInt8Array
 
 NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
 NO_COLUMN.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NewRequest:
     """A request put on a row. `num_cached_tokens` is where computing starts: they are in shared blocks already."""
 
     row: int
@@ -75,7 +75,7 @@ class BlockCopy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Grants:
+class BlockGrants:
     """Entries of block tables: three columns of the same length."""
 
     rows: Int32Array
@@ -83,7 +83,7 @@ class Grants:
     block_ids: Int32Array
 
 
-NO_GRANTS = Grants(NO_COLUMN, NO_COLUMN, NO_COLUMN)
+NO_GRANTS = BlockGrants(NO_COLUMN, NO_COLUMN, NO_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class BatchPlan:
     predicted_ns: int
     tags: tuple[BlockTag, ...] = ()
     releases: tuple[Release, ...] = ()
-    placements: tuple[Placement, ...] = ()
+    placements: tuple[NewRequest, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
-    grants: Grants = NO_GRANTS
-    shared: Grants = NO_GRANTS
-    forget: tuple[RequestKey, ...] = ()
+    grants: BlockGrants = NO_GRANTS
+    shared: BlockGrants = NO_GRANTS
+    forget: tuple[RecordId, ...] = ()
 
     @property
     def num_tokens(self) -> int:

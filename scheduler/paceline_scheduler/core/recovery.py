@@ -7,7 +7,7 @@ clients about what they have received. Whatever was lost, these three are brough
 
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState, UnansweredStep
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
 from paceline_scheduler.core.live import MAX_LONE_FAILURES, LiveRequest
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
 from paceline_scheduler.core.request import FinishReason, Request, Resumption
@@ -134,7 +134,7 @@ def _num_allowed(state: CoreState, request: Request) -> int:
     return request.max_tokens or max(room, 1)
 
 
-def _claim(state: CoreState, seen: RowSnapshot, model: str, is_new: bool, now: float) -> LiveRequest | None:
+def _claim(state: CoreState, seen: RowState, model: str, is_new: bool, now: float) -> LiveRequest | None:
     """Return the request that should go on from a sighting, and take it from wherever it is; None: it should not."""
     live = state.register.by_key(seen.key)
     if live is not None and live.final is None:
@@ -160,7 +160,7 @@ def _claim(state: CoreState, seen: RowSnapshot, model: str, is_new: bool, now: f
     return live
 
 
-def _switch(state: CoreState, live: LiveRequest, seen: RowSnapshot) -> LiveRequest | None:
+def _switch(state: CoreState, live: LiveRequest, seen: RowState) -> LiveRequest | None:
     """Take a request from where it is if this sighting of it counts for more."""
     here = state.output_of(live)
     if not outranks(seen, live, here):

@@ -27,7 +27,7 @@ class FinishReason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestKey:
+class RecordId:
     """What identifies one completion of a request: the request's id inside its tenant, and the completion's number.
 
     For everything below the edge each completion is a request of its own. A request with one has index 0.
@@ -75,7 +75,7 @@ class Request:
     """
 
     handle: int
-    key: RequestKey
+    key: RecordId
     model: str
     prompt_token_ids: Int32Array  # [num_prompt_tokens], at least one
     sampling: SamplingParams

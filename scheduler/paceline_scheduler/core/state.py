@@ -8,7 +8,7 @@ from paceline_scheduler.core.executor.state import take_off
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.queue.waiting import WaitingQueue
-from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
+from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.requests.register import Register
 
 
@@ -68,7 +68,7 @@ class CoreState:
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
-    def take_off_rows(self, address: str) -> dict[RequestKey, LiveRequest]:
+    def take_off_rows(self, address: str) -> dict[RecordId, LiveRequest]:
         """Take all requests off the rows of an executor, keeping what is known of their output."""
         executor = self.executors.by_address.get(address)
         if executor is None:

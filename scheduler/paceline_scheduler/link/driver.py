@@ -18,7 +18,7 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
 from paceline_scheduler.holder import Holder
@@ -142,7 +142,7 @@ class Driver:
                 self._requests.forget(handle)
         return resumed
 
-    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request to a model as it is known here, if its body has this digest."""
         return self._core.known(key, body_digest, model)
 
@@ -166,12 +166,12 @@ class Driver:
         self._pump_soon()
         return num_cached_tokens
 
-    def cancel(self, key: RequestKey) -> None:
+    def cancel(self, key: RecordId) -> None:
         """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
         self._deliver(self._core.cancel(key, self._clock()))
         self._pump_soon()
 
-    def explain(self, key: RequestKey) -> Explanation:
+    def explain(self, key: RecordId) -> Explanation:
         """Return where a request stands; raises UnknownRequestError."""
         return self._core.explain(key)
 
@@ -179,7 +179,7 @@ class Driver:
         """Return what would become of a request if it were submitted now."""
         return self._core.estimate(request, self._clock())
 
-    def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
+    def acknowledge(self, keys: tuple[RecordId, ...]) -> None:
         """Let the executors forget records."""
         self._core.acknowledge(keys)
         self._pump_soon()

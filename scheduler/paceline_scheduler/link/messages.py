@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RowState
 from paceline_scheduler.core.plan import BatchPlan, BlockTag, StepResult
 from paceline_scheduler.holder import Holder
 
@@ -108,7 +108,7 @@ class Welcome:
 class RowPart:
     """One request of a snapshot, or the next piece of it: `is_continued` says that more of its columns follow."""
 
-    row: RowSnapshot
+    row: RowState
     is_continued: bool
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import RowState, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns
 from paceline_scheduler.core.plan import BlockTag
 from paceline_scheduler.errors import DivergenceError
@@ -19,8 +19,8 @@ class SnapshotJoiner:
 
     def __init__(self) -> None:
         self._num_parts = 0
-        self._rows: list[RowSnapshot] = []
-        self._pieces: list[RowSnapshot] = []  # of the request that is not complete yet
+        self._rows: list[RowState] = []
+        self._pieces: list[RowState] = []  # of the request that is not complete yet
         self._tags: list[BlockTag] = []
 
     def add(self, part: SnapshotPart) -> Snapshot | None:
@@ -41,7 +41,7 @@ class SnapshotJoiner:
         return Snapshot(tuple(self._rows), tuple(self._tags))
 
 
-def _join(pieces: list[RowSnapshot]) -> RowSnapshot:
+def _join(pieces: list[RowState]) -> RowState:
     """Return one request out of its pieces: columns one after another, everything else from the first."""
     first = pieces[0]
     if len(pieces) == 1:

@@ -12,20 +12,20 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, RowSnapshot, StepPoint
+from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, RowState, StepPoint
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
+    BlockGrants,
     BlockTag,
     FinalRelease,
-    Grants,
     Release,
     RowError,
     RowFinish,
     StepResult,
     StepTimings,
 )
-from paceline_scheduler.core.request import FinishReason, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DivergenceError,
     LinkError,
@@ -126,7 +126,7 @@ def _plan(plan: BatchPlan) -> plan_pb2.BatchPlan:
     return message
 
 
-def _grants(grants: Grants) -> plan_pb2.BlockGrants:
+def _grants(grants: BlockGrants) -> plan_pb2.BlockGrants:
     return plan_pb2.BlockGrants(
         rows=column_bytes(grants.rows), indices=column_bytes(grants.indices), block_ids=column_bytes(grants.block_ids)
     )
@@ -281,12 +281,12 @@ def _snapshot_part(message: plan_pb2.SnapshotPart) -> SnapshotPart:
     )
 
 
-def _row(row: plan_pb2.RowState) -> RowSnapshot:
+def _row(row: plan_pb2.RowState) -> RowState:
     released = None
     if row.HasField("released"):
         released = FinalRelease(row.released.num_output_tokens, FinishReason(row.released.reason))
-    key = RequestKey(row.id.tenant, row.id.request_id, row.id.index)
-    return RowSnapshot(
+    key = RecordId(row.id.tenant, row.id.request_id, row.id.index)
+    return RowState(
         key=key,
         row=row.row if row.HasField("row") else None,
         attempt=row.attempt,

@@ -8,19 +8,19 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2
-from paceline_scheduler.core.executors import Carried, carried_with
-from paceline_scheduler.core.plan import Placement
-from paceline_scheduler.core.request import Request, RequestKey, SamplingParams
+from paceline_scheduler.core.executors import RequestContext, carried_with
+from paceline_scheduler.core.plan import NewRequest
+from paceline_scheduler.core.request import RecordId, Request, SamplingParams
 from paceline_scheduler.durations import duration, seconds
 from paceline_scheduler.link.columns import column_bytes
 
 
-def record_id(key: RequestKey) -> plan_pb2.RecordId:
+def record_id(key: RecordId) -> plan_pb2.RecordId:
     """Return the name under which executors know a completion."""
     return plan_pb2.RecordId(tenant=key.tenant, request_id=key.request_id, index=key.index)
 
 
-def new_request(placement: Placement) -> plan_pb2.NewRequest:
+def new_request(placement: NewRequest) -> plan_pb2.NewRequest:
     """Return the message that places a request."""
     request = placement.request
     message = _settings(request)
@@ -49,7 +49,7 @@ def _settings(request: Request) -> plan_pb2.NewRequest:
     )
 
 
-def read_carried(key: RequestKey, data: bytes) -> Carried | None:
+def read_carried(key: RecordId, data: bytes) -> RequestContext | None:
     """Return what a scheduler left with an executor about a request, None if this program cannot read it."""
     try:
         context = plan_pb2.RequestContext.FromString(data)
@@ -57,7 +57,7 @@ def read_carried(key: RequestKey, data: bytes) -> Carried | None:
         return None
     if not context.HasField("settings") or not context.HasField("request"):
         return None
-    return Carried(
+    return RequestContext(
         request=_request(key, context),
         waited_s=seconds(context.waited),
         deadline_left_s=seconds(context.deadline_left) if context.HasField("deadline_left") else None,
@@ -68,7 +68,7 @@ def read_carried(key: RequestKey, data: bytes) -> Carried | None:
     )
 
 
-def _request(key: RequestKey, context: plan_pb2.RequestContext) -> Request:
+def _request(key: RecordId, context: plan_pb2.RequestContext) -> Request:
     """Return the request without its prompt, which stands beside the context, and without a model: the executor's."""
     sent, settings = context.request, context.settings
     wants_prompt = sent.output.HasField("prompt_logprobs") and key.index == 0
@@ -127,7 +127,7 @@ def _read_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     )
 
 
-def write_carried(carried: Carried) -> bytes:
+def write_carried(carried: RequestContext) -> bytes:
     """Return what is left with an executor about a request: it stores and returns it unread."""
     request = carried.request
     context = plan_pb2.RequestContext(

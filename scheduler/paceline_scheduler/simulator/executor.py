@@ -14,15 +14,15 @@ from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, S
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     BatchPlan,
-    Grants,
-    Placement,
+    BlockGrants,
+    NewRequest,
     Release,
     RowError,
     RowFinish,
     StepResult,
     StepTimings,
 )
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.simulator.blocks import SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.failures import Blame, SimulatedDeviceError, SimulatedStepError
@@ -51,7 +51,7 @@ class SimulatedExecutor:
         self.epoch = 0
         self.num_steps = 0
         self._failed_step: FailedStep | None = None
-        self.failing: set[RequestKey] = set()  # steps that would run one of these fail
+        self.failing: set[RecordId] = set()  # steps that would run one of these fail
         self._forget_everything()
 
     def restart(self) -> None:
@@ -130,7 +130,7 @@ class SimulatedExecutor:
             self._blame.is_nobodys()
         return self._forward(plan)
 
-    def fail_row(self, key: RequestKey, error: RowError) -> None:
+    def fail_row(self, key: RecordId, error: RowError) -> None:
         """Let a request fail alone the next time it runs."""
         self._row_errors[key] = error
 
@@ -158,11 +158,11 @@ class SimulatedExecutor:
 
     def _forget_everything(self) -> None:
         self.rows: dict[int, SimulatedRow] = {}
-        self.records: dict[RequestKey, SimulatedRecord] = {}
+        self.records: dict[RecordId, SimulatedRecord] = {}
         self.blocks = SimulatedBlocks(self.config.num_blocks, self.config.block_size)
         self._inbox = PlanInbox(self.config, self.incarnation, self.epoch)
         self._grant_hash = GRANT_HASH_START
-        self._row_errors: dict[RequestKey, RowError] = {}
+        self._row_errors: dict[RecordId, RowError] = {}
         self._failed_step = None
         self._blame = Blame()
 
@@ -200,7 +200,7 @@ class SimulatedExecutor:
         self.records[row.key] = row.record(release.final)
         del self.rows[release.row]
 
-    def _place(self, placement: Placement) -> None:
+    def _place(self, placement: NewRequest) -> None:
         where = f"row {placement.row}, {placement.request.key}"
         require(placement.row not in self.rows, "placement on a row in use", where)
         is_elsewhere = any(row.key == placement.request.key for row in self.rows.values())
@@ -220,7 +220,7 @@ class SimulatedExecutor:
         require(is_whole, "what has log-probabilities is computed", where)
         self.rows[placement.row] = row
 
-    def _check_cached(self, placement: Placement) -> None:
+    def _check_cached(self, placement: NewRequest) -> None:
         row = self.rows[placement.row]
         num_cached = placement.num_cached_tokens
         if num_cached:
@@ -294,5 +294,5 @@ class SimulatedExecutor:
         return self.rows[index]
 
 
-def _triples(grants: Grants) -> Iterator[tuple[int, int, int]]:
+def _triples(grants: BlockGrants) -> Iterator[tuple[int, int, int]]:
     return zip(grants.rows.tolist(), grants.indices.tolist(), grants.block_ids.tolist(), strict=True)

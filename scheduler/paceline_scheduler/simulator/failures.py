@@ -1,7 +1,7 @@
 """Steps of a simulated executor that fail as a whole, because of a request in them, and what it makes of that."""
 
 from paceline_scheduler.core.executors import FailedStep
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 
 MAX_BLAMED = 2
 
@@ -28,7 +28,7 @@ class Blame:
         """A step has computed something."""
         self._requests.clear()
 
-    def is_executors(self, running: list[RequestKey]) -> bool:
+    def is_executors(self, running: list[RecordId]) -> bool:
         """A step of these failed: tell whether that is the executor's doing."""
         if len(running) == 1:
             self._requests |= {(key.tenant, key.request_id) for key in running}

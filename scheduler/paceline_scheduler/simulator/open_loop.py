@@ -24,7 +24,7 @@ from paceline_scheduler.core.executors import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import Request, RequestKey, SamplingParams
+from paceline_scheduler.core.request import RecordId, Request, SamplingParams
 from paceline_scheduler.errors import RequestRefusedError
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
@@ -107,7 +107,7 @@ class OpenLoop:
         prompt = (np.arange(arrival.num_prompt_tokens, dtype=np.int32) * 31 + handle * 1009) % 30_000
         request = Request(
             handle=handle,
-            key=RequestKey("", f"request-{handle}"),
+            key=RecordId("", f"request-{handle}"),
             model="simulated",
             prompt_token_ids=prompt,
             sampling=SamplingParams(0.0, 0, 1.0, 0.0, handle),

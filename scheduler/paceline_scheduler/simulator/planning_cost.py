@@ -16,7 +16,7 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot, StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.plan import BatchPlan, StepResult, StepTimings
-from paceline_scheduler.core.request import Request, RequestKey, SamplingParams
+from paceline_scheduler.core.request import RecordId, Request, SamplingParams
 
 _ADDRESS = "here"
 _PROMPT_TOKENS = 64
@@ -102,7 +102,7 @@ def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
 def _request(handle: int, num_prompt_tokens: int) -> Request:
     prompt = (np.arange(num_prompt_tokens, dtype=np.int32) + handle * 131) % 32000
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-    return Request(handle, RequestKey("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())
+    return Request(handle, RecordId("", f"request-{handle}"), "none", prompt, sampling, end_token_ids=())
 
 
 def _result(plan: BatchPlan, core: Core) -> StepResult:

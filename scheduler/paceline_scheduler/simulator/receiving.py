@@ -6,7 +6,7 @@ These rules concern what the scheduler may know when it writes a plan: results t
 from collections import deque
 from collections.abc import Mapping
 
-from paceline_scheduler.core.plan import BatchPlan, Grants
+from paceline_scheduler.core.plan import BatchPlan, BlockGrants
 from paceline_scheduler.simulator.blocks import SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.rows import SimulatedRow
@@ -66,6 +66,6 @@ class PlanInbox:
             require(place.request.key not in keys, "placement of a request that has not left its row", where)
 
 
-def _check_grants(grants: Grants, where: str) -> None:
+def _check_grants(grants: BlockGrants, where: str) -> None:
     lengths = {len(grants.rows), len(grants.indices), len(grants.block_ids)}
     require(len(lengths) == 1, "columns have the same length", where)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executors import Carried, RowSnapshot, carried_with
+from paceline_scheduler.core.executors import RequestContext, RowState, carried_with
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
-from paceline_scheduler.core.plan import FinalRelease, Placement, RowFinish
-from paceline_scheduler.core.request import Int32Array, RequestKey
+from paceline_scheduler.core.plan import FinalRelease, NewRequest, RowFinish
+from paceline_scheduler.core.request import Int32Array, RecordId
 from paceline_scheduler.simulator.blocks import BlockTable
 from paceline_scheduler.simulator.tokens import TokenRule
 
@@ -17,18 +17,18 @@ from paceline_scheduler.simulator.tokens import TokenRule
 class SimulatedRecord:
     """A request that left its row. `released` is None after a preemption."""
 
-    key: RequestKey
+    key: RecordId
     attempt: int
     prompt_token_ids: Int32Array
     output_token_ids: Int32Array
     finish: RowFinish
     released: FinalRelease | None
     logprobs: LogprobColumns | None
-    carried: Carried
+    carried: RequestContext
 
-    def snapshot(self) -> RowSnapshot:
+    def snapshot(self) -> RowState:
         """Return the record as an attaching scheduler sees it."""
-        return RowSnapshot(
+        return RowState(
             key=self.key,
             row=None,
             attempt=self.attempt,
@@ -46,7 +46,7 @@ class SimulatedRecord:
 class SimulatedRow:
     """A request on a row: its tokens, how many of them are computed, and its block table."""
 
-    def __init__(self, placement: Placement, max_model_len: int) -> None:
+    def __init__(self, placement: NewRequest, max_model_len: int) -> None:
         self.placement = placement
         self.key = placement.request.key
         self.table = BlockTable(placement.row, self.key.tenant)
@@ -110,10 +110,10 @@ class SimulatedRow:
             carried=carried_with(self.placement),
         )
 
-    def snapshot(self) -> RowSnapshot:
+    def snapshot(self) -> RowState:
         """Return the row as an attaching scheduler sees it."""
         first = self._num_prompt_tokens
-        return RowSnapshot(
+        return RowState(
             key=self.key,
             row=self.placement.row,
             attempt=self.placement.attempt,

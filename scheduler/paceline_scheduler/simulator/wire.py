@@ -12,21 +12,21 @@ from google.rpc import error_details_pb2
 
 from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.backend import StepTotals
-from paceline_scheduler.core.executors import Carried, ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RequestContext, RowState, Snapshot
 from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
 from paceline_scheduler.core.plan import (
     NO_GRANTS,
     BatchPlan,
     BlockCopy,
+    BlockGrants,
     BlockTag,
     FinalRelease,
-    Grants,
-    Placement,
+    NewRequest,
     Release,
     RowError,
     StepResult,
 )
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId, Request, SamplingParams
 from paceline_scheduler.link.wire_placements import read_carried, write_carried
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -37,8 +37,8 @@ LIST_EXECUTORS_METHOD = "/paceline.v1.AdminService/ListExecutors"  # its request
 MAX_PIECE = 65_536  # values of a column in one row of a snapshot part
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 # Of a plan without contexts, as a test may send it.
-_NOTHING_CARRIED = Carried(
-    Request(0, RequestKey("", ""), "", np.zeros(0, dtype=np.int32), SamplingParams(0.0, 0, 1.0, 0.0, 0), ()),
+_NOTHING_CARRIED = RequestContext(
+    Request(0, RecordId("", ""), "", np.zeros(0, dtype=np.int32), SamplingParams(0.0, 0, 1.0, 0.0, 0), ()),
     waited_s=0.0,
     deadline_left_s=None,
     num_preemptions=0,
@@ -76,12 +76,12 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         copies=tuple(map(BlockCopy, *(read_column(c).tolist() for c in (copies.sources, copies.destinations)))),
         grants=_read_grants(message.grants) if message.HasField("grants") else NO_GRANTS,
         shared=_read_grants(message.shared) if message.HasField("shared") else NO_GRANTS,
-        forget=tuple(RequestKey(key.tenant, key.request_id, key.index) for key in message.forget),
+        forget=tuple(RecordId(key.tenant, key.request_id, key.index) for key in message.forget),
     )
 
 
-def _read_grants(message: plan_pb2.BlockGrants) -> Grants:
-    return Grants(read_column(message.rows), read_column(message.indices), read_column(message.block_ids))
+def _read_grants(message: plan_pb2.BlockGrants) -> BlockGrants:
+    return BlockGrants(read_column(message.rows), read_column(message.indices), read_column(message.block_ids))
 
 
 def _read_release(message: plan_pb2.Release) -> Release:
@@ -105,8 +105,8 @@ def _read_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     )
 
 
-def _read_placement(message: plan_pb2.NewRequest) -> Placement:
-    key = RequestKey(message.id.tenant, message.id.request_id, message.id.index)
+def _read_placement(message: plan_pb2.NewRequest) -> NewRequest:
+    key = RecordId(message.id.tenant, message.id.request_id, message.id.index)
     carried = read_carried(key, message.context) or _NOTHING_CARRIED
     request = replace(
         carried.request,
@@ -120,7 +120,7 @@ def _read_placement(message: plan_pb2.NewRequest) -> Placement:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
     )
-    return Placement(
+    return NewRequest(
         row=message.row,
         request=request,
         attempt=message.attempt,
@@ -219,7 +219,7 @@ def write_snapshot(snapshot: Snapshot) -> list[plan_pb2.AttachResponse]:
     return [plan_pb2.AttachResponse(snapshot=part) for part in parts]
 
 
-def _write_row(row: RowSnapshot) -> list[plan_pb2.RowState]:
+def _write_row(row: RowState) -> list[plan_pb2.RowState]:
     columns = (row.prompt_token_ids, row.output_token_ids, row.block_ids)  # log-probabilities are fewer than output
     num_pieces = max(1, *(-(-len(column) // MAX_PIECE) for column in columns))
     pieces = []

@@ -1,7 +1,7 @@
 """What a simulated executor answers those who look at it: who it is, and its rows."""
 
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
-from paceline_scheduler.core.executors import RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import RowState, Snapshot
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 from paceline_scheduler.simulator.service import SimulatedService
 from paceline_scheduler.simulator.wire import write_geometry, write_limits, write_model
@@ -47,7 +47,7 @@ def write_state(
     )
 
 
-def _write_view(row: RowSnapshot, include_token_ids: bool) -> executor_pb2.RowView:
+def _write_view(row: RowState, include_token_ids: bool) -> executor_pb2.RowView:
     return executor_pb2.RowView(
         row=row.row,
         tenant=row.key.tenant,

@@ -10,7 +10,7 @@ from paceline_scheduler.api.outbox import Parcel, PendingDelta
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 _EVERYTHING = 1 << 30
@@ -34,7 +34,7 @@ class EdgeClient:
 
     async def send(self, raw: RawRequest) -> tuple[int, ...]:
         """Send a request; returns the handles of its completions. Raises what is wrong with it."""
-        key = RequestKey(raw.tenant, raw.request_id)
+        key = RecordId(raw.tenant, raw.request_id)
         stream = self._edge.open(key, self.outbox, raw.sampling.n, raw.resumption)
         await self._edge.start(stream, raw)
         return stream.handles

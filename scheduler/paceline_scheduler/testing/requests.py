@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 
-from paceline_scheduler.core.request import Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.core.request import Int32Array, RecordId, Request, SamplingParams
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output
@@ -44,7 +44,7 @@ def make_request(
         prompt = [(number * 1009 + position * 7) % 1000 for position in range(prompt)]
     return Request(
         handle=number,
-        key=RequestKey(tenant, f"request-{number}" if request_id is None else request_id),
+        key=RecordId(tenant, f"request-{number}" if request_id is None else request_id),
         model=model,
         prompt_token_ids=np.array(prompt, dtype=np.int32),
         sampling=SamplingParams(1.0, 0, 1.0, 0.0, number if seed is None else seed),

@@ -17,7 +17,7 @@ from paceline_scheduler.core.outputs import (
     TokenOutputs,
     hash_of,
 )
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey, Resumption
+from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -77,15 +77,15 @@ class ScriptedBackend:
         self.active: Holder | None = None  # the scheduler behind which this one stands by
         self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
         self.num_cached_tokens = 0  # what `end` answers
-        self.cancelled: list[RequestKey] = []
-        self.acknowledged: list[RequestKey] = []
+        self.cancelled: list[RecordId] = []
+        self.acknowledged: list[RecordId] = []
         self.known_executors: tuple[ExecutorStatus, ...] = ()
         self.drained: list[str] = []
         self.watchers: list[StepSink] = []
         self.limit_values = LimitValues(1024, 4_194_304, 2048)
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
         self._outputs: dict[int, _Output] = {}  # by every handle that a request has had
-        self._by_key: dict[RequestKey, _Output] = {}  # the last request of each key
+        self._by_key: dict[RecordId, _Output] = {}  # the last request of each key
 
     # What a test does
 
@@ -162,7 +162,7 @@ class ScriptedBackend:
         if self.active is not None:
             raise StandbyError(self.active, 0.15)
 
-    def known(self, key: RequestKey, body_digest: bytes, model: str) -> Request | None:
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request that was submitted to a model, if its body has this digest."""
         known = self._by_key.get(key)
         return known.request if known is not None and known.request.is_of(body_digest, model) else None
@@ -194,13 +194,13 @@ class ScriptedBackend:
         output.end(reason, None, self.num_cached_tokens)
         return self.num_cached_tokens
 
-    def cancel(self, key: RequestKey) -> None:
+    def cancel(self, key: RecordId) -> None:
         """End a running request and tell its stream."""
         output = self._running(key)
         self.cancelled.append(key)
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
 
-    def explain(self, key: RequestKey) -> Explanation:
+    def explain(self, key: RecordId) -> Explanation:
         """Find every running request at the head of a queue."""
         num_output = len(self._running(key).token_ids)
         return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
@@ -211,7 +211,7 @@ class ScriptedBackend:
             return Estimate(0.0, 0.0, 0, 0, self.refusal)
         return Estimate(0.5, 0.025, len(request.prompt_token_ids), 1, None)
 
-    def acknowledge(self, keys: tuple[RequestKey, ...]) -> None:
+    def acknowledge(self, keys: tuple[RecordId, ...]) -> None:
         """Remember acknowledgements."""
         self.acknowledged += keys
 
@@ -263,7 +263,7 @@ class ScriptedBackend:
         self._submitted.put_nowait(request)
         return output
 
-    def _running(self, key: RequestKey) -> _Output:
+    def _running(self, key: RecordId) -> _Output:
         output = self._by_key.get(key)
         if output is None or not output.is_running:
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 
 _TENANT = "leaving"
 _NUM_SHORT, _NUM_LONG = 6, 400  # output tokens of a request that is read to its end, and of one that is left
@@ -43,16 +43,16 @@ def ways() -> Mapping[str, Way]:
     return {way.__name__: way for way in _WAYS}
 
 
-async def leave_often(address: str, num_streams: int, num_at_once: int = 32) -> tuple[RequestKey, ...]:
+async def leave_often(address: str, num_streams: int, num_at_once: int = 32) -> tuple[RecordId, ...]:
     """Begin and end so many streams, every way in turn; returns their keys. Raises what no way expects."""
-    keys: list[RequestKey] = []
+    keys: list[RecordId] = []
     async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
         visitor = Visitor(address, channel)
         streams = zip(range(num_streams), cycle(_WAYS), strict=False)
 
         async def work() -> None:
             for number, way in streams:
-                keys.append(RequestKey(_TENANT, f"{way.__name__}-{number}"))
+                keys.append(RecordId(_TENANT, f"{way.__name__}-{number}"))
                 await way(visitor, keys[-1].request_id)
 
         async with asyncio.TaskGroup() as workers:

@@ -11,7 +11,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.dispatch import Dispatch
 from paceline_scheduler.core.planning.planner import Waiting
 from paceline_scheduler.core.planning.room import Room
-from paceline_scheduler.core.request import RequestKey
+from paceline_scheduler.core.request import RecordId
 
 
 class ExecutorGroup:
@@ -46,7 +46,7 @@ class ExecutorGroup:
         """Return the executors that take requests for a model now."""
         return [e for e in self if e.attached and not e.draining and e.description.model == model]
 
-    def forget_records(self, key: RequestKey, kept_at: str | None = None) -> None:
+    def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
         """Let all executors but one forget a request that has left its row."""
         for address, executor in self.by_address.items():
             if address != kept_at:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from paceline_scheduler.core.executor.state import ExecutorState
-from paceline_scheduler.core.executors import ExecutorDescription, RowSnapshot, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
 from paceline_scheduler.core.live import LiveRequest, Status, keep_logprobs
 from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import TokenOutputs, hash_of
 from paceline_scheduler.core.plan import FINISH_REASONS, FinalRelease, RowFinish
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request, RequestKey, SamplingParams
+from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId, Request, SamplingParams
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
 from paceline_scheduler.core.telling import told
 
@@ -24,7 +24,7 @@ _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.
 
 
 def rebuild(
-    description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RequestKey, LiveRequest]
+    description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest]
 ) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
     """Return the executor's state and the tokens that its rows hold beyond what the scheduler knew.
 
@@ -50,7 +50,7 @@ def rebuild(
     return executor, recovered
 
 
-def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
+def _continues(live: LiveRequest, seen: RowState) -> bool:
     """Tell whether the row is this placement of the request, and its output what was delivered and what can be."""
     known = live.output_token_ids
     return (
@@ -67,7 +67,7 @@ def _continues(live: LiveRequest, seen: RowSnapshot) -> bool:
     )
 
 
-def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | None:
+def _catch_up(live: LiveRequest | None, seen: RowState) -> TokenOutputs | None:
     """Deliver what a request got before it was taken off its row, if the results of those steps never arrived.
 
     That may have been its end, which beats whatever it was taken off for.
@@ -83,7 +83,7 @@ def _catch_up(live: LiveRequest | None, seen: RowSnapshot) -> TokenOutputs | Non
     return _told(live, offset, fresh, reason, seen)
 
 
-def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int) -> TokenOutputs | None:
+def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowState, row: int) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
     live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
@@ -98,7 +98,7 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, ro
     return _told(live, offset, fresh, reason, seen)
 
 
-def _append_seen(live: LiveRequest, seen: RowSnapshot) -> tuple[int, Int32Array]:
+def _append_seen(live: LiveRequest, seen: RowState) -> tuple[int, Int32Array]:
     """Bring a request's output up to what was seen; returns the tokens that are new, and where they begin."""
     offset = len(live.output_token_ids)
     fresh = seen.output_token_ids[offset:]
@@ -107,7 +107,7 @@ def _append_seen(live: LiveRequest, seen: RowSnapshot) -> tuple[int, Int32Array]
     return offset, fresh
 
 
-def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowSnapshot) -> TokenOutputs:
+def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowState) -> TokenOutputs:
     logprobs: tuple[TokenLogprobs, ...] = ()
     if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
         logprobs = seen.logprobs.of(offset, fresh)
@@ -115,7 +115,7 @@ def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReaso
     return told(live, offset, fresh, live.output_hash, reason, logprobs)
 
 
-def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: FinalRelease | None) -> None:
+def _take_foreign(executor: ExecutorState, seen: RowState, row: int, final: FinalRelease | None) -> None:
     """Account for a row that nobody here waits for any more, until the first plan releases it."""
     stranger = LiveRequest(
         request=Request(
@@ -140,7 +140,7 @@ def _take_foreign(executor: ExecutorState, seen: RowSnapshot, row: int, final: F
     executor.leaving_keys.add(seen.key)
 
 
-def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowSnapshot, row: int, state: int) -> None:
+def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowState, row: int, state: int) -> None:
     known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
     executor.rows.occupy(row, live, known, seen.num_computed_tokens, state)
     table = seen.block_ids.tolist()

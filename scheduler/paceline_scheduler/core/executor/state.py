@@ -18,17 +18,17 @@ from paceline_scheduler.core.plan import (
     NO_KEY,
     BatchPlan,
     BlockCopy,
+    BlockGrants,
     BlockTag,
     FinalRelease,
-    Grants,
-    Placement,
+    NewRequest,
     Release,
 )
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
 from paceline_scheduler.core.planning.room import ExecutorView
 from paceline_scheduler.core.planning.step_time import StepTimeModel
-from paceline_scheduler.core.request import FinishReason, Int32Array, RequestKey
+from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 
@@ -73,8 +73,8 @@ class ExecutorState:
         self.ending_rows: list[int] = []  # in state ENDING: they go out with the next plan
         self.blocks_to_untag: list[int] = []  # that hold what is no number
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
-        self.pending_forgets: deque[RequestKey] = deque(maxlen=MAX_PENDING_FORGETS)
-        self.leaving_keys: set[RequestKey] = set()  # on rows that nobody waits for: not to be placed until they left
+        self.pending_forgets: deque[RecordId] = deque(maxlen=MAX_PENDING_FORGETS)
+        self.leaving_keys: set[RecordId] = set()  # on rows that nobody waits for: not to be placed until they left
         self.suspect_rows: set[int] = set()  # whose requests run in steps of their own until they get on
         self.is_doubted = False  # a step of one request failed, and none has succeeded since: others show that it can
         self.unanswered: tuple[UnansweredStep, ...] = ()  # at the moment when it was lost
@@ -264,7 +264,7 @@ class ExecutorState:
 
     def _place(
         self, admissions: tuple[Admission, ...], now: float
-    ) -> tuple[tuple[Placement, ...], Grants, Grants, tuple[BlockCopy, ...]]:
+    ) -> tuple[tuple[NewRequest, ...], BlockGrants, BlockGrants, tuple[BlockCopy, ...]]:
         """Put requests on rows; returns the placements, the shared and the new blocks of their tables, and copies."""
         if not admissions:
             return (), NO_GRANTS, NO_GRANTS, ()
@@ -286,7 +286,7 @@ class ExecutorState:
             placements.append(self._occupy(admission, [*hits, *fresh], now))
         return tuple(placements), _grants(shared), _grants(granted), tuple(copies)
 
-    def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
+    def _occupy(self, admission: Admission, table: list[int], now: float) -> NewRequest:
         live, row = admission.live, admission.row
         num_cached = admission.fit.num_cached_tokens
         live.status, live.left_since_s = Status.RUNNING, None
@@ -299,7 +299,7 @@ class ExecutorState:
         if live.is_suspect:
             self.suspect_rows.add(row)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
-        return Placement(
+        return NewRequest(
             row=row,
             request=live.request,
             attempt=live.attempt,
@@ -314,7 +314,7 @@ class ExecutorState:
             deadline_left_s=None if live.request.deadline_s is None else live.request.deadline_s - now,
         )
 
-    def _grow(self, rows: RowIndex) -> Grants:
+    def _grow(self, rows: RowIndex) -> BlockGrants:
         """Give each of these rows the next block of its table."""
         if not len(rows):
             return NO_GRANTS
@@ -323,7 +323,7 @@ class ExecutorState:
             self.rows.tables[row].append(block)
         num_slots = self.rows.num_slots[rows]
         self.rows.num_slots[rows] = num_slots + self.block_size
-        return Grants(rows.astype(np.int32), num_slots // self.block_size, np.array(blocks, dtype=np.int32))
+        return BlockGrants(rows.astype(np.int32), num_slots // self.block_size, np.array(blocks, dtype=np.int32))
 
     def _live(self, row: int) -> LiveRequest:
         live = self.rows.live[row]
@@ -341,23 +341,23 @@ def take_off(rows: RowColumns, row: int, live: LiveRequest) -> None:
         live.status = Status.FINISHED
 
 
-def _grants(triples: list[tuple[int, int, int]]) -> Grants:
+def _grants(triples: list[tuple[int, int, int]]) -> BlockGrants:
     """Return columns of (row, index, block) entries."""
     if not triples:
         return NO_GRANTS
     columns = np.array(triples, dtype=np.int32)
-    return Grants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
+    return BlockGrants(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
 
 
-def _join(first: Grants, second: Grants) -> Grants:
-    return Grants(
+def _join(first: BlockGrants, second: BlockGrants) -> BlockGrants:
+    return BlockGrants(
         np.concatenate((first.rows, second.rows)),
         np.concatenate((first.indices, second.indices)),
         np.concatenate((first.block_ids, second.block_ids)),
     )
 
 
-def fold_grants(value: int, grants: Grants) -> int:
+def fold_grants(value: int, grants: BlockGrants) -> int:
     """Return the grant hash after these entries; the rule is that of paceline.v1.StepResult.grant_hash."""
     if not len(grants.rows):
         return value

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowSnapshot
+from paceline_scheduler.core.executors import RowState
 from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Status
 from paceline_scheduler.core.logprobs import KeptLogprobs
 from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
@@ -18,14 +18,14 @@ from paceline_scheduler.core.request import FinishReason, Int32Array
 _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
 
-def is_adoptable(seen: RowSnapshot) -> bool:
+def is_adoptable(seen: RowState) -> bool:
     """Tell whether somebody may come back for a request, and it can be run or told to the end."""
     if seen.carried is None or not seen.carried.request.is_resumable:
         return False
     return seen.released is None or seen.released.reason in _ENDS_FOR_CLIENTS
 
 
-def adopted(seen: RowSnapshot, model: str, handle: int, arrival_number: int, now: float) -> LiveRequest:
+def adopted(seen: RowState, model: str, handle: int, arrival_number: int, now: float) -> LiveRequest:
     """Return a request as the scheduler that placed it left it, off its row; `model` is the executor's."""
     carried = seen.carried
     assert carried is not None, "only what is_adoptable is adopted"
@@ -54,7 +54,7 @@ def adopted(seen: RowSnapshot, model: str, handle: int, arrival_number: int, now
     )
 
 
-def outranks(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
+def outranks(seen: RowState, live: LiveRequest, output: Int32Array) -> bool:
     """Tell whether a request should go on from this sighting, and not from where it is or waits with `output`."""
     if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
@@ -63,13 +63,13 @@ def outranks(seen: RowSnapshot, live: LiveRequest, output: Int32Array) -> bool:
     return is_ahead and not (is_heard and not np.array_equal(seen.output_token_ids[: len(output)], output))
 
 
-def has_ended_elsewhere(seen: RowSnapshot, live: LiveRequest) -> bool:
+def has_ended_elsewhere(seen: RowState, live: LiveRequest) -> bool:
     """Tell whether the sighting is the end of a request that only seems to go on: in a row that somebody lost."""
     is_unheard = live.detached_until_s is not None
     return is_unheard and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
 
 
-def _kept_logprobs(seen: RowSnapshot) -> KeptLogprobs | None:
+def _kept_logprobs(seen: RowState) -> KeptLogprobs | None:
     if seen.carried is None or seen.carried.request.num_logprobs is None or seen.logprobs is None:
         return None
     columns = seen.logprobs

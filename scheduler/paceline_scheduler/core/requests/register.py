@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from paceline_scheduler.core.live import RESUME_WINDOW_S, LiveRequest
 from paceline_scheduler.core.queue.deadlines import Deadlines
-from paceline_scheduler.core.request import FinishReason, Request, RequestKey
+from paceline_scheduler.core.request import FinishReason, RecordId, Request
 
 KEEP_S = 60.0
 MAX_KEPT = 4096
@@ -41,10 +41,10 @@ class Register:
 
     def __init__(self) -> None:
         self._by_handle: dict[int, LiveRequest] = {}
-        self._by_key: dict[RequestKey, LiveRequest] = {}
+        self._by_key: dict[RecordId, LiveRequest] = {}
         self._deadlines = Deadlines(lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s)
         self._windows = Deadlines(lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s)
-        self._kept: OrderedDict[RequestKey, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
+        self._kept: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
         self._num_kept_bytes = 0
         self._num_unheard = 0
 
@@ -79,7 +79,7 @@ class Register:
         """Return the open request that a listener means."""
         return self._by_handle.get(handle)
 
-    def by_key(self, key: RequestKey) -> LiveRequest | None:
+    def by_key(self, key: RecordId) -> LiveRequest | None:
         """Return the request of a key that is open or has a row."""
         return self._by_key.get(key)
 
@@ -144,12 +144,12 @@ class Register:
         while len(self._kept) > MAX_KEPT or self._num_kept_bytes > MAX_KEPT_BYTES:
             self.drop_kept(next(iter(self._kept)))
 
-    def kept(self, key: RequestKey) -> LiveRequest | None:
+    def kept(self, key: RecordId) -> LiveRequest | None:
         """Return the request of a key that is over and whose output is kept."""
         found = self._kept.get(key)
         return None if found is None else found[1]
 
-    def drop_kept(self, key: RequestKey) -> None:
+    def drop_kept(self, key: RecordId) -> None:
         """Keep a request's output no longer, if it was kept."""
         found = self._kept.pop(key, None)
         if found is not None:
