@@ -3,13 +3,13 @@
 import asyncio
 import gc
 import os
-import signal
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
-from paceline_executor.broken_callbacks import watch_callbacks
+from paceline.process.callbacks import watch_callbacks
+from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_executor.config import Config
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 async def run(config: Config) -> bool:
     """Serve until a signal says to stop; returns whether all work was finished then. Raises what a part fails with."""
     start_s = time.monotonic()
-    stopping = _follow_signals()
+    stopping = follow_signals(again=lambda number: os._exit(128 + number))
     broken = watch_callbacks(asyncio.get_running_loop())
     service = ExecutorService(ServiceConfig(config.host, config.port, config.health_port), lambda: load(config))
     port, health_port = await service.listen()
@@ -29,7 +29,7 @@ async def run(config: Config) -> bool:
     _log.info("listening", **where, pid=os.getpid())
     try:
         loading = asyncio.create_task(service.load())
-        await _first(stopping, loading, broken)
+        await until_set_or_ended(stopping, loading, broken)
         if not loading.done():
             loading.cancel()
             return True
@@ -38,7 +38,7 @@ async def run(config: Config) -> bool:
         gc.freeze()  # the model's objects stay; looking through them again and again would cost steps time
         _say_ready(description, where, time.monotonic() - start_s)
         running = asyncio.create_task(service.run())
-        await _first(stopping, running, broken)
+        await until_set_or_ended(stopping, running, broken)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout)
         return await _drain(service, running, broken, config.shutdown_timeout)
     finally:
@@ -73,28 +73,3 @@ def _say_ready(description: Description, where: dict[str, object], start_s: floa
         kv_cache_bytes=limits.num_blocks * description.geometry.bytes_per_block,
         start_s=round(start_s, 3),
     )
-
-
-def _follow_signals() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
-    stopping = asyncio.Event()
-
-    def on_signal(number: int) -> None:
-        if stopping.is_set():
-            os._exit(128 + number)
-        stopping.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stopping
-
-
-async def _first(stopping: asyncio.Event, *parts: "asyncio.Future[Any]") -> None:
-    """Wait until one of these parts has ended, and raise what it failed with, or until the event is set."""
-    waiting = asyncio.create_task(stopping.wait())
-    await asyncio.wait((*parts, waiting), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    for part in parts:
-        if part.done():
-            part.result()

@@ -10,20 +10,21 @@ import os
 import random
 import resource
 import secrets
-import signal
 import time
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
+from paceline.process.callbacks import watch_callbacks
+from paceline.process.logs import LineWriter
+from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.broken_callbacks import watch_callbacks
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
@@ -36,7 +37,6 @@ from paceline_scheduler.link.identity import Approach, Identity
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.logs import LineWriter
 from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
 
@@ -49,7 +49,8 @@ _log = structlog.get_logger(__name__)
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     """Serve on open ports until a signal says to stop; returns whether all requests were finished then."""
     _take_all_descriptors()
-    stopping, hurrying = _follow_signals()
+    hurrying = asyncio.Event()
+    stopping = follow_signals(again=lambda _: hurrying.set())
     broken = watch_callbacks(asyncio.get_running_loop())
     driver, edge, services, fleet = _assemble(config, log, ports)
     numbers = ports.numbers
@@ -75,7 +76,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
     try:
-        await _first(stopping, links, broken)
+        await until_set_or_ended(stopping, links, broken)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s)
         return await _drain(driver, edge, fleet, links, broken, config.shutdown_timeout_s, hurrying)
     finally:
@@ -130,7 +131,7 @@ async def _drain(
     handing_over = asyncio.create_task(until_handed_over(driver, fleet))
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_first(hurrying, finished, handing_over, links, broken), timeout_s)
+            await asyncio.wait_for(until_set_or_ended(hurrying, finished, handing_over, links, broken), timeout_s)
         is_succeeded = handing_over.done()
     finally:
         handing_over.cancel()
@@ -156,28 +157,3 @@ def _take_all_descriptors() -> None:
     _, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # where "no limit" is no number that can be set
         resource.setrlimit(resource.RLIMIT_NOFILE, (at_most, at_most))
-
-
-def _follow_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return events that the first and the second SIGTERM or SIGINT set."""
-    stopping, hurrying = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurrying if stopping.is_set() else stopping).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return stopping, hurrying
-
-
-async def _first(event: asyncio.Event, *parts: "asyncio.Future[Any]") -> None:
-    """Wait until one of these parts has ended, and raise what it failed with, or until the event is set."""
-    waiting = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait((*parts, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-    for part in parts:
-        if part.done():
-            part.result()

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from paceline.process import ports
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
 from paceline_scheduler.errors import PortError
@@ -103,12 +104,7 @@ class SchedulerPorts:
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        sentence = f"cannot listen on {address}: the port is in use or the address is not this machine's"
-        raise PortError(f"{sentence}; choose another with {option}")
-    return bound
+        return ports.bind(server, host, port)
+    except ports.PortError as error:
+        raise PortError(f"{error}; choose another with {option}") from error

@@ -5,11 +5,11 @@ from typing import Any, cast
 import grpc.aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
+from paceline.process.health import HealthServicer, HealthStatus
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from paceline_scheduler.servicer_health import SERVICE_NAME as HEALTH_SERVICE
-from paceline_scheduler.servicer_health import HealthServicer, HealthStatus
 from paceline_scheduler.servicer_ports import LateServices, SchedulerPorts
 
 INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name

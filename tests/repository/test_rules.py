@@ -10,6 +10,7 @@ from repository_checks.sources import all_sources, parse, product_sources, sourc
 pytestmark = pytest.mark.lint
 
 CORE = "scheduler/paceline_scheduler/core/planner.py"
+PROCESS = "protos/paceline/process/ports.py"
 TEST = "tests/scheduler/test_core_planner.py"
 TIMED = "import time\ndef test_it(start):\n    took = time.monotonic() - start\n    assert {condition}"
 LINES_61 = "def plan():\n" + "    x = 1\n" * 60
@@ -73,6 +74,9 @@ def test_the_tests_keep_the_rule(rule):
             "2: uses paceline_scheduler.link.wire.plan_pb2",
         ),
         (rules.generated_modules, "scheduler/paceline_scheduler/errors.py", "import paceline.v1", "1: uses"),
+        (rules.generated_modules, CORE, "import paceline\nx = paceline.v1", "2: uses paceline.v1"),
+        (rules.generated_modules, PROCESS, "from paceline.v1 import plan_pb2", "1: uses paceline.v1.plan_pb2"),
+        (rules.generated_modules, CORE, "from paceline.process.a import plan_pb2", "1: uses paceline.process.a.plan"),
         (rules.words, CORE, "class BlockManager: ...", "1: BlockManager uses the word 'manager'"),
         (rules.words, CORE, "def f(num_sequences): ...", "1: num_sequences uses the word 'sequence'"),
         (rules.words, CORE, "class A:\n    page_size: int", "2: page_size uses the word 'page'"),
@@ -119,6 +123,7 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.generated_modules, "scheduler/paceline_scheduler/api/servicer.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, "clients/paceline_client/errors.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, CORE, "from google.rpc import code_pb2"),
+        (rules.generated_modules, CORE, "from paceline.process import ports"),
         (rules.words, CORE, "values.extend([1])\nmanagerial: int = 1\nprint(message.entry)"),
         (rules.keyword_pass_through, CORE, "def f(*args: P.args, **kwargs: P.kwargs): ..."),
         (rules.asserted_times, TEST, TIMED.format(condition="start")),

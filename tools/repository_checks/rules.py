@@ -81,7 +81,7 @@ def generated_modules(source: Source) -> Iterator[Violation]:
         return
     for line, name in _used_names(source):
         is_generated = any(part.endswith(("_pb2", "_pb2_grpc")) for part in name.split("."))
-        if _is_within(name, ("paceline",)) or (is_generated and name.startswith("paceline_")):
+        if _is_within(name, ("paceline.v1",)) or (is_generated and name.startswith("paceline")):
             yield Violation(source.path, line, f"uses {name} outside of a wire or servicer module")
 
 

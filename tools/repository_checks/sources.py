@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
 PACKAGES = (
+    PROTOS / "paceline",  # but what is generated
     ROOT / "scheduler" / "paceline_scheduler",
     ROOT / "executor" / "paceline_executor",
     ROOT / "kernels" / "paceline_kernels",
@@ -27,7 +28,7 @@ class Source:
     @property
     def package(self) -> str:
         """The import package the file belongs to, empty for tests and tools."""
-        return next((part for part in self.path.parts if part.startswith("paceline_")), "")
+        return next((part for part in self.path.parts if part == "paceline" or part.startswith("paceline_")), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def parse(path: Path, text: str) -> Source:
 
 
 def product_sources() -> Iterator[Source]:
-    """Every module of the four packages."""
+    """Every module of the packages."""
     for package in PACKAGES:
         yield from _sources_under(package)
 

@@ -6,7 +6,6 @@ and models: loading is a function it is given.
 
 import asyncio
 import contextlib
-import socket
 import time
 from dataclasses import dataclass, field
 
@@ -14,8 +13,10 @@ import grpc
 import structlog
 from grpc_reflection.v1alpha import reflection
 
+from paceline.process import ports
+from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
+from paceline.process.health import HealthServicer, HealthStatus
 from paceline_executor.errors import PortError
-from paceline_executor.link import health as health_service
 from paceline_executor.link import servicer as executor_service
 from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
@@ -33,17 +34,10 @@ _GOODBYE_S = 0.5
 _ANSWER_S = 5.0
 
 _OPTIONS = (
+    *ports.SERVER_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 128),
-    # A second executor on a port has to fail, not to share it.
-    ("grpc.so_reuseport", 0),
-    # A peer whose machine has gone is noticed although nothing is said; a frozen one is noticed by the lease.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 
@@ -64,7 +58,7 @@ class ExecutorService:
 
     def __init__(self, config: ServiceConfig, load: Load) -> None:
         self._config = config
-        self._health = health_service.Health(executor_service.SERVICE_NAME)
+        self._health = HealthServicer(executor_service.SERVICE_NAME)
         self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
         self._servicer = executor_service.ExecutorServicer(self.attachments)
         self._steps = StepLoop(load, self.attachments.report)
@@ -78,14 +72,14 @@ class ExecutorService:
         config = self._config
         server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
         executor_service.register(self._servicer, server)
-        health_service.register(self._health, server)
-        names = (executor_service.SERVICE_NAME, health_service.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._health.add_to(server)
+        names = (executor_service.SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         port = await self._serve(server, config.port)
         if config.health_port is None:
             return port, None
         probes = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
-        health_service.register(self._health, probes)
+        self._health.add_to(probes)
         return port, await self._serve(probes, config.health_port)
 
     async def load(self) -> Description:
@@ -94,7 +88,7 @@ class ExecutorService:
         self._servicer.open(self._steps, description)
         self._is_open = True
         self._ticker = asyncio.create_task(self._tick(), name="tick")
-        self._health.set_ready(health_service.Status.SERVING)
+        self._set_ready(True)
         return description
 
     async def run(self) -> None:
@@ -108,7 +102,7 @@ class ExecutorService:
     async def drain(self, grace_s: float) -> bool:
         """Take no new work and wait until what runs is finished; says whether it was within the grace."""
         self._is_open = False
-        self._health.set_ready(health_service.Status.NOT_SERVING)
+        self._set_ready(False)
         self.attachments.drain(Drain("the executor is shutting down", grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -135,14 +129,10 @@ class ExecutorService:
         return "the executor has drained and is going away"
 
     async def _serve(self, server: grpc.aio.Server, port: int) -> int:
-        host = self._config.host
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            _try_port(host, port)  # gRPC would print lines of its own
-            bound = server.add_insecure_port(address)
-        except (OSError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "the port is in use"
-            raise PortError(f"cannot listen on {address}: {reason}") from error
+            bound = ports.bind(server, self._config.host, port)
+        except ports.PortError as error:
+            raise PortError(str(error)) from error
         await server.start()
         self._servers.append(server)
         return bound
@@ -151,16 +141,18 @@ class ExecutorService:
         while True:
             self.attachments.beat()
             if self._is_open:
-                self._health.set_ready(self._readiness())
+                self._set_ready(self._is_ready())
             await asyncio.sleep(_TICK_S)
 
-    def _readiness(self) -> health_service.Status:
+    def _set_ready(self, is_ready: bool) -> None:
+        status = HealthStatus.SERVING if is_ready else HealthStatus.NOT_SERVING
+        self._health.set(executor_service.SERVICE_NAME, status)
+
+    def _is_ready(self) -> bool:
         """Ready means that a step could run now: the thread lives and is not stuck in one."""
         running = self._steps.running
         is_stuck = running is not None and time.monotonic_ns() > running.bound_ns
-        if is_stuck or self._steps.ended.done():
-            return health_service.Status.NOT_SERVING
-        return health_service.Status.SERVING
+        return not is_stuck and not self._steps.ended.done()
 
     async def _quiet(self) -> None:
         quiet_since = driven_at = time.monotonic()
@@ -175,11 +167,3 @@ class ExecutorService:
             if now - quiet_since > _QUIET_S:
                 return
             await asyncio.sleep(_LOOK_S)
-
-
-def _try_port(host: str, port: int) -> None:
-    """Raise OSError when the port cannot be bound."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)

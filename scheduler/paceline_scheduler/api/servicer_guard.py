@@ -15,23 +15,18 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from paceline.process import ports
 from paceline_scheduler.api import status
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *ports.SERVER_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # A port that is in use must be an error, not a second owner.
-    ("grpc.so_reuseport", 0),
     # Who connects and says nothing keeps a descriptor from others, and by default two minutes long.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Clients that vanished without a word are noticed, and those that ask often whether we are there are not punished.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Clients that ask often whether we are there are not punished.
     ("grpc.http2.max_pings_without_data", 0),
 )
 

@@ -11,9 +11,11 @@ import structlog
 
 _log = structlog.get_logger(__name__)
 
+_OURS = ("paceline.", "paceline_")
+
 
 def watch_callbacks(loop: asyncio.AbstractEventLoop) -> asyncio.Future[NoReturn]:
-    """A future that fails as the first callback of this package does; what else goes wrong is only logged.
+    """Return a future that fails as the first callback of Paceline does; what else goes wrong is only logged.
 
     Each failure is logged here, since whoever waits for the future may have stopped doing so.
     """
@@ -35,7 +37,7 @@ def watch_callbacks(loop: asyncio.AbstractEventLoop) -> asyncio.Future[NoReturn]
 def _is_ours(trace: TracebackType | None) -> bool:
     """Libraries fail in callbacks of their own, gRPC for one, and go on."""
     while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        if trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
             return True
         trace = trace.tb_next
     return False

@@ -108,7 +108,6 @@ def set_up_logs(level: str, file: int | None = None) -> LineWriter:
         else [structlog.processors.format_exc_info, _in_reading_order, structlog.processors.JSONRenderer()]
     )
     processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *renderers,

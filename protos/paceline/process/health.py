@@ -34,15 +34,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
 
     def set(self, service: str, status: HealthStatus) -> None:
         """Change a status and tell its watchers."""
-        self._statuses[service] = status
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if self._statuses[service] is not status:
+            self._statuses[service] = status
+            self._wake_watchers()
+
+    def stop(self) -> None:
+        """Say that nothing is served any more: the process is about to end."""
+        self._statuses = dict.fromkeys(self._statuses, HealthStatus.NOT_SERVING)
+        self._wake_watchers()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
         """Return the status of a service; NOT_FOUND for one that is not here."""
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} on this port")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service on this port")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
@@ -59,3 +64,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def add_to(self, server: grpc.aio.Server) -> None:
         """Let a server answer for the health service."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
+
+    def _wake_watchers(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,6 +1,5 @@
 """The log: every line in order while it can be written, and no stop of work while it cannot."""
 
-import inspect
 import json
 import os
 import threading
@@ -10,10 +9,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from paceline_executor import __main__ as executor_main
-from paceline_executor.logs import LineWriter as ExecutorLineWriter
-from paceline_scheduler import __main__ as scheduler_main
-from paceline_scheduler.logs import LineWriter, set_up_logs
+from paceline.process.command import complain
+from paceline.process.logs import LineWriter, set_up_logs
 
 GENEROUS_S = 30.0
 PIPE_BYTES = 65536
@@ -135,16 +132,10 @@ def test_a_log_that_is_closed_has_written_everything_and_leaves_no_thread(pipe):
     assert writer.num_lost == 1
 
 
-def test_the_executor_writes_its_log_in_the_same_way():
-    """The two programs share no code, but this."""
-    assert inspect.getsource(LineWriter) == inspect.getsource(ExecutorLineWriter)
-
-
-@pytest.mark.parametrize("complain", [scheduler_main._complain, executor_main._complain])
-def test_a_complaint_without_a_stderr_is_not_put_between_the_lines_of_the_log(complain, monkeypatch, capsys):
+def test_a_complaint_without_a_stderr_is_not_put_between_the_lines_of_the_log(monkeypatch, capsys):
     """The exit code says it too."""
     monkeypatch.setattr("sys.stderr", None)
-    complain("cannot listen")
+    complain("paceline", "cannot listen")
     assert capsys.readouterr().out == ""
 
 
@@ -177,3 +168,32 @@ def test_events_are_json_lines_and_so_is_the_word_of_lost_ones(tmp_path, logs_ag
     writer.close(GENEROUS_S)
     for number in (file, kept):
         os.close(number)
+
+
+def test_a_line_begins_with_when_and_what(pipe, logs_again):
+    """Time, level, event, then the rest."""
+    reading, writing = pipe
+    log = set_up_logs("info", writing)
+    structlog.get_logger().info("ready", port=5)
+    structlog.get_logger().debug("too much")
+    log.close(GENEROUS_S)
+    assert list(json.loads(os.read(reading, PIPE_BYTES))) == ["timestamp", "level", "event", "port"]
+
+
+def test_lines_that_a_full_disk_does_not_take_are_told_once_there_is_room(pipe, logs_again):
+    """And nobody who logs is told, or waits."""
+    reading, writing = pipe
+    file = os.open("/dev/full", os.O_WRONLY)
+    log = set_up_logs("info", file)
+    for _ in range(3):
+        structlog.get_logger().info("lost")
+    log.finish(GENEROUS_S)
+    os.dup2(writing, file)
+    structlog.get_logger().info("first")
+    structlog.get_logger().info("second")
+    log.close(GENEROUS_S)
+    os.close(file)
+
+    events = [json.loads(line) for line in os.read(reading, PIPE_BYTES).splitlines()]
+    assert [event["event"] for event in events] == ["log_lines_lost", "first", "second"]
+    assert (events[0]["num_lines"], events[0]["level"]) == (3, "warning")

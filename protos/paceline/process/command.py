@@ -1,0 +1,35 @@
+"""The first and the last thing that a program does. Imports next to nothing, since a stop may come at any moment."""
+
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from paceline.process.logs import LineWriter
+
+_LAST_LINES_S = 0.5  # for a log that takes no more lines
+
+
+def end_quietly_on_signals() -> None:
+    """Until the event loop follows them, SIGTERM and SIGINT end the process at once: nothing has begun."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+
+
+def complain(program: str, sentence: str) -> None:
+    """Say on stderr why a program ends, if it has one."""
+    if sys.stderr is None:  # `print` would take stdout, which is the log's
+        return
+    with contextlib.suppress(OSError):  # the exit code says it too
+        print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
+
+
+def end(log: "LineWriter", code: int) -> NoReturn:
+    """End the process with its last lines written, and without waiting for anything else.
+
+    Threads of libraries, and one that is inside native code, would keep it, and so would exit handlers.
+    """
+    log.close(_LAST_LINES_S)
+    os._exit(code)

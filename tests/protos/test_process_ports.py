@@ -1,0 +1,72 @@
+"""Binding a port: the number that was bound, or a sentence that says why it could not be."""
+
+import socket
+
+import grpc.aio
+import pytest
+
+from paceline.process.ports import SERVER_OPTIONS, PortError, bind
+
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.fixture
+async def server():
+    """A server that never starts."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    yield server
+    await server.stop(None)
+
+
+def resolve_to(*hosts):
+    """A resolver for which any name has these addresses."""
+
+    def resolve(_, port, **options):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    return resolve
+
+
+async def test_any_free_port_is_told_by_its_number(server):
+    """A client can use it."""
+    port = bind(server, LOOPBACK, 0)
+    await server.start()
+    with socket.create_connection((LOOPBACK, port), timeout=30):
+        assert port > 0
+
+
+async def test_a_port_in_use_is_refused_in_one_sentence(server):
+    """It names the address, and what the system says."""
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=f"^cannot listen on {LOOPBACK}:{port}: Address already in use$"):
+            bind(server, LOOPBACK, port)
+
+
+async def test_a_port_that_another_process_takes_at_the_last_moment_is_refused(server, monkeypatch):
+    """Between the attempt and gRPC's own."""
+    monkeypatch.setattr("paceline.process.ports._try_port", lambda *_: None)
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=f"^cannot listen on {LOOPBACK}:{port}: the port is in use$"):
+            bind(server, LOOPBACK, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("198.51.100.1", "198.51.100.1:0"), ("2001:db8::1", "[2001:db8::1]:0"), ("x" * 64, f"{'x' * 64}:0")],
+)
+async def test_an_address_that_is_not_this_machines_is_refused(server, host, address):
+    """And so is what is no address."""
+    with pytest.raises(PortError) as refused:
+        bind(server, host, 0)
+    assert str(refused.value).startswith(f"cannot listen on {address}: ")
+
+
+async def test_a_name_is_listened_on_if_one_of_its_addresses_is_this_machines(server, monkeypatch):
+    """As localhost has one of IPv6, which a machine without IPv6 does not have."""
+    monkeypatch.setattr("socket.getaddrinfo", resolve_to("198.51.100.1", LOOPBACK))
+    assert bind(server, "localhost", 0) > 0
+    monkeypatch.setattr("socket.getaddrinfo", resolve_to("198.51.100.1", "203.0.113.1"))
+    with pytest.raises(PortError, match="cannot listen on localhost:0: "):
+        bind(server, "localhost", 0)
