@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.plan import RowFinish as ExecutorsRowFinish
-from paceline_executor.rows.plan import Sampling
+from paceline_executor.rows.plan import SamplingParams
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
@@ -68,7 +68,7 @@ def random_placement(row, chance):
         chance.choices(range(8), k=chance.randint(1, 9)),
         max_tokens=chance.randint(1, 9),
         end_token_ids=[END, 7][: row % 3],
-        sampling=Sampling(row / 4, row, 0.5 + row / 10, row / 8, 2**63 + row),
+        sampling=SamplingParams(row / 4, row, 0.5 + row / 10, row / 8, 2**63 + row),
     )
 
 
@@ -193,7 +193,7 @@ def random_request(chance):
         ignored_end_token_ids=[6][: chance.randint(0, 1)],
         min_tokens=chance.randint(0, 5),
         bad_words=[chance.choices(range(4), k=chance.randint(1, 3)) for _ in range(chance.randint(0, 4))],
-        sampling=Sampling(
+        sampling=SamplingParams(
             temperature=chance.choice([0.0, 1.0]),
             top_k=0,
             top_p=1.0,
