@@ -11,6 +11,7 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.plan import RowError, StepResult
 from paceline_scheduler.core.request import FinishReason, RecordId, Request
+from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import (
     DeadlineUnreachableError,
     DivergenceError,
@@ -358,3 +359,42 @@ TestCoreMachine.settings = settings(
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class DraftingMachine(CoreMachine):
+    """The same core, the same events, and rows that draft."""
+
+    @rule(drafts=st.lists(st.integers(0, 7), min_size=1, max_size=4))
+    def rows_want_drafts(self, drafts):
+        """From now on, so many each."""
+        self.harness.drafts = drafts
+
+    @invariant()
+    def what_is_planned_is_what_was_computed_and_is_in_flight(self):
+        """A bound goes up with a plan, down with what a result does not bring; each step in flight has it so."""
+        for executor in map(self.harness.core.executor, ADDRESSES):
+            bounds = executor.rows.num_computed.copy()
+            for step in executor.in_flight:
+                bounds[step.index] += step.num_scheduled
+                alive = ~executor.rows.ended[step.index]
+                assert np.array_equal(bounds[step.index][alive], step.num_scheduled_after[alive])
+            running = (executor.rows.state == RUNNING) & ~executor.rows.ended
+            assert np.array_equal(bounds[running], executor.rows.num_scheduled[running])
+            assert np.all(bounds[running] <= executor.rows.limit[running])
+
+    @invariant()
+    def bounds_are_never_below_the_truth_and_are_the_truth_when_nothing_is_in_flight(self):
+        """The truth is what the executor has computed."""
+        for address in ADDRESSES:
+            executor, rows = self.harness.core.executor(address), self.harness.executors[address].rows
+            for row in (executor.rows.state == RUNNING).nonzero()[0].tolist():
+                if row not in rows:
+                    continue  # it is placed by a plan that has not run
+                bound, truth = int(executor.rows.num_scheduled[row]), rows[row].num_computed_tokens
+                assert bound >= truth
+                assert executor.rows.num_computed[row] <= truth
+                assert executor.in_flight or bound == truth
+
+
+TestDraftingMachine = DraftingMachine.TestCase
+TestDraftingMachine.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))

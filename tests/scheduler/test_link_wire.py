@@ -71,6 +71,7 @@ def test_a_plan_arrives_as_it_was_written():
         grants=BlockGrants(column(1, 4), column(0, 5), column(30, 31)),
         shared=BlockGrants(column(1), column(0), column(29)),
         forget=(RecordId("acme", "old"),),
+        num_draft_tokens=column(0, 2),
     )
     assert same(sent_plan(plan), plan)
 
@@ -134,6 +135,7 @@ def a_result(**changes):
         timings=StepTimings(forward_ns=7, idle_ns=9),
         logprobs={9: (TokenLogprobs(-1, -2.5, ()), TokenLogprobs(102, -0.5, ((102, -0.5), (7, -1.5))))},
         errors={5: RowError("NUMERIC_FAULT", "no usable number")},
+        num_draft_tokens=column(0, 0, 3),
     )
     return dataclasses.replace(result, **changes)
 
@@ -150,6 +152,7 @@ def test_a_result_arrives_as_it_was_written():
         {"num_accepted": column(1, 0, 1)},
         {"num_accepted": column(4, 0, -1)},
         {"finishes": np.zeros(2, dtype=np.uint8)},
+        {"num_draft_tokens": column(0, 3)},
         {"logprobs": {9: (TokenLogprobs(102, -0.5, ()),)}},
         {"logprobs": {5: (TokenLogprobs(100, -0.5, ()),)}},
         {"logprobs": {77: (TokenLogprobs(100, -0.5, ()),)}},

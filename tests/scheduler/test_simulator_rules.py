@@ -16,8 +16,9 @@ from paceline_scheduler.core.plan import (
     RowFinish,
 )
 from paceline_scheduler.core.request import FinishReason
+from paceline_scheduler.simulator.tokens import AcceptanceRule
 from paceline_scheduler.simulator.violations import PlanViolationError
-from paceline_scheduler.testing.requests import column, make_executor, make_request
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
 
 KEY = bytes(range(16))
 
@@ -118,6 +119,48 @@ def test_nothing_is_scheduled_beyond_the_known_tokens():
     driven.with_prompt_of_5_computed()
     with violation("no row is scheduled beyond its known tokens"):
         driven.step([(0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("num_scheduled", "drafts", "rule"),
+    [
+        (3, (), "no row is scheduled beyond its known tokens"),
+        (3, (1,), "no row is scheduled beyond its known tokens"),
+        (3, (3,), "drafts follow a token that is none"),
+        (3, (-1,), "drafts follow a token that is none"),
+        (3, (2, 0), "columns have the same length"),
+        (8, (7,), "no row is scheduled beyond its last token"),
+        (4, (3,), "write to a block that was not granted"),
+    ],
+)
+def test_drafts_follow_the_last_known_token_in_blocks_of_the_row(num_scheduled, drafts, rule):
+    """Row 0 knows the token at position 5, may compute position 11 as its last one, and has blocks up to 7."""
+    driven = Driven()
+    driven.with_prompt_of_5_computed()
+    with violation(rule):
+        driven.step([(0, num_scheduled)], num_draft_tokens=column(*drafts))
+
+
+def test_no_draft_follows_a_chunk_that_ends_before_the_last_known_token():
+    """What comes next is known."""
+    driven = Driven()
+    place = driven.place(0, make_request(7))
+    with violation("drafts follow the last known token"):
+        driven.step([(0, 5)], placements=(place,), grants=grants((0, 0, 0), (0, 1, 1)), num_draft_tokens=column(2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_accepted_drafts_are_the_tokens_that_come_anyway_and_refused_ones_fill_nothing(seed):
+    """From none to three tokens, as the seed says; a block with a refused draft in it cannot be tagged."""
+    driven = Driven(acceptance=AcceptanceRule(seed))
+    request = driven.with_prompt_of_5_computed()
+    result = driven.step([(0, 3)], num_draft_tokens=column(2))
+    (num_accepted,) = result.num_accepted.tolist()
+    assert 0 <= num_accepted <= 3
+    assert result.num_draft_tokens.tolist() == [2 if num_accepted else 0]
+    assert tuple(result.token_ids.tolist()) == expected_output(request)[1 : 1 + num_accepted]
+    assert driven.executor.rows[0].num_computed_tokens == 5 + num_accepted
+    assert driven.executor.blocks.is_full(11) == (num_accepted == 3)
 
 
 def test_only_full_blocks_are_tagged_and_only_after_their_result():

@@ -94,6 +94,12 @@ def test_a_decoding_step_arrives():
     assert (plan.releases, plan.placements, plan.forget) == ((), (), ())
 
 
+def test_the_drafts_of_a_plan_arrive():
+    """As a column, so that an executor that does not draft can refuse them."""
+    plan = to_executor(core.BatchPlan(1, 2, 3, column(0, 5), column(4, 1), 9, num_draft_tokens=column(3, 0)))
+    assert same(plan, num_scheduled_tokens=[4, 1], num_draft_tokens=[3, 0])
+
+
 def test_plans_and_results_that_travel_together_arrive_in_order():
     """As if each had come alone."""
     plans = [core.BatchPlan(1, 2, step_id, column(step_id), column(1), 9) for step_id in (3, 4)]

@@ -103,6 +103,7 @@ class BatchPlan:
     grants: BlockGrants = NO_GRANTS
     shared: BlockGrants = NO_GRANTS
     forget: tuple[RecordId, ...] = ()
+    num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows], or empty: nobody drafts
 
     @property
     def num_tokens(self) -> int:
@@ -169,3 +170,4 @@ class StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by row
     errors: dict[int, RowError] = field(default_factory=dict)  # by row
     prompt_logprobs: dict[int, LogprobColumns] = field(default_factory=dict)  # by row; offsets are in the prompt
+    num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # verified ones: [num_rows], or empty

@@ -107,6 +107,8 @@ def _plan(plan: BatchPlan) -> plan_pb2.BatchPlan:
         predicted_ns=plan.predicted_ns,
     )
     # In the steady state none of these is there, and an absent message costs nothing.
+    if len(plan.num_draft_tokens):
+        message.num_draft_tokens = column_bytes(plan.num_draft_tokens)
     if plan.tags:
         message.tags.block_ids = column_bytes(np.array([tag.block_id for tag in plan.tags], dtype=np.int32))
         message.tags.keys = b"".join(tag.key for tag in plan.tags)
@@ -178,8 +180,8 @@ def _message(response: plan_pb2.AttachResponse, address: str) -> FromExecutor:
 
 def _result(message: plan_pb2.StepResult) -> StepResult:
     rows, num_accepted, token_ids = column(message.rows), column(message.num_accepted), column(message.token_ids)
-    finishes = np.frombuffer(message.finishes, dtype=np.uint8)
-    if not len(rows) == len(num_accepted) == len(finishes):
+    finishes, num_draft_tokens = np.frombuffer(message.finishes, dtype=np.uint8), column(message.num_draft_tokens)
+    if not len(rows) == len(num_accepted) == len(finishes) or len(num_draft_tokens) not in (0, len(rows)):
         raise DivergenceError(f"step {message.step_id}: columns of the result differ in length")
     # As unsigned numbers, so that one below 0 is more than all tokens there can be.
     if int(np.add.reduce(num_accepted.view(np.uint32), dtype=np.uint64)) != len(token_ids):
@@ -207,6 +209,7 @@ def _result(message: plan_pb2.StepResult) -> StepResult:
         logprobs=logprobs,
         errors={row.row: _row_error(row.error) for row in message.errors},
         prompt_logprobs=prompt_logprobs,
+        num_draft_tokens=num_draft_tokens,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from paceline_scheduler.core.executors import StepPoint
-from paceline_scheduler.simulator.tokens import TokenRule
+from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class SimulatorConfig:
     max_plans_in_flight: int = 4
     tag_key: bytes = bytes(range(32))
     tokens: TokenRule = field(default_factory=TokenRule)
+    acceptance: AcceptanceRule = field(default_factory=AcceptanceRule)
     step_points: tuple[StepPoint, ...] = (StepPoint(1, 1_000_000), StepPoint(64, 4_000_000))
 
     def step_ns(self, num_tokens: int) -> int:

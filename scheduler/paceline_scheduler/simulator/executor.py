@@ -4,9 +4,11 @@ It applies plans in device order, checks every rule a plan must keep (a broken o
 generates tokens by `tokens.TokenRule` from what its KV slots hold. Plans arrive by `receive` and run one after another
 by `run_next`; the plans in between are the ones in flight, so that what must wait for a confirmation is checked too.
 There are no logits, so that penalties, biases, allowed tokens and bad words change nothing here; `min_tokens` does.
+Drafts are whatever makes `tokens.AcceptanceRule` come true: accepted ones are the tokens that would come anyway.
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from paceline_scheduler.core.plan import (
     StepTimings,
 )
 from paceline_scheduler.core.request import RecordId
-from paceline_scheduler.simulator.blocks import SimulatedBlocks
+from paceline_scheduler.simulator.blocks import POISON, SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.failures import Blame, SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.simulator.receiving import PlanInbox
@@ -235,25 +237,28 @@ class SimulatedExecutor:
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, RowError] = {}
         prompt_logprobs: dict[int, LogprobColumns] = {}
-        for index, num_scheduled in zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True):
+        num_drafts = plan.num_draft_tokens.copy()
+        columns = plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), num_drafts.tolist() or repeat(0)
+        for place, (index, num_scheduled, num_drafted) in enumerate(zip(*columns, strict=False)):
             row = self._row(index)
             error = self._row_errors.pop(row.key, None) if row.finish is RowFinish.NONE else None
             if error is not None:
                 row.finish = RowFinish.ERROR
                 errors[index] = error
             start = row.num_computed_tokens
-            token = self._advance(row, num_scheduled)
+            drawn = self._advance(row, num_scheduled, num_drafted)
+            if num_drafted and not drawn:
+                num_drafts[place] = 0
             if row.finish is not RowFinish.ERROR and (told := row.prompt_logprobs(start, self.config.tokens)):
                 prompt_logprobs[index] = told
-            accepted.append(int(token is not None))
+            accepted.append(len(drawn))
             finishes.append(row.finish)
-            if token is not None:
-                tokens.append(token)
-                num_logprobs = row.placement.request.num_logprobs
-                if num_logprobs is not None:
-                    offset = row.num_output_tokens - 1
-                    row.logprobs.append(self.config.tokens.logprobs(token, offset, num_logprobs))
-                    logprobs[index] = (row.logprobs[-1],)
+            tokens += drawn
+            if drawn and (num_logprobs := row.placement.request.num_logprobs) is not None:
+                offsets = range(row.num_output_tokens - len(drawn), row.num_output_tokens)
+                told_of = zip(drawn, offsets, strict=True)
+                logprobs[index] = tuple(self.config.tokens.logprobs(*token, num_logprobs) for token in told_of)
+                row.logprobs += logprobs[index]
         return StepResult(
             incarnation=self.incarnation,
             epoch=self.epoch,
@@ -267,20 +272,41 @@ class SimulatedExecutor:
             logprobs=logprobs,
             errors=errors,
             prompt_logprobs=prompt_logprobs,
+            num_draft_tokens=num_drafts,
         )
 
-    def _advance(self, row: SimulatedRow, num_scheduled: int) -> int | None:
-        """Compute a row's next tokens; returns the token drawn if they reach the end of the known ones."""
+    def _advance(self, row: SimulatedRow, num_scheduled: int, num_drafts: int) -> list[int]:
+        """Compute a row's next tokens; returns those drawn, if its known ones come to their end.
+
+        The scheduler counts on every draft, so what it plans may lie beyond what it thinks is known, never beyond what
+        is known here and the drafts.
+        """
         if row.finish is not RowFinish.NONE:
-            return None
+            return []
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_scheduled
-        where = f"row {row.placement.row}, {row.key}"
-        require(end <= row.num_tokens, "no row is scheduled beyond its known tokens", f"{where}, to {end}")
-        self.blocks.write(row.table, start, row.token_ids[start:end])
-        row.num_computed_tokens = end
-        if end < row.num_tokens:
-            return None
-        context = self.blocks.read(row.table, end)
+        known, where = end - num_drafts, f"row {row.placement.row}, {row.key}"
+        require(known <= row.num_tokens, "no row is scheduled beyond its known tokens", f"{where}, to {known}")
+        require(not num_drafts or known == row.num_tokens, "drafts follow the last known token", where)
+        require(end < row.max_num_tokens, "no row is scheduled beyond its last token", f"{where}, to {end}")
+        self.blocks.write(row.table, start, row.token_ids[start:known])
+        if known < row.num_tokens:
+            row.num_computed_tokens = known
+            return []
+        drawn: list[int] = []
+        for _ in range(self.config.acceptance.num_tokens(self.num_steps, row.placement.row, num_drafts)):
+            position = row.num_tokens - 1
+            self.blocks.write(row.table, position, row.token_ids[position:])  # the one before, or a draft that is right
+            row.num_computed_tokens = row.num_tokens
+            drawn.append(self._draw(row, where))
+            if row.finish is not RowFinish.NONE:
+                break
+        rejected = np.full(end - row.num_computed_tokens, POISON, dtype=np.int32)
+        self.blocks.write(row.table, row.num_computed_tokens, rejected)
+        return drawn
+
+    def _draw(self, row: SimulatedRow, where: str) -> int:
+        """Draw a row's next token from what its blocks hold."""
+        context = self.blocks.read(row.table, row.num_tokens)
         require(np.array_equal(context, row.token_ids), "a row reads the tokens it wrote", where)
         request = row.placement.request
         seed, offset = request.sampling.seed, row.num_output_tokens

@@ -6,6 +6,8 @@ These rules concern what the scheduler may know when it writes a plan: results t
 from collections import deque
 from collections.abc import Mapping
 
+import numpy as np
+
 from paceline_scheduler.core.plan import BatchPlan, BlockGrants
 from paceline_scheduler.simulator.blocks import SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -49,6 +51,10 @@ class PlanInbox:
         require(len(rows) == len(set(rows)), "each row at most once", where)
         require(len(rows) == len(plan.num_scheduled_tokens), "columns have the same length", where)
         require(bool((plan.num_scheduled_tokens > 0).all()), "a row that runs computes at least one token", where)
+        drafts = plan.num_draft_tokens if len(plan.num_draft_tokens) else np.zeros_like(plan.num_scheduled_tokens)
+        require(len(rows) == len(drafts), "columns have the same length", where)
+        are_behind = bool(((drafts >= 0) & (drafts < plan.num_scheduled_tokens)).all())
+        require(are_behind, "drafts follow a token that is none", where)
         require(plan.num_tokens <= self._config.max_num_batched_tokens, "no more tokens than a step takes", where)
         named = (*rows, *(release.row for release in plan.releases), *(place.row for place in plan.placements))
         in_range = all(0 <= row < self._config.max_num_rows for row in named)

@@ -71,6 +71,11 @@ class SimulatedRow:
         return self._num_tokens - self._num_prompt_tokens
 
     @property
+    def max_num_tokens(self) -> int:
+        """Prompt and output at most; the last of them is never computed."""
+        return min(self._num_prompt_tokens + self.placement.max_tokens, self._max_model_len)
+
+    @property
     def token_ids(self) -> Int32Array:
         """Prompt and output so far."""
         return self._tokens[: self._num_tokens]

@@ -46,6 +46,17 @@ class TokenRule:
         return TokenLogprobs(token_id, best, top)
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptanceRule:
+    """How many tokens a row with drafts gets in a step: any number from none to one more than its drafts."""
+
+    seed: int = 0
+
+    def num_tokens(self, step: int, row: int, num_drafts: int) -> int:
+        """Return how many tokens it gets in the step of this number; without drafts it is always one."""
+        return _mix(_mix(self.seed) ^ _mix(step) ^ row) % (num_drafts + 2) if num_drafts else 1
+
+
 def reference_output(
     prompt_token_ids: Sequence[int] | Int32Array,
     seed: int,

@@ -77,6 +77,7 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         grants=_read_grants(message.grants) if message.HasField("grants") else NO_GRANTS,
         shared=_read_grants(message.shared) if message.HasField("shared") else NO_GRANTS,
         forget=tuple(RecordId(key.tenant, key.request_id, key.index) for key in message.forget),
+        num_draft_tokens=read_column(message.num_draft_tokens),
     )
 
 
@@ -299,6 +300,7 @@ def write_result(result: StepResult) -> plan_pb2.AttachResponse:
         ],
         errors=[plan_pb2.RowError(row=row, error=_write_error(error)) for row, error in result.errors.items()],
         prompt_logprobs=[_write_prompt_logprobs(row, columns) for row, columns in result.prompt_logprobs.items()],
+        num_draft_tokens=write_column(result.num_draft_tokens),
     )
     return plan_pb2.AttachResponse(result=message)
 

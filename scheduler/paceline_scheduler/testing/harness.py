@@ -1,6 +1,7 @@
 """A core with simulated executors and a collecting client, driven one event at a time."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class CoreHarness:
 
     def __init__(self, *executors: SimulatedExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
+        self.drafts: Sequence[int] = ()  # that each row wants, the same numbers over and over; empty: what they say
         self.core = Core(limits or CoreLimits())
         self.client = OutputCollector()
         self.executors = {f"executor-{index}": executor for index, executor in enumerate(executors)}
@@ -75,6 +77,9 @@ class CoreHarness:
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
         self.client.deliver(self.core.refuse_hopeless(self.clock()))
+        if self.drafts:
+            wanted = self.core.executor(address).rows.num_drafts
+            wanted[:] = np.resize(self.drafts, len(wanted))
         plan = self.core.plan(address, self.clock())
         if plan is not None:
             self.executors[address].receive(plan)

@@ -8,7 +8,7 @@ import numpy as np
 from paceline_scheduler.core.request import Int32Array, RecordId, Request, SamplingParams
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.tokens import TokenRule, reference_output
+from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule, reference_output
 
 _handles = count(1)
 
@@ -86,6 +86,7 @@ def make_executor(
     model: str = "simulated",
     end_probability: float = 0.0,
     incarnation: int = 1,
+    acceptance: AcceptanceRule | None = None,
 ) -> SimulatedExecutor:
     """Return a simulated executor; its `attach` gives what `Core.attach` takes."""
     config = SimulatorConfig(
@@ -97,5 +98,6 @@ def make_executor(
         max_model_len=max_model_len,
         max_plans_in_flight=max_plans_in_flight,
         tokens=TokenRule(end_probability=end_probability),
+        acceptance=acceptance or AcceptanceRule(),
     )
     return SimulatedExecutor(config, incarnation)

@@ -36,7 +36,7 @@ class Landed:
     """The part of a result that counts: rows that had not ended before."""
 
     rows: RowIndex
-    num_scheduled_after: Int32Array  # [num_rows]
+    num_computed: Int32Array  # [num_rows]
     num_accepted: Int32Array  # [num_rows]
     token_ids: Int32Array  # [sum(num_accepted)]
     finishes: UInt8Array  # [num_rows]
@@ -45,17 +45,19 @@ class Landed:
 def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     """Apply the result of the oldest unanswered plan; raises DivergenceError, changing nothing, if it is not that."""
     step = _matching_step(executor, result)
+    surplus = _surplus(executor, step, result)
     if result.prompt_logprobs:
         _keep_prompt_logprobs(executor, result)
     executor.in_flight.popleft()
     rows = executor.rows
-    landed = _landed(executor, step, result)
+    num_computed = step.num_scheduled_after if surplus is None else _settle(executor, step, surplus)
+    landed = _landed(executor, step, result, num_computed)
     # What a row that failed left in its blocks is not known: none of it counts as computed.
     if np.count_nonzero(landed.finishes):
         computed = landed.finishes != int(RowFinish.ERROR)
-        rows.num_computed[landed.rows[computed]] = landed.num_scheduled_after[computed]
+        rows.num_computed[landed.rows[computed]] = landed.num_computed[computed]
     else:
-        rows.num_computed[landed.rows] = landed.num_scheduled_after
+        rows.num_computed[landed.rows] = landed.num_computed
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     _append_tokens(executor, landed)
     if len(step.index):
@@ -65,7 +67,7 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     notices, failures, ended = _end_finished(executor, result, landed)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
-        executor.step_time.observe(step.num_tokens, step.num_pairs, result.timings.busy_ns)
+        _learn(executor, step, result)
     return Applied(
         tokens=_outputs(executor, result, landed, offsets, notices),
         failures=failures,
@@ -89,7 +91,44 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
     accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.index)
     if not accepted_fits or int(result.num_accepted.sum()) != len(result.token_ids):
         raise DivergenceError(f"the columns of the result of step {result.step_id} do not fit together")
+    if len(result.num_draft_tokens):
+        planned = step.num_drafts if len(step.num_drafts) else np.zeros_like(result.rows)
+        fits = len(planned) == len(result.num_draft_tokens)
+        if not fits or np.count_nonzero((result.num_draft_tokens < 0) | (result.num_draft_tokens > planned)):
+            raise DivergenceError(f"step {result.step_id} verified other drafts than were planned")
     return step
+
+
+def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Int32Array | None:
+    """Return how many planned positions of each row came to nothing; None if none did.
+
+    All results before this one are in, so what is known of a row is the truth that the step began with: each position
+    from its last token on brings a token, drafts those at most that were accepted.
+    """
+    accepted = result.num_accepted
+    most = step.num_scheduled_after - executor.rows.num_known[step.index] + 1
+    if not np.count_nonzero(most != accepted):
+        return None
+    surplus: Int32Array = np.maximum(most, 0) - accepted  # a chunk may end before the last known token
+    wrong = (surplus < 0) | (accepted < 0)
+    if np.count_nonzero(wrong):
+        place = int(wrong.argmax())
+        raise DivergenceError(
+            f"step {result.step_id} says {accepted[place]} tokens of row {step.index[place]}, "
+            f"which could get {max(0, most[place])}"
+        )
+    surplus[executor.rows.ended[step.index]] = 0  # they take nothing more, and nothing is planned for them
+    return surplus if np.count_nonzero(surplus) else None
+
+
+def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
+    """Lower what was planned of the rows, in the steps behind this one too; returns how much of each is computed."""
+    executor.rows.num_scheduled[step.index] -= surplus
+    of_row = np.zeros_like(executor.rows.num_scheduled)
+    of_row[step.index] = surplus
+    for place, later in enumerate(executor.in_flight):
+        executor.in_flight[place] = later.lowered(of_row[later.index])
+    return step.num_scheduled_after - surplus
 
 
 def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
@@ -104,15 +143,15 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
         kept.setdefault(row, []).append(columns)
 
 
-def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Landed:
+def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
     """Leave out rows that ended in an earlier step or were ended from the edge: they take nothing more."""
     ended = executor.rows.ended[step.index]
     if not np.count_nonzero(ended):
-        return Landed(step.index, step.num_scheduled_after, result.num_accepted, result.token_ids, result.finishes)
+        return Landed(step.index, num_computed, result.num_accepted, result.token_ids, result.finishes)
     alive = ~ended
     return Landed(
         rows=step.index[alive],
-        num_scheduled_after=step.num_scheduled_after[alive],
+        num_computed=num_computed[alive],
         num_accepted=result.num_accepted[alive],
         token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
         finishes=result.finishes[alive],
@@ -129,6 +168,17 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
     for round_index in range(int(accepted.max(initial=0))):
         taking = accepted > round_index
         executor.rows.append(landed.rows[taking], landed.token_ids[starts[taking] + round_index])
+
+
+def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult) -> None:
+    """Learn from how long the step took, without the drafts that it could have verified and did not."""
+    num_tokens, num_pairs = step.num_tokens, step.num_pairs
+    if len(step.num_drafts):
+        verified = result.num_draft_tokens if len(result.num_draft_tokens) else 0
+        unused = (step.num_drafts - verified).astype(np.int64)
+        num_tokens -= int(unused.sum())
+        num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
+    executor.step_time.observe(num_tokens, num_pairs, result.timings.busy_ns)
 
 
 def _clear_suspects(executor: ExecutorState) -> None:

@@ -43,12 +43,19 @@ class StepInFlight:
 
     step_id: int
     index: RowIndex  # the rows that run
-    num_scheduled_after: Int32Array  # [num_rows] positions of each row planned up to and including this step
+    num_scheduled_after: Int32Array  # [num_rows] positions of each row planned up to and including this step, at most
+    num_scheduled: Int32Array  # [num_rows] by this step alone
+    num_drafts: Int32Array  # [num_rows] of these, or empty: nobody drafts
     released_rows: tuple[int, ...]
     grant_hash: int
     num_tokens: int
     num_pairs: int
     predicted_ns: int
+
+    def lowered(self, surplus: Int32Array) -> "StepInFlight":
+        """Return it after so many positions of its rows turned out not to be computed before it."""
+        num_pairs = self.num_pairs - int((surplus * self.num_scheduled).sum())
+        return replace(self, num_scheduled_after=self.num_scheduled_after - surplus, num_pairs=num_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +191,7 @@ class ExecutorState:
         placements, shared, placed, copies = self._place(decision.admissions, now)
         grown = self._grow(decision.growing_rows)
         grants = _join(placed, grown) if len(placed.rows) else grown
-        index = decision.decode_rows
-        counts = self._ones[: len(index)]
-        if len(decision.chunk_rows):
-            index = np.concatenate((index, decision.chunk_rows))
-            counts = np.concatenate((counts, decision.chunk_tokens))
+        index, counts, drafts = self._columns(decision)
         num_scheduled = self.rows.num_scheduled[index] + counts
         self.rows.num_scheduled[index] = num_scheduled
         self.rows.last_turn[index] = np.arange(self._num_turns, self._num_turns + len(index))
@@ -208,10 +211,22 @@ class ExecutorState:
             grants=grants,
             shared=shared,
             forget=tuple(self.pending_forgets),
+            num_draft_tokens=drafts,
         )
         self.pending_forgets.clear()
         self._await_result(plan, decision, index, num_scheduled)
         return plan
+
+    def _columns(self, decision: Decision) -> tuple[RowIndex, Int32Array, Int32Array]:
+        """Return the rows that run, their tokens and how many of these are drafts."""
+        index, drafts = decision.decode_rows, decision.decode_drafts
+        counts = 1 + drafts if len(drafts) else self._ones[: len(index)]
+        if len(decision.chunk_rows):
+            index = np.concatenate((index, decision.chunk_rows))
+            counts = np.concatenate((counts, decision.chunk_tokens))
+            if len(drafts):
+                drafts = np.concatenate((drafts, np.zeros_like(decision.chunk_tokens)))
+        return index, counts, drafts
 
     def _await_result(self, plan: BatchPlan, decision: Decision, index: RowIndex, num_scheduled: Int32Array) -> None:
         self.in_flight.append(
@@ -219,6 +234,8 @@ class ExecutorState:
                 step_id=plan.step_id,
                 index=index,
                 num_scheduled_after=num_scheduled,
+                num_scheduled=plan.num_scheduled_tokens,
+                num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
                 grant_hash=self._grant_hash,
                 num_tokens=decision.num_tokens,
@@ -315,15 +332,18 @@ class ExecutorState:
         )
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
-        """Give each of these rows the next block of its table."""
+        """Give each of these rows the next block of its table, once for each time it is named."""
         if not len(rows):
             return NO_GRANTS
-        blocks = self.pool.allocate(len(rows))
+        blocks, indices = self.pool.allocate(len(rows)), []
         for row, block in zip(rows.tolist(), blocks, strict=True):
+            indices.append(len(self.rows.tables[row]))
             self.rows.tables[row].append(block)
-        num_slots = self.rows.num_slots[rows]
-        self.rows.num_slots[rows] = num_slots + self.block_size
-        return BlockGrants(rows.astype(np.int32), num_slots // self.block_size, np.array(blocks, dtype=np.int32))
+        columns = BlockGrants(
+            rows.astype(np.int32), np.array(indices, dtype=np.int32), np.array(blocks, dtype=np.int32)
+        )
+        self.rows.num_slots[rows] = (columns.indices + 1) * self.block_size  # the last one counts
+        return columns
 
     def _live(self, row: int) -> LiveRequest:
         live = self.rows.live[row]

@@ -1,8 +1,8 @@
 """Which rows run in the next step of an executor, and with how many tokens. Decides; changes nothing.
 
 One rule: every request moves its scheduled tokens towards its target under a token budget. Decodes go first, one token
-each; prefill chunks fill what the budget leaves, running requests before waiting ones, the most urgent first. The
-budget is a number of tokens and a time, predicted from what steps took.
+each and what drafts there is room for; prefill chunks fill what the budget leaves, running requests before waiting
+ones, the most urgent first. The budget is a number of tokens and a time, predicted from what steps took.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -14,6 +14,7 @@ import numpy as np
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.plan import NO_COLUMN
+from paceline_scheduler.core.planning.drafts import fit_drafts
 from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room, is_protected
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
 from paceline_scheduler.core.request import Int32Array
@@ -62,7 +63,8 @@ class Decision:
     """What the next step does."""
 
     decode_rows: RowIndex
-    growing_rows: RowIndex  # decoding rows that need their next block
+    decode_drafts: Int32Array  # of each of these rows, beside its one token; empty when nobody drafts
+    growing_rows: RowIndex  # decoding rows that need their next block, once for each block
     chunk_rows: RowIndex
     chunk_tokens: Int32Array
     preemptions: tuple[int, ...]
@@ -132,6 +134,13 @@ def _decide(
     decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
+    decode_drafts = NO_COLUMN
+    if np.count_nonzero(rows.num_drafts):
+        budget.num_reserved = MIN_CHUNK if len(prefilling) or waiting.line else 0
+        num_spare = 0 if preemptions else num_available
+        decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget)
+        growing_rows = np.concatenate((growing_rows, drafting_rows))
+        num_available -= len(drafting_rows)
     # Who was just preempted for want of blocks would be the first to be admitted again.
     line = () if preemptions else waiting.line
     newcomers = _Newcomers(Room(view, num_available, limits), waiting.is_for_others, budget) if line else None
@@ -147,6 +156,7 @@ def _decide(
         preemptions=preemptions,
         moves=moves,
         decode_rows=decode_rows,
+        decode_drafts=decode_drafts,
         growing_rows=growing_rows,
         chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,

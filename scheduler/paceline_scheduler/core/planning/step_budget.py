@@ -1,5 +1,7 @@
 """What one step may take on, in tokens and in predicted time."""
 
+import numpy as np
+
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
 from paceline_scheduler.core.request import Int32Array
@@ -14,6 +16,7 @@ class StepBudget:
     def __init__(self, step_time: StepTimeModel, limits: CoreLimits, max_num_tokens: int) -> None:
         self.num_tokens = 0
         self.num_pairs = 0
+        self.num_reserved = 0  # tokens that drafts leave to prompts
         self._step_time = step_time
         self._limits = limits
         self.max_num_tokens = max_num_tokens
@@ -36,6 +39,22 @@ class StepBudget:
         decodes_s = self._step_time.predict_ns(fitting, num_pairs) / 1e9
         self._target_ns = self._limits.mixed_step_s(decodes_s) * 1e9
         return fitting
+
+    def add_drafts(self, positions: Int32Array, wanted: Int32Array) -> Int32Array:
+        """Take on drafts behind the decodes at these positions, all if time allows and in order as far as tokens do.
+
+        Returns how many each got.
+        """
+        room = self.max_num_tokens - self.num_reserved - self.num_tokens
+        drafts = wanted - np.clip(np.cumsum(wanted) - room, 0, wanted)
+        num_tokens = self.num_tokens + int(drafts.sum())
+        num_pairs = self.num_pairs + int((drafts * (positions + 1) + drafts * (drafts + 1) // 2).sum())
+        predicted_ns = self._step_time.predict_ns(num_tokens, num_pairs)
+        if predicted_ns > self._limits.max_step_s * 1e9:
+            return np.zeros_like(drafts)
+        self.num_tokens, self.num_pairs = num_tokens, num_pairs
+        self._target_ns = self._limits.mixed_step_s(predicted_ns / 1e9) * 1e9
+        return drafts
 
     def add_chunk(self, start: int, wanted: int) -> int:
         """Take on up to `wanted` tokens from position `start`; returns how many.

@@ -5,12 +5,13 @@ Knows token counts and token ids per row. Refuses to know why a row was chosen (
 How a row's tokens lie, half-open from position 0:
 
     [0, num_computed)              in the KV cache, confirmed by a result
-    [num_computed, num_scheduled)  planned, result outstanding
+    [num_computed, num_scheduled)  planned, result outstanding: an upper bound, since drafts among them may be refused;
+                                   each result lowers it by what was, and with no plan in flight it is num_computed
     [0, num_known)                 token ids known here: prompt, output of earlier attempts, confirmed output
     [0, target)                    known at placement: while num_scheduled < target the row prefills, afterwards it
-                                   decodes, one token per step, each fed by the step before on the device itself
+                                   decodes, one token and its drafts per step, fed by the step before on the device
     [0, limit)                     all that is ever computed: the last output token never needs to be
-    [0, num_slots)                 covered by the block table
+    [0, num_slots)                 covered by the block table: what refused drafts leave serves the next tokens
 """
 
 import numpy as np
@@ -49,6 +50,7 @@ class RowColumns:
         self.num_computed = column(np.int32)
         self.target = column(np.int32)
         self.limit = column(np.int32)
+        self.num_drafts = column(np.int32)  # wanted in each step in which the row decodes
         self.num_slots = column(np.int32)
         self.num_tagged_blocks = column(np.int32)  # of the table, from its beginning
         self.tag_at = column(np.int32)  # computed tokens at which the next prompt block can be tagged
@@ -107,6 +109,7 @@ class RowColumns:
         self.num_known[row] = self.target[row] = len(known)
         self.num_scheduled[row] = self.num_computed[row] = num_cached
         self.limit[row] = num_prompt + live.max_tokens - 1
+        self.num_drafts[row] = 0
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle

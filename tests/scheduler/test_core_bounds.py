@@ -1,0 +1,238 @@
+"""Steps that verify drafts: what is planned of a row is an upper bound, and results settle it."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.errors import DivergenceError
+from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+
+FIRST = "executor-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Told(AcceptanceRule):
+    """So many tokens in each step with drafts, as far as there are any."""
+
+    num: int = 1
+
+    def num_tokens(self, step, row, num_drafts):
+        """The number that was told."""
+        return min(self.num, num_drafts + 1) if num_drafts else 1
+
+
+def drafting(num_drafts, num_accepted, *requests, **options):
+    """A harness whose rows want drafts, with one result in of requests whose prompts are computed."""
+    harness = CoreHarness(make_executor(acceptance=Told(num=num_accepted), **options))
+    harness.submit(*requests)
+    harness.step()
+    harness.drafts = (num_drafts,)
+    return harness
+
+
+def scheduled(plan):
+    """Return {row: (tokens, drafts among them)} of a plan."""
+    drafts = plan.num_draft_tokens.tolist() or [0] * len(plan.rows)
+    return dict(zip(plan.rows.tolist(), zip(plan.num_scheduled_tokens.tolist(), drafts, strict=True), strict=True))
+
+
+def granted(plan):
+    """Return the (row, index) of the blocks that a plan grants."""
+    return list(zip(plan.grants.rows.tolist(), plan.grants.indices.tolist(), strict=True))
+
+
+def planned_of_row_0(harness):
+    """Return the bound of row 0, and what it was planned to be after each step in flight."""
+    executor = harness.core.executor(FIRST)
+    return int(executor.rows.num_scheduled[0]), [step.num_scheduled_after.tolist() for step in executor.in_flight]
+
+
+def assert_whole(harness, *requests):
+    """Their output is what it is without drafts."""
+    for request in requests:
+        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_without_drafts_a_plan_has_no_column_for_them():
+    """The steady state costs nothing more."""
+    harness = drafting(0, 1, make_request(3, 9))
+    assert len(harness.plan().num_draft_tokens) == 0
+
+
+@pytest.mark.parametrize(("num_accepted", "num_steps"), [(1, 8), (2, 4), (4, 2), (9, 2)])
+def test_a_step_brings_as_many_tokens_as_are_accepted(num_accepted, num_steps):
+    """Nine tokens, of which one comes with the prompt and the others with 3 drafts in each step."""
+    request = make_request(3, 9)
+    harness = drafting(3, num_accepted, request)
+    plans = [harness.step() for _ in range(num_steps)]
+    assert scheduled(plans[0]) == {0: (4, 3)}
+    assert_whole(harness, request)
+    assert harness.step().releases[0].final.num_output_tokens == 9
+
+
+def test_a_refusal_lowers_the_bound_of_the_row_and_of_every_step_behind():
+    """Three steps of 4 positions are in flight behind a prompt of 3; the first two bring two tokens each."""
+    harness = drafting(3, 2, make_request(3, 30))
+    for _ in range(3):
+        harness.plan()
+        harness.run()
+    assert planned_of_row_0(harness) == (15, [[7], [11], [15]])
+    harness.complete()
+    assert planned_of_row_0(harness) == (13, [[9], [13]])
+    harness.complete()
+    assert planned_of_row_0(harness) == (11, [[11]])
+    harness.complete()
+    assert planned_of_row_0(harness) == (9, [])
+
+
+def test_what_a_step_that_fails_was_to_compute_is_told_as_lowered():
+    """Suspicion goes by it: the row is above it when it has got beyond."""
+    request = make_request(3, 30)
+    harness = drafting(3, 1, request)
+    harness.plan()
+    harness.plan()
+    harness.run()
+    harness.complete()
+    (step,) = harness.core.executor(FIRST).unanswered_steps()
+    assert [(live.request.handle, position) for live, position in step.positions] == [(request.handle, 8)]
+
+
+def test_blocks_granted_for_refused_drafts_serve_the_next_tokens():
+    """Two blocks of 4 for positions 3 to 10; afterwards none is needed before position 12."""
+    harness = drafting(7, 1, make_request(3, 30))
+    assert granted(harness.step()) == [(0, 1), (0, 2)]
+    harness.drafts = (0,)
+    assert [granted(harness.step()) for _ in range(9)] == [[]] * 8 + [[(0, 3)]]
+
+
+def test_no_draft_lies_beyond_the_last_token():
+    """Of 6 tokens, 5 are left: 4 drafts; run ahead, nothing is left to plan until a result lowers that."""
+    request = make_request(3, 6)
+    harness = drafting(9, 1, request)
+    assert scheduled(harness.plan()) == {0: (5, 4)}
+    assert harness.plan() is None
+    harness.run()
+    harness.complete()
+    assert scheduled(harness.plan()) == {0: (4, 3)}
+    harness.finish()
+    assert_whole(harness, request)
+
+
+def test_no_draft_lies_beyond_the_context():
+    """Without max_tokens the context's end is the bound."""
+    harness = drafting(9, 1, make_request(3, None), max_model_len=8)
+    assert scheduled(harness.plan()) == {0: (4, 3)}
+
+
+def test_drafts_cost_nobody_a_block():
+    """Two blocks are spare: they go to the first row; the second drafts as far as its own block reaches."""
+    harness = CoreHarness(make_executor(num_blocks=4))
+    harness.expect_short_outputs()
+    harness.submit(make_request(3, 12), make_request(2, 12))
+    harness.step()
+    harness.drafts = (8,)
+    plan = harness.plan()
+    assert granted(plan) == [(0, 1), (0, 2)]
+    assert scheduled(plan) == {0: (9, 8), 1: (2, 1)}
+
+
+def test_drafts_take_what_the_token_bound_leaves_and_leave_a_prompt_its_share():
+    """Of 24 tokens two rows take one each, a prompt has its 16, and 6 are drafts."""
+    harness = drafting(4, 1, make_request(3, 20), make_request(3, 20), max_num_batched_tokens=24)
+    harness.submit(make_request(40, 2))
+    assert scheduled(harness.plan()) == {0: (5, 4), 1: (3, 2), 2: (16, 0)}
+
+
+def test_no_drafts_are_taken_where_a_step_would_take_too_long():
+    """Half a second is the bound of a step."""
+    harness = drafting(4, 1, make_request(3, 20))
+    harness.core.executor(FIRST).step_time._weights = [0.0, 0.2e9 * 64, 0.0]
+    assert scheduled(harness.plan()) == {0: (1, 0)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_accepted": column(6, 2), "token_ids": column(*range(8))},
+        {"num_accepted": column(9, -1), "token_ids": column(*range(8))},
+        {"num_draft_tokens": column(5, 4)},
+        {"num_draft_tokens": column(-1, 4)},
+        {"num_draft_tokens": column(4)},
+    ],
+)
+def test_a_result_with_more_than_was_planned_changes_nothing(change):
+    """It is refused row by row, whatever the sum is; the true one is still taken."""
+    requests = make_request(3, 20), make_request(3, 20)
+    harness = drafting(4, 2, *requests)
+    harness.plan()
+    harness.run()
+    result = harness.results[FIRST][0]
+    before = planned_of_row_0(harness)
+    with pytest.raises(DivergenceError):
+        harness.core.complete(FIRST, replace(result, **change), harness.clock())
+    assert planned_of_row_0(harness) == before
+    harness.finish()
+    assert_whole(harness, *requests)
+
+
+def test_drafts_that_were_not_verified_do_not_count_as_computed():
+    """The executor found none: the step was one of a single token, at position 3."""
+    harness = drafting(4, 1, make_request(3, 20))
+    harness.plan()
+    harness.run()
+    executor, observed = harness.core.executor(FIRST), []
+    executor.step_time.observe = lambda *step: observed.append(step[:2])
+    harness.results[FIRST][0] = replace(harness.results[FIRST][0], num_draft_tokens=column())
+    harness.complete()
+    assert observed == [(1, 4)]
+
+
+def test_steps_are_learnt_from_at_the_positions_that_they_had():
+    """The second step began at position 5, not 8; its 5 tokens saw 6 to 10 others."""
+    harness = drafting(4, 2, make_request(3, 20))
+    for _ in range(2):
+        harness.plan()
+        harness.run()
+    executor, observed = harness.core.executor(FIRST), []
+    executor.step_time.observe = lambda *step: observed.append(step[:2])
+    harness.complete()
+    harness.complete()
+    assert observed == [(5, 4 + 5 + 6 + 7 + 8), (5, 6 + 7 + 8 + 9 + 10)]
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 14), st.integers(1, 24)), min_size=1, max_size=6),
+    drafts=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(10, 24),
+    num_ahead=st.integers(1, 4),
+    end_probability=st.sampled_from((0.0, 0.1)),
+)
+def test_output_and_log_probabilities_are_those_of_plain_decoding(
+    shapes, drafts, seed, num_blocks, num_ahead, end_probability
+):
+    """Whatever is drafted and accepted, however far plans run ahead, preempted or not, wherever outputs end."""
+    rule = TokenRule(end_probability=end_probability)
+    requests = [make_request(*shape, end_token_ids=(0,), num_logprobs=1) for shape in shapes]
+    executor = make_executor(
+        num_blocks=num_blocks, end_probability=end_probability, acceptance=AcceptanceRule(seed), max_num_rows=4
+    )
+    harness = CoreHarness(executor, limits=CoreLimits(run_ahead_s=1e9))
+    harness.drafts = drafts
+    harness.expect_short_outputs()
+    harness.submit(*requests)
+    while harness.core.num_unfinished():
+        for _ in range(num_ahead):
+            harness.plan()
+        harness.run()
+        harness.complete()
+    for request in requests:
+        output = expected_output(request, rule)
+        assert tuple(harness.client.token_ids[request.handle]) == output
+        told = [rule.logprobs(token, offset, 1) for offset, token in enumerate(output)]
+        assert harness.client.logprobs[request.handle] == told
