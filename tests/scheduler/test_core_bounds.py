@@ -141,6 +141,36 @@ def test_drafts_cost_nobody_a_block():
     assert scheduled(plan) == {0: (9, 8), 1: (2, 1)}
 
 
+def test_a_plan_that_preempts_grants_no_blocks_for_drafts():
+    """Four blocks are full: the second row goes, and the first takes one of its two blocks, for its one token."""
+    harness = CoreHarness(make_executor(num_blocks=4))
+    harness.expect_short_outputs()
+    harness.submit(make_request(3, 12), make_request(3, 12))
+    for _ in range(6):
+        harness.step()
+    harness.drafts = (8,)
+    plan = harness.plan()
+    assert [release.row for release in plan.releases] == [1]
+    assert granted(plan) == [(0, 2)]
+    assert scheduled(plan) == {0: (4, 3)}
+
+
+def test_no_draft_follows_tokens_that_are_known_and_computed_once_more():
+    """Of 9 known tokens a row kept the first block: 4 to 7 come one by one, then the last one and drafts."""
+    request = make_request(3, 20)
+    harness = drafting(0, 1, request)
+    for _ in range(5):
+        harness.step()
+    row = harness.executors[FIRST].rows[0]
+    harness.executors[FIRST].blocks.cut(row.table, 1)
+    row.num_computed_tokens = 4
+    harness.attach(FIRST)
+    harness.drafts = (3,)
+    assert [scheduled(harness.step()) for _ in range(5)] == [{0: (1, 0)}] * 4 + [{0: (4, 3)}]
+    harness.finish()
+    assert_whole(harness, request)
+
+
 def test_drafts_take_what_the_token_bound_leaves_and_leave_a_prompt_its_share():
     """Of 24 tokens two rows take one each, a prompt has its 16, and 6 are drafts."""
     harness = drafting(4, 1, make_request(3, 20), make_request(3, 20), max_num_batched_tokens=24)

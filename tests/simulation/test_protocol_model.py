@@ -3,6 +3,7 @@
 import pytest
 
 from protocol_model.attach_state import Safeguard as AttachSafeguard
+from protocol_model.bounds import Safeguard as BoundsSafeguard
 from protocol_model.checker import Kind, Model, Rule, TooManyStatesError, explore
 from protocol_model.resume_state import Safeguard as ResumeSafeguard
 from protocol_model.scenarios import LONG, REVEALING, SHORT
@@ -53,7 +54,7 @@ def test_without_a_safeguard_the_checker_finds_a_story(safeguard):
 
 def test_every_safeguard_has_a_scenario_that_needs_it():
     """None is only claimed."""
-    assert set(REVEALING) == {*AttachSafeguard, *ResumeSafeguard}
+    assert set(REVEALING) == {*AttachSafeguard, *ResumeSafeguard, *BoundsSafeguard}
 
 
 def test_a_violated_invariant_is_told_by_the_shortest_run():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline_scheduler.core.tables.rows import RowColumns
 from simulation.ablations import ABLATIONS
 from simulation.run import first_failure, run_seed, run_seeds
 
@@ -32,6 +33,18 @@ def run_all(seeds, num_processes=1):
 def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
     """Schedulers and executors die, freeze and are replaced, networks break: two thousand ways."""
     run_all(range(first, first + SEEDS_PER_TEST))
+
+
+def test_the_same_with_rows_that_draft(monkeypatch):
+    """Each row wants from no draft to four in a step; how many are right is up to the seed."""
+    occupy = RowColumns.occupy
+
+    def occupy_drafting(rows, row, live, known, *rest):
+        occupy(rows, row, live, known, *rest)
+        rows.num_drafts[row] = len(known) % 5
+
+    monkeypatch.setattr(RowColumns, "occupy", occupy_drafting)
+    run_all(range(SEEDS_PER_TEST))
 
 
 @pytest.mark.soak

@@ -5,16 +5,18 @@ The short ones are checked with every commit. For every safeguard there is one t
 
 from dataclasses import dataclass
 
-from protocol_model import attach, resume
+from protocol_model import attach, bounds, resume
 from protocol_model.attach import Start, attach_model
 from protocol_model.attach_state import Faults as AttachFaults
 from protocol_model.attach_state import Safeguard as AttachSafeguard
+from protocol_model.bounds import Safeguard as BoundsSafeguard
+from protocol_model.bounds import bounds_model
 from protocol_model.checker import Model
 from protocol_model.resume import World, resume_model
 from protocol_model.resume_state import Faults as ResumeFaults
 from protocol_model.resume_state import Safeguard as ResumeSafeguard
 
-Safeguard = AttachSafeguard | ResumeSafeguard
+Safeguard = AttachSafeguard | ResumeSafeguard | BoundsSafeguard
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,22 @@ class ResumeScenario:
         return resume_model(self.world, self.faults, resume.ALL_SAFEGUARDS - {without})
 
 
-Scenario = AttachScenario | ResumeScenario
+@dataclass(frozen=True, slots=True)
+class BoundsScenario:
+    """A row of so many positions, its drafts in a step and how often its stream breaks at most."""
+
+    name: str
+    limit: int
+    max_drafts: int
+    num_cuts: int
+    num_states: int
+
+    def model(self, without: Safeguard | None = None) -> Model:
+        """Return the model, without one of its safeguards."""
+        return bounds_model(self.limit, self.max_drafts, self.num_cuts, bounds.ALL_SAFEGUARDS - {without})
+
+
+Scenario = AttachScenario | ResumeScenario | BoundsScenario
 
 _DIFFERING = World(is_reproducible=False)
 _WITHOUT_TOKENS = World(has_prior=False)
@@ -118,7 +135,10 @@ _LOSS = ResumeScenario(
     "resume: a crash, an executor lost that lives", _DIFFERING, ResumeFaults(crashes=1, losses=1), 98_063
 )
 
+_DRAFTS = BoundsScenario("bounds: seven positions, three drafts, two streams cut", 7, 3, 2, 17_187)
+
 SHORT: tuple[Scenario, ...] = (
+    _DRAFTS,
     *(_BOOT, _BOOT_CRASH, _TWO_CRASHES, _CRASH_AND_CUT, _TAKEOVER, _STRAYS),
     *(_CRASHES, _AFTER, _AFTER_LOSS, _PRIORLESS, _PREEMPTION, _CUTS, _PLAN_CUT, _DISPLACED),
 )
@@ -194,4 +214,5 @@ REVEALING: dict[Safeguard, Scenario] = {
     ResumeSafeguard.LEAVING: _PREEMPTION,
     ResumeSafeguard.FINISH: _PREEMPTION,
     ResumeSafeguard.STALE_RESULTS: _LOSS,
+    **dict.fromkeys(BoundsSafeguard, _DRAFTS),
 }
