@@ -16,6 +16,7 @@
     │   ├── NotReadyError           the model is loading, or failed to load
     │   ├── DrainingError           the executor is going away
     │   ├── UnsupportedCallError    a call of a later version
+    │   ├── MalformedMessageError   bytes that are no message of the call
     │   ├── AttachError             a stream that does not begin, or talk, as the protocol wants
     │   ├── ProtocolError           no protocol version in common
     │   ├── TermSupersededError     a scheduler of a higher term holds, or held, the executor
@@ -114,6 +115,12 @@ class UnsupportedCallError(ServiceError):
     """The call exists in the protocol, but this version does not answer it."""
 
     reason = "UNSUPPORTED_CALL"
+
+
+class MalformedMessageError(ServiceError):
+    """The bytes of a call are no message of its type; generate the stubs from this release's protos."""
+
+    reason = "MALFORMED_MESSAGE"
 
 
 class AttachError(ServiceError):
@@ -218,6 +225,7 @@ class RequestError(ExecutorError):
     """One request fails alone; the others of its step go on. `field` names the field at fault, if one is."""
 
     reason = "INTERNAL"
+    code = 13  # of google.rpc.Code, as below: INTERNAL
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence)
@@ -228,12 +236,14 @@ class InvalidFieldError(RequestError):
     """A field of the request is out of range."""
 
     reason = "INVALID_FIELD"
+    code = 3  # INVALID_ARGUMENT
 
 
 class UnsupportedFieldError(RequestError):
     """A field of the request that this version does not honour."""
 
     reason = "UNSUPPORTED_FIELD"
+    code = 12  # UNIMPLEMENTED
 
 
 class NumericError(RequestError):
@@ -246,3 +256,4 @@ class NoTokenLeftError(RequestError):
     """Everything that the request allows is masked, so that no token can be drawn for it."""
 
     reason = "NO_TOKEN_LEFT"
+    code = 9  # FAILED_PRECONDITION

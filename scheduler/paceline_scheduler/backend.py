@@ -7,21 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from paceline.plan.values import FinishReason, GenerationDefaults, RecordId
 from paceline_scheduler.core.outputs import Outputs, Resumed
-from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
+from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.holder import Holder
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling defaults that came with the model; None where it has none."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,22 @@ import contextlib
 
 import pytest
 
-from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
-from paceline_executor.link.attachments import Attachments, Identity
-from paceline_executor.link.fence import Approach, Claim, FenceTimes
-from paceline_executor.link.messages import (
+from paceline.plan.values import (
     PROTOCOLS,
+    Claim,
     Drain,
+    FinalRelease,
     Heartbeat,
     Hello,
-    StepDone,
-    StepsDone,
+    SnapshotPart,
+    StepResult,
     WaitingInLine,
     Welcome,
 )
+from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
+from paceline_executor.link.attachments import Attachments, Identity
+from paceline_executor.link.fence import Approach, FenceTimes
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.rows.plan import FinalRelease
-from paceline_executor.rows.snapshot import SnapshotPart
 from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import placement, plan, record
@@ -37,7 +37,7 @@ class StreamInMemory:
         self._received = asyncio.Queue()
         self.epoch = 0
         self.num_messages = 0  # from the executor; several results may come in one
-        self.send(Hello(Claim(term, scheduler_id), PROTOCOLS, approach, b""))
+        self.send(Hello(Claim(term, scheduler_id), PROTOCOLS, approach is Approach.TAKE_OVER))
         self.task = asyncio.create_task(attachments.serve(self._Transport(self)))
 
     class _Transport:
@@ -47,9 +47,9 @@ class StreamInMemory:
         async def receive(self):
             return await self._stream._sent.get()
 
-        async def send(self, message):
+        async def send(self, *messages):
             self._stream.num_messages += 1
-            for each in message.steps if isinstance(message, StepsDone) else (message,):
+            for each in messages:
                 self._stream._received.put_nowait(each)
 
     def send(self, message):
@@ -69,7 +69,7 @@ class StreamInMemory:
     async def welcomed(self):
         """The snapshot's rows, once the executor is this scheduler's."""
         self.epoch = (await self.until(Welcome)).epoch
-        return (await self.until(SnapshotPart)).states
+        return (await self.until(SnapshotPart)).rows
 
     async def end(self):
         """How the executor ended the stream: the error, or None."""
@@ -117,8 +117,8 @@ class ExecutorInMemory:
 async def executor():
     """Eight rows of 64 tokens, 32 blocks of 4."""
     executor = ExecutorInMemory()
-    await executor.steps.start()
-    executor.attachments.open(executor.steps)
+    description = await executor.steps.start()
+    executor.attachments.open(executor.steps, description.welcome(1, b"k" * 32, 4))
     yield executor
     executor.runner.gate.set()
     for stream in executor.streams:
@@ -132,7 +132,7 @@ async def _driven(executor, *, with_row=True):
     await stream.welcomed()
     if with_row:
         stream.plan(1, [(0, 6)], place=[placement(0, PROMPT)], grants=[(0, index, index) for index in range(5)])
-        await stream.until(StepDone)
+        await stream.until(StepResult)
     return stream
 
 
@@ -159,7 +159,7 @@ async def test_a_standstill_of_the_executor_is_nobodys_silence_whoever_is_heard_
     waiting.send(Heartbeat())
     holder.plan(1)
 
-    assert (await holder.until(StepDone)).result.step_id == 1
+    assert (await holder.until(StepResult)).step_id == 1
     assert executor.attachments.fence.epoch == 1
 
 
@@ -173,7 +173,7 @@ async def test_the_holder_that_comes_back_within_50_ms_keeps_the_executor(execut
     again = executor.attach("driver", 5)
     await again.welcomed()
     again.plan(1, [(0, 1)])
-    await again.until(StepDone)
+    await again.until(StepResult)
 
     assert (again.epoch, waiting.epoch) == (2, 0)
     assert (await waiting.until(WaitingInLine)).holder == Claim(5, "driver")
@@ -191,7 +191,7 @@ async def test_the_result_of_a_step_that_outlives_its_stream_is_in_the_snapshot_
 
     (row,) = await successor.welcomed()
     successor.plan(1, [(0, 1)])
-    result = (await successor.until(StepDone)).result
+    result = await successor.until(StepResult)
 
     assert (row.num_computed_tokens, row.output_token_ids.size) == (7, 2)
     assert (result.epoch, result.step_id) == (2, 1)
@@ -331,8 +331,8 @@ async def test_results_of_decodes_travel_together(executor):
         num_steps = executor.runner.num_steps
         executor.runner.gate.set()
         await _until(lambda num_steps=num_steps: executor.runner.num_steps > num_steps)
-    results = [await stream.until(StepDone) for _ in range(3)]
-    assert [done.result.step_id for done in results] == [2, 3, 4]
+    results = [await stream.until(StepResult) for _ in range(3)]
+    assert [result.step_id for result in results] == [2, 3, 4]
     assert stream.num_messages - num_before == 2
 
 
@@ -344,12 +344,12 @@ async def test_no_result_is_kept_back_for_longer_than_a_heartbeat(executor):
     await asyncio.sleep(0.01)
     assert stream.num_messages == 3  # welcome, snapshot, the result of the prompt
     executor.attachments.beat()
-    assert (await stream.until(StepDone)).result.step_id == 2
+    assert (await stream.until(StepResult)).step_id == 2
 
 
 async def test_a_result_kept_back_leaves_before_the_stream_ends(executor):
     """Here the plan behind it is refused: what was done is told before."""
     stream = await _with_decodes_ahead(executor, grants=[(0, 0, 0)])
     executor.runner.gate.set()
-    assert (await stream.until(StepDone)).result.step_id == 2
+    assert (await stream.until(StepResult)).step_id == 2
     assert await stream.end() is not None

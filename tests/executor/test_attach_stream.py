@@ -6,8 +6,8 @@ import hashlib
 import grpc
 import pytest
 
+from paceline.plan.hashes import HASH_START
 from paceline.v1 import executor_pb2_grpc, inference_pb2, plan_pb2, sampling_pb2
-from paceline_executor.rows.grant_hash import START
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import (
@@ -147,12 +147,12 @@ async def test_plans_queued_when_the_stream_breaks_have_no_effect(executor):
 
     assert row.num_computed_tokens == 7
     assert tokens_by_row(result)[0] == _expected(3)[2:]
-    assert result.grant_hash == START
+    assert result.grant_hash == HASH_START
 
 
 async def test_the_snapshot_returns_a_request_as_it_was_placed(executor):
     """Context, sampling, limits and end tokens, for a successor that knows nothing."""
-    sampling = sampling_pb2.SamplingParams(temperature=0.5, seed=7, top_k=3)
+    sampling = sampling_pb2.SamplingParams(temperature=0.5, seed=7, top_k=3, top_p=0.75, min_p=0.25)
     placing = _placing(2, sampling=sampling, max_tokens=9, end_token_ids=[3, 1], attempt=4)
     placing.new_requests[0].context = b"opaque"
     placing.new_requests[0].id.tenant = "tenant"

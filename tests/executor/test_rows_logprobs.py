@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import TokenLogprobs
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
@@ -36,6 +37,13 @@ def _expected(num_tokens):
     return continuation(PROMPT, num_tokens, LIMITS.vocab_size)
 
 
+def as_told(token_id, num_logprobs):
+    """Those of the hash runner's token in the form in which they are told."""
+    values = logprobs_of(token_id, num_logprobs)
+    top = tuple(zip(values.top_token_ids, values.top_logprobs, strict=True))
+    return TokenLogprobs(token_id, values.chosen, top)
+
+
 def assert_logprobs(state, offset, token_ids):
     """The state has those of exactly these tokens, which are the output from `offset` on."""
     logprobs = state.logprobs
@@ -53,8 +61,8 @@ def test_a_row_keeps_those_of_every_token_it_has_told(engine, num_logprobs):
     results = _run(engine, 3, num_logprobs=num_logprobs)
 
     (state,) = engine.table.states()
-    told = [(logprobs.token_id, logprobs.values) for result in results for logprobs in result.logprobs]
-    assert told == [(token_id, logprobs_of(token_id, num_logprobs)) for token_id in _expected(3)]
+    told = [token for result in results for row in result.logprobs for token in row.columns.of(0, row.token_ids)]
+    assert told == [as_told(token_id, num_logprobs) for token_id in _expected(3)]
     assert_logprobs(state, 0, _expected(3))
 
 

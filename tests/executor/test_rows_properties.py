@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.plan.hashes import HASH_START, grant_hash
+from paceline.plan.values import RowFinish
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import RowFinish
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner, next_token
 from paceline_executor.testing.plans import int32, placement, plan
@@ -73,7 +73,7 @@ class Scheduler:
         self.remembered: set[str] = set()  # finished requests whose records the executor keeps
         self.step_id = 0
         self.epoch = 1
-        self.grant_hash = START
+        self.grant_hash = HASH_START
 
     @property
     def is_done(self):
@@ -111,7 +111,7 @@ class Scheduler:
 
     def take(self, planned, result):
         """A result: tokens of rows, and the confirmation that rows have left."""
-        self.grant_hash = hash_grants(hash_grants(self.grant_hash, planned.grants), planned.shared)
+        self.grant_hash = grant_hash(grant_hash(self.grant_hash, planned.grants), planned.shared)
         assert result.grant_hash == self.grant_hash
         tokens = iter(result.token_ids.tolist())
         for row, count, finish in zip(result.rows.tolist(), result.num_accepted, result.finishes, strict=True):
@@ -321,7 +321,7 @@ def test_a_failed_step_leaves_no_trace_but_what_it_may_have_overwritten():
                 assert _tags(table) == {block: key for block, key in tags.items() if block not in granted}
                 reached[place] += 1
                 reached["released"] += bool(planned.releases)
-                reached["placed"] += bool(planned.placements)
+                reached["placed"] += bool(planned.new_requests)
                 reached["cut"] += list(map(repr, before)) != list(map(repr, expected))
                 run.recover()
         run.assert_everyone_was_served()
@@ -386,7 +386,7 @@ def _assert_applied(table, applied):
     records = {state.record_id for state in table.states() if state.row is None}
     assert all(release.row not in on_rows for release in applied.releases)
     assert records.isdisjoint(applied.forget)
-    assert {p.row: p.record_id for p in applied.placements}.items() <= on_rows.items()
+    assert {p.row: p.record_id for p in applied.new_requests}.items() <= on_rows.items()
     given = _cells(applied.grants) | _cells(applied.shared)
     assert {cell: columns.block_table[cell] for cell in given} == given
     tables = {row: table._block_tables.blocks_of(row).tolist() for row in on_rows}

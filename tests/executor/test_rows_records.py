@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.logprobs import OutputLogprobs
-from paceline_executor.rows.plan import NO_TAGS, BlockTags, RecordId, RowFinish, RowState
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.testing.plans import int32, placement, plan
+from paceline_executor.testing.plans import GREEDY, int32, placement, plan
 
 SECOND = 1_000_000_000
 MIB = 2**20
@@ -128,7 +127,7 @@ def test_records_of_many_requests_stay_within_their_memory(engine):
 def logprobs(num_tokens, num_top):
     """Recognisable log-probabilities of a request's output from token 5 on."""
     tops = np.arange(num_tokens * num_top).reshape(num_tokens, num_top)
-    return OutputLogprobs(5, np.arange(num_tokens, dtype=np.float32), tops.astype(np.int32), tops.astype(np.float32))
+    return LogprobColumns(5, np.arange(num_tokens, dtype=np.float32), tops.astype(np.int32), tops.astype(np.float32))
 
 
 def state(number, num_prompt, num_output, num_blocks, num_context, num_logprobs=None):
@@ -144,7 +143,7 @@ def state(number, num_prompt, num_output, num_blocks, num_context, num_logprobs=
         finish=RowFinish.LENGTH,
         released=None,
         max_tokens=5,
-        sampling_message=b"sampling",
+        sampling=GREEDY,
         end_token_ids=(1, 2),
         context=bytes(num_context),
         logprobs=None if num_logprobs is None else logprobs(*num_logprobs),
@@ -156,7 +155,7 @@ def _joined_logprobs(before, after):
         assert before is after, "a request has them in every piece or in none"
         return None
     assert after.offset == before.offset + before.num_tokens
-    return OutputLogprobs(
+    return LogprobColumns(
         before.offset,
         np.concatenate((before.logprobs, after.logprobs)),
         np.concatenate((before.top_token_ids, after.top_token_ids)),
@@ -167,7 +166,7 @@ def _joined_logprobs(before, after):
 def _joined(parts):
     whole = []
     for part in parts:
-        for piece in part.states:
+        for piece in part.rows:
             if whole and whole[-1].continues:
                 assert piece.record_id == whole[-1].record_id
                 whole[-1] = replace(
@@ -194,13 +193,13 @@ def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
     parts = list(parts_of(Snapshot(tuple(states), NO_TAGS), MIB))
 
     assert [repr(joined) for joined in _joined(parts)] == [repr(whole) for whole in states]
-    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
     for part in parts[:-1]:
         num_bytes = sum(
             piece.prompt_token_ids.nbytes + piece.output_token_ids.nbytes + piece.block_ids.nbytes + len(piece.context)
-            for piece in part.states
-        ) + sum(piece.logprobs.nbytes for piece in part.states if piece.logprobs is not None)
-        assert part.states
+            for piece in part.rows
+        ) + sum(piece.logprobs.nbytes for piece in part.rows if piece.logprobs is not None)
+        assert part.rows
         assert num_bytes < MIB
 
 
@@ -218,4 +217,4 @@ def test_an_empty_executor_has_a_snapshot_of_one_part():
     """Plan 1 may be sent after it."""
     (part,) = parts_of(Snapshot((), BlockTags(int32([]), b"")), MIB)
 
-    assert part.is_last
+    assert part.last

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import BlockTags, RowFinish, SamplingParams
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, MAX_SAMPLING_BYTES, RowLimits
-from paceline_executor.rows.plan import BlockTags, RowFinish, SamplingParams
+from paceline_executor.rows.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan
@@ -186,7 +186,6 @@ REFUSED_REQUESTS = {
     "ignored_end_token_ids": placement(2, [1], ignored_end_token_ids=[1000]),
     "bad_word_token_ids": placement(2, [1], bad_words=[[1], []]),
     "context": placement(2, [1], context=bytes(MAX_CONTEXT_BYTES + 1)),
-    "sampling": replace(placement(2, [1]), sampling_message=bytes(MAX_SAMPLING_BYTES + 1)),
 }
 
 
@@ -207,7 +206,7 @@ def test_a_rule_out_of_range_fails_its_request(engine, field, rules):
     """Just beyond the ends, and no number at all."""
     request = placement(2, [1], sampling=replace(GREEDY, **rules))
     result = engine.execute(plan([(2, 1)], step_id=3, place=[request], grants=[(2, 0, 5)])).result
-    assert [(fault.row, fault.error.field) for fault in result.faults] == [(2, field)]
+    assert [(error.row, error.field) for error in result.errors] == [(2, field)]
 
 
 @pytest.mark.parametrize(("field", "request_"), REFUSED_REQUESTS.items(), ids=REFUSED_REQUESTS)
@@ -215,8 +214,8 @@ def test_a_request_that_cannot_run_fails_alone_and_names_the_field(engine, field
     """Its row is occupied until it is released; the others of the step advance."""
     result = engine.execute(plan([(0, 1), (2, 1)], step_id=3, place=[request_], grants=[(2, 0, 5)])).result
 
-    assert [(fault.row, fault.error.field) for fault in result.faults] == [(2, field)]
-    assert field in str(result.faults[0].error)
+    assert [(error.row, error.field) for error in result.errors] == [(2, field)]
+    assert field in result.errors[0].message
     assert result.num_accepted.tolist() == [1, 0]
     assert result.finishes.tolist() == [RowFinish.GOES_ON, RowFinish.ERROR]
     engine.execute(plan(step_id=4, finish=[(2, request_.output_token_ids.size)]))
@@ -225,14 +224,12 @@ def test_a_request_that_cannot_run_fails_alone_and_names_the_field(engine, field
 
 def test_nothing_oversized_is_kept_of_a_request_that_cannot_run(engine):
     """Its state has to fit into a part of a snapshot."""
-    oversized = replace(
-        placement(2, [1], context=bytes(2 * MAX_CONTEXT_BYTES), end_token_ids=[1] * 1000),
-        sampling_message=bytes(2 * MAX_SAMPLING_BYTES),
-    )
+    lists = replace(GREEDY, allowed_token_ids=(1,) * 100_000, logit_bias=((1, 0.5),) * 100_000)
+    oversized = placement(2, [1], context=bytes(2 * MAX_CONTEXT_BYTES), end_token_ids=[1] * 1000, sampling=lists)
     engine.execute(plan(step_id=3, place=[oversized]))
 
     state = next(state for state in engine.table.states() if state.row == 2)
-    assert (state.context, state.sampling_message, len(state.end_token_ids)) == (b"", b"", MAX_END_TOKENS)
+    assert (state.context, state.sampling, len(state.end_token_ids)) == (b"", GREEDY, MAX_END_TOKENS)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 16, 17, 40])
@@ -240,7 +237,7 @@ def test_a_prompt_that_is_empty_or_leaves_no_room_fails_alone(engine, num_tokens
     """The context holds 16 tokens, one of which has to be output."""
     result = engine.execute(plan(step_id=3, place=[placement(2, [1] * num_tokens)])).result
 
-    assert [fault.error.field for fault in result.faults] == ["prompt_token_ids"]
+    assert [error.field for error in result.errors] == ["prompt_token_ids"]
 
 
 def test_the_largest_request_that_fits_runs(engine):
@@ -272,5 +269,5 @@ def test_the_largest_request_that_fits_runs(engine):
 
     result = engine.execute(plan([(2, 15)], step_id=3, place=[request], grants=blocks)).result
 
-    assert result.faults == ()
+    assert result.errors == ()
     assert result.num_accepted.tolist() == [1]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.errors import NoTokenLeftError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import RowFinish, SamplingParams
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
@@ -98,8 +98,8 @@ def test_a_row_whose_rules_leave_nothing_fails_alone():
     """With a reason of its own, and no token."""
     impossible = placement(0, [1, 2], sampling=sampling(allowed_token_ids=(7,)), bad_words=[[7]])
     outputs, results = run(impossible, placement(1, [4, 5]), num_tokens=2)
-    (fault,) = results[0].faults
-    assert (fault.row, fault.error.reason) == (0, NoTokenLeftError.reason)
+    (error,) = results[0].errors
+    assert (error.row, error.reason) == (0, NoTokenLeftError.reason)
     assert results[0].finishes.tolist() == [RowFinish.ERROR, RowFinish.GOES_ON]
     assert ([*outputs[0]], len(outputs[1])) == ([], 2)
 
@@ -150,7 +150,7 @@ def test_prompt_logprobs_are_told_chunk_by_chunk_of_tokens_that_have_others_befo
     grants = [(0, index, index) for index in range(3)]
     results = [engine.execute(plan([(0, 4)], place=[place, placement(1, [5])], grants=grants)).result]
     results += [engine.execute(plan([(0, size)], step_id=step)).result for step, size in ((2, 4), (3, 1), (4, 1))]
-    told = [[(t.row, t.position, t.token_ids.tolist()) for t in result.prompt_logprobs] for result in results]
+    told = [[(t.row, t.columns.offset, t.token_ids.tolist()) for t in result.prompt_logprobs] for result in results]
     assert told == [[(0, 1, [11, 12, 13, 14])], [(0, 5, [15, 16, 17, 18])], [], []]
-    assert results[0].prompt_logprobs[0].values.top_logprobs.shape == (4, 1)
+    assert results[0].prompt_logprobs[0].columns.top_logprobs.shape == (4, 1)
     assert results[2].num_accepted.tolist() == [1]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from paceline.plan.hashes import HASH_START
+from paceline.plan.values import RowFinish, StepResult
 from paceline_executor.errors import StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows import outcome
-from paceline_executor.rows.grant_hash import START
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import RowFinish, StepResult
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner, continuation, next_token
 from paceline_executor.testing.plans import placement, plan, record
@@ -228,7 +228,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(engine, runner):
 
     assert result.finishes.tolist() == [RowFinish.ERROR, RowFinish.GOES_ON]
     assert result.num_accepted.tolist() == [0, 1]
-    assert [(fault.row, fault.error.reason) for fault in result.faults] == [(0, "NUMERIC_FAULT")]
+    assert [(error.row, error.reason) for error in result.errors] == [(0, "NUMERIC_FAULT")]
     assert engine.execute(plan([(0, 1), (1, 1)], step_id=2)).result.num_accepted.tolist() == [0, 1]
 
 
@@ -238,7 +238,9 @@ def test_log_probabilities_come_only_for_rows_that_asked(engine):
 
     result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
 
-    assert [(logprobs.row, logprobs.token_id) for logprobs in result.logprobs] == [(0, _tokens_of(result)[0])]
+    assert [(logprobs.row, logprobs.token_ids.tolist()) for logprobs in result.logprobs] == [
+        (0, [_tokens_of(result)[0]])
+    ]
 
 
 def test_a_step_that_fails_as_a_whole_leaves_every_row_as_it_was(engine, runner):
@@ -286,11 +288,11 @@ def test_the_grant_hash_follows_the_protocols_description(engine):
     ).result
     second = engine.execute(plan(step_id=2, place=[placement(3, [1])], grants=[(3, 0, 11)])).result
 
-    expected = carried(carried(carried(START, 1, 1, 4), 1, 2, 2), 1, 0, 3)
+    expected = carried(carried(carried(HASH_START, 1, 1, 4), 1, 2, 2), 1, 0, 3)
     assert first.grant_hash == expected
     assert second.grant_hash == carried(expected, 3, 0, 11)
     engine.table.begin_epoch()
-    assert engine.execute(plan(epoch=2)).result.grant_hash == START
+    assert engine.execute(plan(epoch=2)).result.grant_hash == HASH_START
 
 
 def test_a_plan_without_rows_runs_nothing(engine, runner):

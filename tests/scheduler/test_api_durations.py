@@ -2,13 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 
-from paceline_scheduler.core.plan import NewRequest
-from paceline_scheduler.durations import duration
-from paceline_scheduler.link.wire_placements import new_request
-from paceline_scheduler.testing.requests import make_request
+from paceline.plan.codec import write_duration
+from paceline_scheduler.link.wire_contexts import write_context
+from paceline_scheduler.testing.requests import make_placement, make_request
 
 LONGEST_S = 315_576_000_000
 
@@ -23,11 +21,11 @@ LONGEST_S = 315_576_000_000
 )
 def test_every_number_of_seconds_has_a_message(seconds, nanoseconds):
     """Beyond its range the nearest one; NaN, which is no time, is none."""
-    assert duration(seconds).ToNanoseconds() == nanoseconds
+    assert write_duration(seconds).ToNanoseconds() == nanoseconds
 
 
 @pytest.mark.parametrize("deadline_s", [2.0**31, 2.0**63, math.inf, math.nan])
 def test_a_plan_with_any_deadline_can_be_sent(deadline_s):
     """What cannot be encoded would cost an executor its stream, and all requests on it."""
-    none = np.zeros(0, dtype=np.int32)
-    assert new_request(NewRequest(0, make_request(2), 1, none, 4, 0, 0, 0, 0, math.nan, None, deadline_s)).context
+    placement = make_placement(0, make_request(2), waited_s=math.nan, deadline_left_s=deadline_s)
+    assert write_context(placement.request_context)

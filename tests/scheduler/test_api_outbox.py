@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from paceline.plan.values import TokenLogprobs
 from paceline_scheduler.api.outbox import DrainNotice, Outbox, PendingDelta
-from paceline_scheduler.core.logprobs import TokenLogprobs
 
 MEBIBYTE = 1024 * 1024
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders
 
+from paceline.plan.values import GenerationDefaults
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import ChatPrompt, TextPrompt, TokenPrompt
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextThreads
-from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import (
     byte_level_tokenizer,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan.values import GenerationDefaults
 from paceline_scheduler.api import tokenizer
 from paceline_scheduler.api.detokenizer import Spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.tokenizer import TextModels, TextThreads
-from paceline_scheduler.backend import GenerationDefaults
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.tokenizers import TokenizerShelf

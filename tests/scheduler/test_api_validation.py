@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from paceline.plan.values import GenerationDefaults, RecordId
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import (
     ChatPrompt,
@@ -17,8 +18,6 @@ from paceline_scheduler.api.raw import (
     TokenPrompt,
 )
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, check_prompt_logprobs, derived_seed, validate
-from paceline_scheduler.backend import GenerationDefaults
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError, UnsupportedError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 

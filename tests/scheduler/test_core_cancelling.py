@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_scheduler.core.request import FinishReason
+from paceline.plan.values import FinishReason
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import make_executor, make_request
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
 
@@ -29,8 +29,8 @@ def test_the_prompt_is_computed_once(length):
     requests = completions(list(range(1, length + 1)), 6, 3)
     harness.submit(*requests)
     first, second = harness.step(), harness.step()
-    assert [placement.request.handle for placement in first.placements] == [1]
-    assert [placement.num_cached_tokens for placement in second.placements] == [length - 1] * 2
+    assert [placement.request.handle for placement in first.new_requests] == [1]
+    assert [placement.num_cached_tokens for placement in second.new_requests] == [length - 1] * 2
     harness.finish()
     assert {h: tuple(t) for h, t in harness.client.token_ids.items()} == {
         r.handle: expected_output(r) for r in requests
@@ -43,9 +43,9 @@ def test_a_partly_filled_block_is_copied_for_each_completion():
     harness.submit(*completions(list(range(6)), 6, 4))
     harness.step()
     plan = harness.step()
-    assert len(plan.copies) == 3
-    assert len({copy.source for copy in plan.copies}) == 1
-    assert {copy.destination for copy in plan.copies} <= set(plan.grants.block_ids.tolist())
+    assert len(plan.copies.sources) == 3
+    assert len(set(plan.copies.sources.tolist())) == 1
+    assert set(plan.copies.destinations.tolist()) <= set(plan.grants.block_ids.tolist())
     harness.core.check()
 
 
@@ -53,7 +53,7 @@ def test_others_are_not_held_up_by_completions_that_wait_for_their_prompt():
     """A request behind them in the line is placed in the same plan."""
     harness = CoreHarness(make_executor())
     harness.submit(*completions(list(range(6)), 6, 3), make_request(3, 2, handle=9))
-    assert [placement.request.handle for placement in harness.step().placements] == [1, 9]
+    assert [placement.request.handle for placement in harness.step().new_requests] == [1, 9]
 
 
 def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
@@ -64,7 +64,7 @@ def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
     harness.submit(*requests)
     placements = []
     while (plan := harness.step()) is not None:
-        placements += plan.placements
+        placements += plan.new_requests
         harness.core.check()
     again = [placement for placement in placements if placement.attempt > 1]
     assert again
@@ -79,7 +79,7 @@ def test_without_the_prefix_cache_every_completion_computes_the_prompt():
     harness = CoreHarness(make_executor())
     harness.submit(*completions(list(range(6)), 2, 3, bypass_prefix_cache=True))
     plan = harness.step()
-    assert [placement.num_cached_tokens for placement in plan.placements] == [0, 0, 0]
+    assert [placement.num_cached_tokens for placement in plan.new_requests] == [0, 0, 0]
 
 
 def test_completions_go_on_when_the_first_one_has_ended():

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from paceline_scheduler.core.plan import RowFinish
-from paceline_scheduler.core.request import FinishReason
+from paceline.plan.values import FinishReason, RowFinish
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
 

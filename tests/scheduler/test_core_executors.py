@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -23,7 +23,7 @@ def placed_by(harness, *addresses):
     placed = {}
     for address in addresses:
         plan = harness.step(address)
-        placed |= {placement.request.handle: address for placement in (plan.placements if plan else ())}
+        placed |= {placement.request.handle: address for placement in (plan.new_requests if plan else ())}
     return placed
 
 
@@ -232,7 +232,7 @@ def test_completions_go_where_their_prompt_is_being_computed():
         for index in range(4)
     ]
     harness.submit(*requests)
-    assert [placement.request.handle for placement in harness.plan("executor-0").placements] == [1]
+    assert [placement.request.handle for placement in harness.plan("executor-0").new_requests] == [1]
     assert harness.plan("executor-1") is None, "the prompt is being computed elsewhere"
     harness.run("executor-0")
     harness.complete("executor-0")

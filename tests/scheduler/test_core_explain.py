@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.views import RequestState
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError

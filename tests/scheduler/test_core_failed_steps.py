@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_scheduler.core.executors import FailedStep
-from paceline_scheduler.core.plan import RowError
+from paceline.plan.values import FailedStep
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 from paceline_scheduler.simulator.failures import SimulatedStepError
 from paceline_scheduler.testing.harness import CoreHarness
@@ -146,7 +145,7 @@ def test_after_a_failure_alone_what_nobody_suspects_runs_first():
     harness.submit(good)
     for _ in range(4):
         assert len(fails(harness).rows) == 1
-        assert [placement.request.key for placement in harness.step().placements] in ([good.key], [])
+        assert [placement.request.key for placement in harness.step().new_requests] in ([good.key], [])
     harness.finish()
     assert harness.client.failures.keys() == {bad.handle, worse.handle}
     assert_whole(harness, good)
@@ -225,12 +224,12 @@ def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(reason, num_hit):
     first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)
     harness.submit(first)
     harness.step()
-    harness.executors[FIRST].fail_row(first.key, RowError(reason, "of the simulated executor"))
+    harness.executors[FIRST].fail_row(first.key, reason, "of the simulated executor")
     harness.step()
     assert first.handle in harness.client.failures
     harness.submit(second)
     harness.finish()
     harness.core.check()
     assert harness.client.finishes[second.handle].num_cached_tokens == num_hit
-    assert len(harness.executors[FIRST].snapshot().tags) == len(harness.core.executor(FIRST).pool._keys)
+    assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(harness.core.executor(FIRST).pool._keys)
     assert_whole(harness, second)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_scheduler.core.request import FinishReason
+from paceline.plan.values import FinishReason
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, NoLongerServedError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -17,7 +17,7 @@ def test_a_request_runs_only_where_it_can_end(small, num_prompt):
     harness = CoreHarness(make_executor(**small), make_executor(incarnation=9))
     large, tiny = make_request(num_prompt, 100, handle=1), make_request(4, 4, handle=2)
     harness.submit(large, tiny)
-    assert [placement.request.handle for placement in harness.plan(SMALL).placements] == [2]
+    assert [placement.request.handle for placement in harness.plan(SMALL).new_requests] == [2]
     harness.finish()
     for request in (large, tiny):
         assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)

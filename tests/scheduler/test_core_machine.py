@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from paceline.plan.values import FinishReason, RecordId, StepResult
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.plan import RowError, StepResult
-from paceline_scheduler.core.request import FinishReason, RecordId, Request
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import (
     DeadlineUnreachableError,
@@ -182,7 +182,7 @@ class CoreMachine(RuleBasedStateMachine):
     def a_row_fails(self, data, address):
         """A request fails alone the next time it runs there."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.executors[address].fail_row(self.requests[handle].key, RowError("NAN_LOGITS", "not numbers"))
+        self.harness.executors[address].fail_row(self.requests[handle].key, "NAN_LOGITS", "not numbers")
 
     @rule(holds_tokens=st.booleans())
     def scheduler_dies(self, holds_tokens):

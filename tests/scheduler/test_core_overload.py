@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.open_loop import Arrival, OpenLoop, faster, poisson

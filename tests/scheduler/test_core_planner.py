@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -76,7 +76,7 @@ def test_blocks_that_a_hit_takes_out_of_the_cache_are_not_granted_to_the_next_in
     harness.submit(make_request(cached, 1, handle=1))
     harness.finish()
     harness.submit(make_request([*cached, 99], 1, handle=2), make_request(13, 1, handle=3))
-    assert [placement.request.handle for placement in harness.step().placements] == [2]
+    assert [placement.request.handle for placement in harness.step().new_requests] == [2]
     harness.finish()
     assert harness.client.ended == {1, 2, 3}
 
@@ -174,7 +174,7 @@ def test_a_plan_is_bounded_in_bytes():
     harness = CoreHarness(make_executor())
     large = [replace(make_request(4, 1, handle=handle), origin=bytes(3 << 20)) for handle in range(1, 6)]
     harness.submit(*large)
-    assert [len(harness.step().placements) for _ in range(3)] == [2, 2, 1]
+    assert [len(harness.step().new_requests) for _ in range(3)] == [2, 2, 1]
 
 
 def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():
@@ -220,7 +220,7 @@ def test_a_prefix_is_shared_while_its_owner_runs():
     harness.step()
     harness.submit(make_request(list(range(9)), 1, handle=2))
     plan = harness.step()
-    assert plan.placements[0].num_cached_tokens == 8
+    assert plan.new_requests[0].num_cached_tokens == 8
     assert plan.shared.block_ids.tolist() == [0, 1]
 
 
@@ -253,7 +253,7 @@ def test_rows_are_reused_only_after_their_release_is_confirmed():
     assert harness.plan() is None
     harness.run()
     harness.complete()
-    assert len(harness.plan().placements) == 1
+    assert len(harness.plan().new_requests) == 1
 
 
 def test_step_times_are_learnt_from_results():
@@ -282,15 +282,15 @@ def test_a_draining_executor_takes_nothing_new():
     harness.step("executor-0")
     assert harness.core.drain("executor-0") == 1
     harness.submit(make_request(2, 5, handle=2))
-    assert not harness.step("executor-0").placements
-    assert len(harness.step("executor-1").placements) == 1
+    assert not harness.step("executor-0").new_requests
+    assert len(harness.step("executor-1").new_requests) == 1
 
 
 def test_executors_share_what_waits():
     """Two idle executors take half each, although one is asked first."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     harness.submit(*(make_request(2, 5) for _ in range(6)))
-    assert [len(harness.step(address).placements) for address in ("executor-0", "executor-1")] == [3, 3]
+    assert [len(harness.step(address).new_requests) for address in ("executor-0", "executor-1")] == [3, 3]
 
 
 def test_limits_change_while_running():

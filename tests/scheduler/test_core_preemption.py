@@ -63,7 +63,7 @@ def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_
     harness.submit(*requests[1:])
     for live in harness.core.waiting_requests()[:2]:
         live.num_preemptions = MAX_PREEMPTIONS
-    assert [placement.request.handle for placement in harness.step().placements] == [2, 4]
+    assert [placement.request.handle for placement in harness.step().new_requests] == [2, 4]
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import RowError
+from paceline.plan.values import LogprobColumns
 from paceline_scheduler.errors import DivergenceError, NoTokenLeftError
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
@@ -86,7 +85,7 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
     harness.core.lose(address, harness.clock())
     other = next(name for name in harness.executors if name != address)
     plan = harness.step(other)
-    assert [placement.num_prompt_logprobs for placement in plan.placements] == [None]
+    assert [placement.num_prompt_logprobs for placement in plan.new_requests] == [None]
     harness.executors[address].restart()
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
@@ -101,10 +100,13 @@ def test_ones_that_do_not_follow_are_a_divergence():
     harness.plan()
     harness.run()
     result = harness.results["executor-0"][0]
-    ((row, told),) = result.prompt_logprobs.items()
+    (of_row,) = result.prompt_logprobs
+    row, told = of_row.row, of_row.columns
     for wrong in (replace(told, offset=2), LogprobColumns(1, *(array.repeat(3, 0) for array in _arrays(told)))):
         with pytest.raises(DivergenceError, match="do not follow"):
-            harness.core.complete("executor-0", replace(result, prompt_logprobs={row: wrong}), harness.clock())
+            harness.core.complete(
+                "executor-0", replace(result, prompt_logprobs=(replace(of_row, columns=wrong),)), harness.clock()
+            )
     assert harness.core.executor("executor-0").rows.num_computed[row] == 0
     assert column(row).tolist() == result.rows.tolist()
     harness.finish()
@@ -120,7 +122,7 @@ def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
     harness = CoreHarness(make_executor())
     request = make_request(5, 8)
     harness.submit(request)
-    harness.executors["executor-0"].fail_row(request.key, RowError("NO_TOKEN_LEFT", "nothing is left"))
+    harness.executors["executor-0"].fail_row(request.key, "NO_TOKEN_LEFT", "nothing is left")
     harness.finish()
     assert isinstance(harness.client.failures[request.handle], NoTokenLeftError)
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import RowFinish
+from paceline.plan.values import LogprobColumns, RowFinish
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
@@ -66,7 +65,7 @@ def test_a_request_that_ended_unheard_is_delivered_with_its_logprobs():
     """Its last token and its end come from the snapshot."""
     request = asking()
     harness = running(request)
-    while harness.executors["executor-0"].rows[0].finish is RowFinish.NONE:
+    while harness.executors["executor-0"].rows[0].finish is RowFinish.GOES_ON:
         harness.complete()
         harness.plan()
         harness.run()

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.plan import RowError
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DivergenceError,
@@ -138,7 +137,7 @@ def test_a_row_that_fails_alone_leaves_its_neighbours_running():
     bad, good = make_request(3, 4, handle=1), make_request(3, 4, handle=2)
     harness.submit(bad, good)
     harness.step()
-    executor.fail_row(bad.key, RowError("NAN_LOGITS", "the logits are not numbers"))
+    executor.fail_row(bad.key, "NAN_LOGITS", "the logits are not numbers")
     harness.finish()
     assert "not numbers" in str(harness.client.failures[1])
     assert tuple(harness.client.token_ids[2]) == expected_output(good)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import FinishReason, Progress, RecordId, Resumption
+from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.core.requests.register import KEEP_S
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -37,7 +38,7 @@ def running(*requests, steps=3):
 def holding(token_ids, last_attempt=1, prior=None):
     """What a client says that has these tokens; `prior` are those it sends."""
     held = np.array(token_ids, dtype=np.int32)
-    return Progress(len(held), hash_of(OUTPUT_HASH_START, held), last_attempt, prior)
+    return Progress(len(held), rolling_hash(HASH_START, held), last_attempt, prior)
 
 
 def come_back(harness, request, progress, attachment=2):
@@ -131,8 +132,8 @@ def test_the_end_of_an_older_attachment_has_no_effect():
 @pytest.mark.parametrize(
     "progress",
     [
-        Progress(4, OUTPUT_HASH_START),
-        Progress(2, OUTPUT_HASH_START),
+        Progress(4, HASH_START),
+        Progress(2, HASH_START),
         Progress(2, 7),
         holding([1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ],
@@ -161,7 +162,7 @@ def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
     prompt = np.concatenate((request.prompt_token_ids, other))
     assert len(harness.client.token_ids[request.handle]) == 6
     assert harness.client.attempts[request.handle] == 2
-    assert harness.executors["executor-0"].records[request.key].prompt_token_ids.tolist() == prompt[:5].tolist()
+    assert harness.executors["executor-0"].records[request.key].state.prompt_token_ids.tolist() == prompt[:5].tolist()
 
 
 def test_another_body_is_refused():

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.plan.values import FinishReason, RecordId, RowFinish
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.plan import RowFinish
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.core.views import RequestState
 from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
 from paceline_scheduler.simulator.tokens import TokenRule

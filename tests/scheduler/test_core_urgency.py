@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import PATIENCE_S
 from paceline_scheduler.errors import DeadlineExceededError, DeadlineUnreachableError, QueueFullError
@@ -18,7 +18,7 @@ def order_of_placement(harness):
     """Run everything and return the handles as they were placed."""
     placed = []
     while (plan := harness.step()) is not None:
-        placed += [placement.request.handle for placement in plan.placements]
+        placed += [placement.request.handle for placement in plan.new_requests]
     return placed
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_end_in_time_is_refused_before_it_costs_a_step():
     harness = slow_harness()
     harness.submit(make_request(200, 4, handle=1, deadline_s=1.0), make_request(50, 4, handle=2, deadline_s=1.0))
     plan = harness.step()
-    assert [placement.request.handle for placement in plan.placements] == [2]
+    assert [placement.request.handle for placement in plan.new_requests] == [2]
     assert isinstance(harness.client.failures[1], DeadlineUnreachableError)
     assert "not started" in str(harness.client.failures[1])
 
@@ -120,7 +120,7 @@ def test_min_tokens_beyond_the_context_do_not_make_a_request_hopeless():
     harness = slow_harness()
     request = replace(make_request(200, None, handle=1, deadline_s=4.0), min_tokens=2**31 - 1)
     harness.submit(request)
-    assert harness.step().placements
+    assert harness.step().new_requests
 
 
 def test_what_became_hopeless_while_it_waited_is_not_started_either():
@@ -168,7 +168,7 @@ def test_an_urgent_request_is_not_refused_for_what_would_wait_behind_it():
     harness = slow_harness(ttft_budget_s=2.0)
     fill(harness)
     harness.submit(make_request(64, 4, handle=1, priority=-1))
-    assert harness.step().placements[0].request.handle == 1
+    assert harness.step().new_requests[0].request.handle == 1
 
 
 def test_background_work_does_not_refuse_what_is_more_urgent():
@@ -186,7 +186,7 @@ def test_a_machine_whose_lone_step_is_slow_still_runs_requests_beside_each_other
     points = (StepPoint(1, 260_000_000), StepPoint(64, 300_000_000))
     harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)))
     harness.submit(*(make_request(3, 20) for _ in range(4)))
-    assert len(harness.step().placements) == 4
+    assert len(harness.step().new_requests) == 4
 
 
 def test_requests_are_not_refused_for_ever_on_the_word_of_a_stale_forecast():
@@ -221,7 +221,7 @@ def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_is_less_so():
     harness.submit(make_request(200, 4))
     harness.step()
     harness.submit(make_request(3, 3, handle=77, priority=-3))
-    assert [placement.request.handle for placement in harness.step().placements] == [77]
+    assert [placement.request.handle for placement in harness.step().new_requests] == [77]
 
 
 def test_plans_that_run_nothing_teach_nothing():

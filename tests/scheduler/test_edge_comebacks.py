@@ -8,13 +8,13 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from paceline.plan.values import FinishReason, RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.testing.edge_server import NOON, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.plan.hashes import HASH_START
+from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawSampling, RawStopping, TextPrompt
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.core.views import Estimate, RequestState
 from paceline_scheduler.errors import (
     DeadlineExceededError,
@@ -145,7 +144,7 @@ async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(c
     await edge.start(stream, asking(n=2))
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
-    assert {delta.rolling_hash for delta in parcel.deltas} == {OUTPUT_HASH_START}
+    assert {delta.rolling_hash for delta in parcel.deltas} == {HASH_START}
     assert (backend.requests, client.outbox.num_open) == ({}, 0)
 
 

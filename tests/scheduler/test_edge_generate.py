@@ -6,12 +6,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import DeadlineExceededError, QueueFullError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend

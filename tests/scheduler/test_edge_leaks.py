@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.simulator.measured_processes import module_process, next_line, scheduler_of
 from paceline_scheduler.simulator.server import SimulatedServer, server_config
 from paceline_scheduler.testing.stream_ends import leave_often, ways

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -180,7 +179,7 @@ async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_l
     [
         {"resume_from": 3, "resume_hash": 77},
         {"resume_from": 1, "resume_hash": 77},
-        {"resume_from": 2, "resume_hash": hash_of(OUTPUT_HASH_START, np.array(encode("ac")))},
+        {"resume_from": 2, "resume_hash": rolling_hash(HASH_START, np.array(encode("ac")))},
     ],
     ids=["beyond", "other-hash", "other-tokens"],
 )

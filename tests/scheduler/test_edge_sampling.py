@@ -5,11 +5,10 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
+from paceline.plan.values import FinishReason, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source

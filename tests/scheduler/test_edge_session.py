@@ -8,12 +8,12 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
+from paceline.plan.values import FinishReason, RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import DeadlineExceededError
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend

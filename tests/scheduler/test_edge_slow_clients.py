@@ -6,11 +6,10 @@ from contextlib import AsyncExitStack
 import grpc
 import grpc.aio
 
+from paceline.plan.values import FinishReason, TokenLogprobs
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.testing.edge_server import SLOW_CHANNEL, serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source

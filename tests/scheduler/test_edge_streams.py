@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.plan.hashes import HASH_START, rolling_hashes
+from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt, TokenPrompt
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
-from paceline_scheduler.core.request import FinishReason, RecordId
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -36,9 +35,9 @@ def encode(text):
 
 def rolling_hash(token_ids):
     """The hash a client computes."""
-    hashes = np.array([OUTPUT_HASH_START], dtype=np.uint64)
+    hashes = np.array([HASH_START], dtype=np.uint64)
     for token_id in token_ids:
-        hashes = fold_output_hash(hashes, np.array([token_id], dtype=np.int32))
+        hashes = rolling_hashes(hashes, np.array([token_id], dtype=np.int32))
     return int(hashes[0])
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan.values import FinishReason
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt
-from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.testing.edge_client import scripted_edge
 from paceline_scheduler.testing.returning_client import ReturningClient
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source

@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
+from paceline.plan.values import FinishReason, Model
 from paceline_scheduler.backend import LimitValues
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.errors import (
     DivergenceError,
     DrainingError,
@@ -19,7 +19,7 @@ from paceline_scheduler.errors import (
 )
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.driver import Driver
-from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
 from paceline_scheduler.testing.clock import ManualClock
@@ -53,7 +53,7 @@ class DriverBench:
         network.services[ADDRESS], network.reach[ADDRESS] = None, Reach.UP
         tokenizer = await MemoryConnection(network, ADDRESS).get_tokenizer(1.0)
         description, snapshot = self.executor.attach(ADDRESS)
-        card = ModelCard("simulated", "simulated", 256, 32_000, 0, "")
+        card = Model("simulated", "simulated", 256, 32_000, 0, "")
         self.driver.attached(card, tokenizer, description, snapshot, self)
 
     async def step(self):
@@ -85,7 +85,7 @@ async def test_submits_of_one_turn_make_one_plan():
         bench.driver.submit(request)
     assert bench.plans == []
     await asyncio.sleep(0)
-    assert [len(plan.placements) for plan in bench.plans][:1] == [32]
+    assert [len(plan.new_requests) for plan in bench.plans][:1] == [32]
     await bench.finish()
     assert all(tuple(bench.client.token_ids[r.handle]) == expected_output(r) for r in requests)
 

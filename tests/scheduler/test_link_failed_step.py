@@ -4,23 +4,18 @@ import asyncio
 
 import pytest
 
-from paceline_scheduler.core.executors import FailedStep
+from paceline.plan.values import FailedStep
 from paceline_scheduler.link.messages import ExecutorState
-from paceline_scheduler.link.wire import decode_messages
-from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
 from paceline_scheduler.simulator.failures import SimulatedStepError
-from paceline_scheduler.simulator.wire import write_welcome
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
 
 
-def welcome_of(executor):
-    """The welcome of an executor, over the wire."""
+def failed_step_of(executor):
+    """What a scheduler that attaches now is told of steps that failed."""
     description, _ = executor.attach("executor-0")
-    message = write_welcome(description, executor.config, make_bytes_tokenizer(), 1)
-    (welcome,) = decode_messages(message.SerializeToString(), "executor-0")
-    return welcome
+    return description.failed_step
 
 
 def test_a_failed_step_is_named_until_the_executor_boots_again():
@@ -28,14 +23,14 @@ def test_a_failed_step_is_named_until_the_executor_boots_again():
     harness = CoreHarness(make_executor())
     executor, request = harness.executors["executor-0"], make_request(3, 4)
     harness.submit(request)
-    assert welcome_of(make_executor()).description.failed_step is None
+    assert failed_step_of(make_executor()) is None
     executor.failing.add(request.key)
     executor.receive(harness.core.plan("executor-0", harness.clock()))
     with pytest.raises(SimulatedStepError):
         executor.run_next()
-    assert welcome_of(executor).description.failed_step == FailedStep(1, 1, "a step failed on the simulated executor")
+    assert failed_step_of(executor) == FailedStep(1, 1, "a step failed on the simulated executor")
     executor.restart()
-    assert welcome_of(executor).description.failed_step is None
+    assert failed_step_of(executor) is None
 
 
 @scenario

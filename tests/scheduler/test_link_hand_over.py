@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler import process
 from paceline_scheduler.backend import Arrival
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Outputs, hash_of
+from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.testing.deployment import Deployment, scenario
@@ -49,7 +50,7 @@ def go_on(request, before, after):
     held = np.array(before.client.token_ids[request.handle], dtype=np.int32)
     after.client.token_ids[request.handle] = held.tolist()
     after.client.forget_after(request.handle, len(held))
-    progress = Progress(len(held), hash_of(OUTPUT_HASH_START, held), 1, held)
+    progress = Progress(len(held), rolling_hash(HASH_START, held), 1, held)
     (resumed,) = after.driver.resume(Resumption(replace(request, attachment=2), progress))
     if resumed.outputs is not None:
         after.client.deliver(Outputs((resumed.outputs,)))

@@ -5,25 +5,26 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_scheduler.core.executors import Snapshot
-from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
-from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.messages import (
+from paceline.plan.values import (
+    BatchPlan,
+    Claim,
+    ExecutorLimits,
     Heartbeat,
     Hello,
-    ModelCard,
+    KvGeometry,
+    Model,
     ProtocolRange,
     SnapshotPart,
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
 from paceline_scheduler.testing.requests import column, make_executor
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
-CARD = ModelCard("simulated", "simulated", 256, 300, 0, "")
-HELLO = Hello("scheduler", 1)
+MODEL = Model("simulated", "simulated", 256, 300)
+HELLO = Hello(Claim(1, "scheduler"))
 
 
 class ScriptedExecutor:
@@ -41,9 +42,9 @@ class ScriptedExecutor:
 
     def welcome(self, protocol=1):
         """Accept the scheduler, with nothing in the snapshot."""
-        description, _ = make_executor().attach("executor:1")
-        self.say(Welcome(description, CARD, "digest", protocol))
-        self.say(SnapshotPart((), (), is_last=True))
+        limits = ExecutorLimits(8, 64, 256, 4)
+        self.say(Welcome(1, 1, protocol, MODEL, KvGeometry(64, 4), limits, bytes(32), "digest"))
+        self.say(SnapshotPart(last=True))
 
     async def beat(self, seconds):
         """Say every 0.2 s that it is alive."""
@@ -148,7 +149,7 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         start_s = link.now_s()
         task = link.run() if phase != "ready" else await link.ready()
         if phase == "in line":
-            link.executor.say(WaitingInLine(Holder("other", 2)))
+            link.executor.say(WaitingInLine(Claim(2, "other")))
         error, end_s = await end_of(task)
 
         assert isinstance(error, StreamEndedError)
@@ -272,7 +273,7 @@ async def test_the_snapshot_of_a_welcome_in_an_offered_protocol_is_handed_over()
     link.executor.welcome(protocol=2)
     await asyncio.sleep(0.01)
 
-    assert link.listener.snapshot == Snapshot()
+    assert (link.listener.snapshot.rows, list(link.listener.snapshot.tags)) == ((), [])
     task.cancel()
 
 
@@ -284,7 +285,7 @@ async def test_plans_made_together_travel_as_one_message_but_for_prompts():
         task = await link.ready(protocol)
         for step_id in (1, 2):
             link.plan(step_id)
-        link.plan(3, placements=("a prompt",))
+        link.plan(3, new_requests=("a prompt",))
         link.plan(4)
         await asyncio.sleep(0.01)
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler.backend import Arrival
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Outputs, hash_of
+from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.link.identity import Approach
@@ -26,7 +27,7 @@ async def move(requests, before, after):
     await after.driver.until_synced(Arrival.BACK)
     for request in requests:
         held = np.array(before.client.token_ids.get(request.handle, []), dtype=np.int32)
-        progress = Progress(len(held), hash_of(OUTPUT_HASH_START, held), 1, held)
+        progress = Progress(len(held), rolling_hash(HASH_START, held), 1, held)
         (resumed,) = after.driver.resume(Resumption(replace(request, attachment=2), progress))
         if len(held):
             after.client.token_ids[request.handle] = held.tolist()

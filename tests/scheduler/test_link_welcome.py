@@ -4,18 +4,20 @@ import asyncio
 
 import pytest
 
-from paceline_scheduler.core.executors import ExecutorDescription
+from paceline.plan.values import Claim, ExecutorLimits, Heartbeat, KvGeometry, Model, WaitingInLine, Welcome
 from paceline_scheduler.errors import StreamEndedError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.identity import Identity
-from paceline_scheduler.link.messages import Heartbeat, ModelCard, WaitingInLine, Welcome
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 WELCOME = Welcome(
-    ExecutorDescription("executor:1", 1, 1, "simulated", 64, 4, 8, 64, 256, 4, bytes(32)),
-    ModelCard("simulated", "simulated", 256, 32_000, 0, ""),
-    "digest",
+    incarnation=1,
+    epoch=1,
+    protocol=2,
+    model=Model("simulated", "simulated", 256, 32_000),
+    geometry=KvGeometry(64, 4),
+    limits=ExecutorLimits(8, 64, 256, 4),
+    tag_key=bytes(32),
 )
 
 
@@ -71,4 +73,4 @@ def test_a_welcome_that_does_not_come_or_stays_without_its_snapshot_ends_the_str
 
 def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():
     """Who drives may do so for weeks."""
-    assert drive(WaitingInLine(Holder("scheduler-b", 1))) is None
+    assert drive(WaitingInLine(Claim(1, "scheduler-b"))) is None

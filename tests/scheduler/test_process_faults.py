@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from paceline.plan.values import StepPoint
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
-from paceline_scheduler.core.executors import StepPoint
 from paceline_scheduler.simulator.measured_processes import module_process
 from paceline_scheduler.simulator.server import SimulatedServer, server_config
 from paceline_scheduler.testing.processes import SchedulerTestProcess

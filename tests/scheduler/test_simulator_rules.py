@@ -4,21 +4,19 @@ import dataclasses
 
 import pytest
 
-from paceline_scheduler.core.plan import (
+from paceline.plan.values import (
     NO_GRANTS,
     BatchPlan,
     BlockGrants,
-    BlockTag,
+    BlockTags,
     FinalRelease,
-    NewRequest,
+    FinishReason,
     Release,
-    RowError,
     RowFinish,
 )
-from paceline_scheduler.core.request import FinishReason
 from paceline_scheduler.simulator.tokens import AcceptanceRule
 from paceline_scheduler.simulator.violations import PlanViolationError
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_placement, make_request
 
 KEY = bytes(range(16))
 
@@ -49,13 +47,13 @@ class Driven:
 
     def place(self, row, request, **changes):
         """Return the first placement of a request."""
-        first = NewRequest(row, request, 1, column(), request.max_tokens or 8, 0, 0, 0, 0, 0.0)
+        first = make_placement(row, request)
         return dataclasses.replace(first, **changes)
 
     def with_prompt_of_5_computed(self):
         """Row 0 holds 5 prompt tokens and 1 output token, in blocks 10 and 11."""
         request = make_request(5, 8)
-        self.step([(0, 5)], placements=(self.place(0, request),), grants=grants((0, 0, 10), (0, 1, 11)))
+        self.step([(0, 5)], new_requests=(self.place(0, request),), grants=grants((0, 0, 10), (0, 1, 11)))
         return request
 
 
@@ -77,7 +75,7 @@ def test_a_row_writes_only_into_blocks_granted_to_it():
     """Without a grant there is no slot."""
     driven = Driven()
     with violation("write to a block that was not granted"):
-        driven.step([(0, 5)], placements=(driven.place(0, make_request(5)),), grants=grants((0, 0, 10)))
+        driven.step([(0, 5)], new_requests=(driven.place(0, make_request(5)),), grants=grants((0, 0, 10)))
 
 
 def test_a_block_in_use_is_not_granted_again():
@@ -85,7 +83,7 @@ def test_a_block_in_use_is_not_granted_again():
     driven = Driven()
     driven.with_prompt_of_5_computed()
     with violation("grant of a block in use"):
-        driven.step(placements=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
+        driven.step(new_requests=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
 
 
 def test_a_block_released_in_a_plan_may_be_granted_in_it():
@@ -96,7 +94,7 @@ def test_a_block_released_in_a_plan_may_be_granted_in_it():
     result = driven.step(
         [(1, 2)],
         releases=(Release(0, None),),
-        placements=(driven.place(1, other),),
+        new_requests=(driven.place(1, other),),
         grants=grants((1, 0, 10)),
     )
     assert result.finishes.tolist() == [RowFinish.LENGTH]
@@ -108,9 +106,9 @@ def test_a_row_is_reused_only_after_its_release_has_run():
     request = driven.with_prompt_of_5_computed()
     driven.executor.receive(driven.plan(releases=(Release(0, None),)))
     with violation("row reuse before confirmation"):
-        driven.executor.receive(driven.plan(placements=(driven.place(0, make_request(2)),)))
+        driven.executor.receive(driven.plan(new_requests=(driven.place(0, make_request(2)),)))
     with violation("placement of a request that has not left its row"):
-        driven.executor.receive(dataclasses.replace(driven.plan(placements=(driven.place(1, request),)), step_id=3))
+        driven.executor.receive(dataclasses.replace(driven.plan(new_requests=(driven.place(1, request),)), step_id=3))
 
 
 def test_nothing_is_scheduled_beyond_the_known_tokens():
@@ -146,7 +144,7 @@ def test_no_draft_follows_a_chunk_that_ends_before_the_last_known_token():
     driven = Driven()
     place = driven.place(0, make_request(7))
     with violation("drafts follow the last known token"):
-        driven.step([(0, 5)], placements=(place,), grants=grants((0, 0, 0), (0, 1, 1)), num_draft_tokens=column(2))
+        driven.step([(0, 5)], new_requests=(place,), grants=grants((0, 0, 0), (0, 1, 1)), num_draft_tokens=column(2))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -168,12 +166,12 @@ def test_only_full_blocks_are_tagged_and_only_after_their_result():
     driven = Driven()
     driven.with_prompt_of_5_computed()
     with violation("tag of a block before the result that filled it"):
-        driven.step(tags=(BlockTag(11, KEY),))
+        driven.step(tags=BlockTags.of([(11, KEY)]))
     early = Driven()
-    chunk = early.plan([(0, 5)], placements=(early.place(0, make_request(5)),), grants=grants((0, 0, 10), (0, 1, 11)))
+    chunk = early.plan([(0, 5)], new_requests=(early.place(0, make_request(5)),), grants=grants((0, 0, 10), (0, 1, 11)))
     early.executor.receive(chunk)
     with violation("tag of a block before the result that filled it"):
-        early.executor.receive(early.plan(tags=(BlockTag(10, KEY),)))
+        early.executor.receive(early.plan(tags=BlockTags.of([(10, KEY)])))
 
 
 def test_a_released_block_is_never_tagged():
@@ -182,39 +180,39 @@ def test_a_released_block_is_never_tagged():
     driven.with_prompt_of_5_computed()
     driven.step(releases=(Release(0, None),))
     with violation("tag of a released block"):
-        driven.step(tags=(BlockTag(10, KEY),))
+        driven.step(tags=BlockTags.of([(10, KEY)]))
 
 
 def test_a_tagged_block_is_shared_inside_its_tenant_and_never_written():
     """Hits start computing behind the shared blocks; another tenant gets none."""
     driven = Driven()
     request = driven.with_prompt_of_5_computed()
-    driven.step(tags=(BlockTag(10, KEY),))
+    driven.step(tags=BlockTags.of([(10, KEY)]))
     twin = make_request(list(request.prompt_token_ids), 1, seed=request.sampling.seed)
     placed = driven.place(1, twin, num_cached_tokens=4)
-    result = driven.step([(1, 1)], placements=(placed,), shared=grants((1, 0, 10)), grants=grants((1, 1, 20)))
+    result = driven.step([(1, 1)], new_requests=(placed,), shared=grants((1, 0, 10)), grants=grants((1, 1, 20)))
     assert result.token_ids.tolist() == [int(driven.executor.rows[0].token_ids[5])]
     stranger = make_request(list(request.prompt_token_ids), 1, tenant="other")
     with violation("share across tenants"):
         placed = driven.place(2, stranger, num_cached_tokens=4)
-        driven.step([(2, 1)], placements=(placed,), shared=grants((2, 0, 10)), grants=grants((2, 1, 21)))
+        driven.step([(2, 1)], new_requests=(placed,), shared=grants((2, 0, 10)), grants=grants((2, 1, 21)))
 
 
 def test_a_write_grant_clears_the_tag():
     """What was cached there cannot be hit any more."""
     driven = Driven()
     driven.with_prompt_of_5_computed()
-    driven.step(tags=(BlockTag(10, KEY),))
+    driven.step(tags=BlockTags.of([(10, KEY)]))
     driven.step(releases=(Release(0, FinalRelease(1, FinishReason.STOP)),))
-    assert driven.executor.snapshot().tags == (BlockTag(10, KEY),)
-    driven.step(placements=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
-    assert driven.executor.snapshot().tags == ()
+    assert list(driven.executor.snapshot().tags) == [(10, KEY)]
+    driven.step(new_requests=(driven.place(1, make_request(2)),), grants=grants((1, 0, 10)))
+    assert list(driven.executor.snapshot().tags) == []
 
 
 def test_a_row_that_ended_returns_nothing_more():
     """Plans written before the end was known write nothing and return 0; the row says how it ended."""
     driven = Driven()
-    driven.step([(0, 2)], placements=(driven.place(0, make_request(2, 1)),), grants=grants((0, 0, 10)))
+    driven.step([(0, 2)], new_requests=(driven.place(0, make_request(2, 1)),), grants=grants((0, 0, 10)))
     result = driven.step([(0, 1)])
     assert result.num_accepted.tolist() == [0]
     assert result.finishes.tolist() == [RowFinish.LENGTH]
@@ -224,10 +222,12 @@ def test_one_row_can_fail_alone():
     """Its neighbour goes on."""
     driven = Driven()
     first, second = make_request(2), make_request(2)
-    driven.step(placements=(driven.place(0, first), driven.place(1, second)), grants=grants((0, 0, 10), (1, 0, 11)))
-    driven.executor.fail_row(first.key, RowError("NUMERIC_FAULT", "no usable number"))
+    driven.step(new_requests=(driven.place(0, first), driven.place(1, second)), grants=grants((0, 0, 10), (1, 0, 11)))
+    driven.executor.fail_row(first.key, "NUMERIC_FAULT", "no usable number")
     result = driven.step([(0, 2), (1, 2)])
-    assert result.errors == {0: RowError("NUMERIC_FAULT", "no usable number")}
+    assert [(error.row, error.reason, error.message) for error in result.errors] == [
+        (0, "NUMERIC_FAULT", "no usable number")
+    ]
     assert result.num_accepted.tolist() == [0, 1]
 
 
@@ -241,7 +241,7 @@ def test_a_final_release_cuts_the_record_and_a_preemption_does_not():
     assert record.row is None
     assert len(record.output_token_ids) == 1
     assert record.released == FinalRelease(1, FinishReason.STOP)
-    driven.step(forget=(record.key,))
+    driven.step(forget=(record.record_id,))
     assert driven.executor.snapshot().rows == ()
 
 
@@ -253,7 +253,7 @@ def test_attaching_drops_plans_that_did_not_run_and_begins_an_epoch():
     description, snapshot = driven.executor.attach("x")
     assert description.epoch == 2
     assert driven.executor.num_plans_waiting == 0
-    assert [(row.key, row.row, row.num_computed_tokens) for row in snapshot.rows] == [(request.key, 0, 5)]
+    assert [(row.record_id, row.row, row.num_computed_tokens) for row in snapshot.rows] == [(request.key, 0, 5)]
 
 
 def test_a_restart_is_another_incarnation_that_knows_nothing():

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from paceline_scheduler.core.plan import BatchPlan, BlockGrants, NewRequest, StepResult
-from paceline_scheduler.link.messages import ProtocolRange
+from paceline.plan.values import BatchPlan, BlockGrants, ProtocolRange, StepResult
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
     Accepted,
@@ -16,7 +15,7 @@ from paceline_scheduler.simulator.service import (
     SimulatedService,
     StreamEnd,
 )
-from paceline_scheduler.testing.requests import column, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_executor, make_placement, make_request
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 
@@ -50,9 +49,9 @@ class Stage:
         stream = self.service.hello("driver", 5)
         await until(stream, Accepted)
         request = make_request(4, 8)
-        placement = NewRequest(0, request, 1, column(), 8, 0, 0, 0, 0, 0.0)
+        placement = make_placement(0, request, max_tokens=8)
         grants = BlockGrants(column(0, 0), column(0, 1), column(10, 11))
-        self.plan(stream, 1, num_tokens=4, placements=(placement,), grants=grants)
+        self.plan(stream, 1, num_tokens=4, new_requests=(placement,), grants=grants)
         await until(stream, StepResult)
         return stream
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_scheduler.core.plan import BatchPlan, BlockGrants, NewRequest, Release, RowFinish
+from paceline.plan.values import BatchPlan, BlockGrants, Release, RowFinish
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_placement, make_request
 
 BLOCK_SIZE = 4
 
@@ -51,7 +51,7 @@ class RandomPlanner:
             column(*counts),
             0,
             releases=tuple(releases),
-            placements=tuple(placements),
+            new_requests=tuple(placements),
             grants=BlockGrants(triples[:, 0], triples[:, 1], triples[:, 2]),
         )
         self._take(self.executor.execute(plan))
@@ -59,9 +59,7 @@ class RandomPlanner:
     def _place(self, row, request):
         self.tables[row], self.computed[row] = [], 0
         self.attempts[row] += 1
-        return NewRequest(
-            row, request, self.attempts[row], column(*self.outputs[row]), request.max_tokens, 0, 0, 0, 0, 0
-        )
+        return make_placement(row, request, self.attempts[row], self.outputs[row])
 
     def _schedule(self, row, request, grants):
         known = len(request.prompt_token_ids) + len(self.outputs[row])

@@ -2,14 +2,14 @@
 
 import pytest
 
+from paceline.plan.values import ProtocolRange
 from paceline_executor.link.fence import FenceTimes
-from paceline_executor.link.messages import ProtocolRange as ExecutorRange
 from paceline_executor.link.service import ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.identity import Approach
-from paceline_scheduler.link.messages import ExecutorState, ProtocolRange
+from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
@@ -19,7 +19,7 @@ NEVER_SILENT = FenceTimes(lease_ns=60_000_000_000)  # a busy machine is no reaso
 
 def executor_of(lowest=1, highest=1):
     """An executor that speaks these versions."""
-    protocols = ExecutorRange(lowest, highest)
+    protocols = ProtocolRange(lowest, highest)
     return hash_executor(config=ServiceConfig("127.0.0.1", 0, None, times=NEVER_SILENT, protocols=protocols))
 
 

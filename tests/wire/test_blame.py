@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan.values import RecordId
 from paceline_executor.errors import DeviceError
 from paceline_executor.link.lone_failures import LoneFailures
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.plans import placement, plan
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.simulator.failures import Blame
 
 LIMITS = RowLimits(

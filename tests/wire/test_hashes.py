@@ -1,22 +1,17 @@
-"""The hashes that travel: every component computes them as the comments of the protos define them."""
+"""The hash of an output, which a resume is compared by: schedulers and clients compute the same."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.plan.hashes import HASH_START, rolling_hashes
 from paceline_client.hashing import rolling_hash
-from paceline_executor.rows.grant_hash import START, hash_grants
-from paceline_executor.rows.plan import BlockGrants
-from paceline_scheduler.core.executor.state import fold_grants as core_fold_grants
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, fold_output_hash
-from paceline_scheduler.simulator.executor import fold_grant_hash
 
 token_ids = st.integers(min_value=0, max_value=2**31 - 1)
-grants = st.tuples(st.integers(0, 2**15), st.integers(0, 2**15), st.integers(0, 2**31 - 1))
 
 
 def defined_hash(words):
-    """Delta.rolling_hash and StepResult.grant_hash as their comments say, over 64-bit words."""
+    """Delta.rolling_hash as its comment says, over 64-bit words."""
     h = 0xCBF29CE484222325
     for word in words:
         h = ((h ^ word) * 0x100000001B3) % 2**64
@@ -26,9 +21,9 @@ def defined_hash(words):
 
 def scheduler_hash(output):
     """The scheduler's way: one token of many requests at a time."""
-    hashes = np.array([OUTPUT_HASH_START], dtype=np.uint64)
+    hashes = np.array([HASH_START], dtype=np.uint64)
     for token_id in output:
-        hashes = fold_output_hash(hashes, np.array([token_id], dtype=np.int32))
+        hashes = rolling_hashes(hashes, np.array([token_id], dtype=np.int32))
     return int(hashes[0])
 
 
@@ -48,17 +43,3 @@ def test_scheduler_and_client_agree_on_the_output(output):
 def test_the_client_can_go_on_from_any_token(output, cut):
     """A delta's hash continues the one before."""
     assert rolling_hash(output[cut:], start=rolling_hash(output[:cut])) == rolling_hash(output)
-
-
-@given(st.lists(grants, max_size=20))
-def test_scheduler_simulator_and_executor_agree_on_the_grants(triples):
-    """Divergence shows by this hash, so all who compute it must compute the same."""
-    expected = defined_hash([(row * 2**48 + index * 2**32 + block) % 2**64 for row, index, block in triples])
-    columns = np.array(triples, dtype=np.int32).reshape(-1, 3)
-    simulated = START
-    for triple in triples:
-        simulated = fold_grant_hash(simulated, *triple)
-
-    assert hash_grants(START, BlockGrants(*columns.T)) == expected
-    assert core_fold_grants(START, BlockGrants(*columns.T)) == expected
-    assert simulated == expected

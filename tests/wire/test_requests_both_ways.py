@@ -1,5 +1,7 @@
 """What the client library sends is what the edge reads, and the other way round; what is unset stays unset."""
 
+from paceline.plan import values
+from paceline.plan.values import FinishReason as CoreFinishReason
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
 from paceline_client.attachment import Attachment, Held
 from paceline_client.hashing import rolling_hash
@@ -9,8 +11,6 @@ from paceline_client.wire import generate_message, read_response
 from paceline_scheduler.api import raw, wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
 from paceline_scheduler.api.resumption import OutputBounds, check_resumption
-from paceline_scheduler.core import plan
-from paceline_scheduler.core.request import FinishReason as CoreFinishReason
 from paceline_scheduler.errors import SlowConsumerError
 
 
@@ -98,7 +98,7 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
 
 def test_output_arrives():
     """A completion's delta with its end, and a failure with its kind."""
-    logprobs = (plan.TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.0))),)
+    logprobs = (values.TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.0))),)
     finish = Finish(CoreFinishReason.STOP, "END", None, 3, 2, 4)
     delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", logprobs, finish, index=3)
     failure = FailedRequest("other", SlowConsumerError("read faster"))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from paceline.plan.hashes import HASH_START
+from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepResult
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.raw import RawResumption
 from paceline_scheduler.api.stream import RequestStream
@@ -16,13 +18,12 @@ from paceline_scheduler.core import core, recovery
 from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
-from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Resumed
-from paceline_scheduler.core.plan import BatchPlan, BlockTag, Release, StepResult
+from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import Int32Array, Progress, RecordId, Request, Resumption
+from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import RUNNING
@@ -109,7 +110,7 @@ def _match_any_grants(executor: ExecutorState, result: StepResult) -> StepInFlig
     return _matching_step(executor, result)
 
 
-def _tag_planned(executor: ExecutorState, row: int) -> list[BlockTag]:
+def _tag_planned(executor: ExecutorState, row: int) -> list[tuple[int, bytes]]:
     """Tag what will be full when the plans in flight have run."""
     rows = executor.rows
     computed = int(rows.num_computed[row])
@@ -119,7 +120,7 @@ def _tag_planned(executor: ExecutorState, row: int) -> list[BlockTag]:
     return tags
 
 
-def _settle_early(executor: ExecutorState) -> tuple[list[BlockTag], list[Release]]:
+def _settle_early(executor: ExecutorState) -> tuple[list[tuple[int, bytes]], list[Release]]:
     executor.rows_to_tag = [row for row in range(len(executor.rows.state)) if executor.rows.state[row] == RUNNING]
     return _settle(executor)
 
@@ -128,7 +129,7 @@ _settle = ExecutorState.settle
 
 
 def _commit_confirmed(
-    executor: ExecutorState, decision: Decision, tags: list[BlockTag], releases: list[Release], now: float
+    executor: ExecutorState, decision: Decision, tags: list[tuple[int, bytes]], releases: list[Release], now: float
 ) -> BatchPlan:
     """Free rows with the plan that releases them."""
     plan = _commit(executor, decision, tags, releases, now)
@@ -139,7 +140,7 @@ def _commit_confirmed(
 
 
 def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
-    progress = Progress(0, OUTPUT_HASH_START, resumption.progress.last_attempt)
+    progress = Progress(0, HASH_START, resumption.progress.last_attempt)
     return _join(state, live, Resumption(resumption.request, progress))
 
 
@@ -163,7 +164,7 @@ def _chain_of_all_tenants(chain: PrefixChain, tag_key: bytes, block_size: int, r
     _make_chain(chain, tag_key, block_size, replace(request, key=replace(request.key, tenant="")))
 
 
-def _outranks_always(seen: RowState, live: LiveRequest, output: Int32Array) -> bool:
+def _outranks_always(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
     del live, output
     return seen.released is None
 

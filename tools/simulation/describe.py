@@ -1,11 +1,8 @@
 """Messages in a few words, for the story of a run and for its hash."""
 
+from paceline.plan.values import BatchPlan, Heartbeat, RecordId, RowState, SnapshotPart, StepResult, Welcome
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.executors import RowState
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import RecordId
-from paceline_scheduler.link.messages import Heartbeat, SnapshotPart, Welcome
 from simulation.network import Call, Inbox
 
 _SHORT = 120
@@ -38,10 +35,10 @@ def _words(message: object) -> str:
             return _session_request(message)
         case pb.SessionResponse():
             return _session_response(message)
-        case Welcome(description):
-            return f"welcome, incarnation {description.incarnation & 0xFFFF:04x}, epoch {description.epoch}"
+        case Welcome(incarnation, epoch):
+            return f"welcome, incarnation {incarnation & 0xFFFF:04x}, epoch {epoch}"
         case SnapshotPart(rows):
-            return "snapshot: " + ", ".join(_row(part.row) for part in rows)
+            return "snapshot: " + ", ".join(_row(row) for row in rows)
         case TokenizerSource():
             return "tokenizer"
     return str(message)[:_SHORT]
@@ -49,7 +46,7 @@ def _words(message: object) -> str:
 
 def _plan(plan: BatchPlan) -> str:
     words = [f"plan {plan.epoch}.{plan.step_id}"]
-    words += [f"places {_key(p.request.key)} attempt {p.attempt} on row {p.row}" for p in plan.placements]
+    words += [f"places {_key(p.record_id)} attempt {p.attempt} on row {p.row}" for p in plan.new_requests]
     words += [f"releases row {release.row}{'' if release.final else ' for now'}" for release in plan.releases]
     if len(plan.rows):
         words.append("runs rows " + " ".join(map(str, plan.rows.tolist())))
@@ -83,7 +80,7 @@ def _session_response(message: pb.SessionResponse) -> str:
 
 
 def _row(row: RowState) -> str:
-    return f"{_key(row.key)} row {row.row} attempt {row.attempt} output {len(row.output_token_ids)}"
+    return f"{_key(row.record_id)} row {row.row} attempt {row.attempt} output {len(row.output_token_ids)}"
 
 
 def _key(key: RecordId) -> str:

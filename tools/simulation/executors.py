@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import Int32Array, RecordId
+from paceline.plan.values import BatchPlan, Claim, Hello, Int32Array, ProtocolRange, RecordId, StepResult
 from paceline_scheduler.errors import LinkError, StreamEndedError
-from paceline_scheduler.link.messages import Hello, ProtocolRange
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.dialogue import TOKENIZER_SOURCE, greet, info_of, messages_of
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.failures import SimulatedDeviceError
-from paceline_scheduler.simulator.fence import NOBODY, Claim
+from paceline_scheduler.simulator.fence import NOBODY
 from paceline_scheduler.simulator.service import Accepted, SimulatedService, Stream
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.simulator.violations import PlanViolationError
@@ -218,7 +216,7 @@ class ExecutorHost:
                 if isinstance(outgoing, Accepted):
                     incarnation, epoch = outgoing.description.incarnation, outgoing.description.epoch
                     self._events.accepted(self.name, incarnation, stream.claim, epoch, is_takeover=hello.takeover)
-                for message in messages_of(service, address_of(self.name), outgoing):
+                for message in messages_of(service, outgoing):
                     call.tell(message)
         except LinkError as end:
             call.finish(end)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from paceline_scheduler.core.request import RecordId
+from paceline.plan.values import RecordId
 from paceline_scheduler.link.executor_link import LOST_AFTER_S
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.link.plan_stream import MAX_SILENCE_S

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.values import BatchPlan, Claim, RecordId
 from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
 from paceline_client.results import Completion, Delta, FinishReason, Result
 from paceline_scheduler.api.fan_out import completion_seed
-from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.core.request import RecordId
-from paceline_scheduler.simulator.fence import Claim
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.executors import END_TOKEN_IDS
 from simulation.scenario import NUM_BYTE_TOKENS, PlannedRequest

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from paceline.plan.values import BatchPlan, SnapshotPart
 from paceline.v1 import inference_pb2 as pb
-from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.link.messages import SnapshotPart
 from simulation.executors import ATTACH
 from simulation.network import Call, Inbox, Network
 from simulation.scenario import FEWEST_BLOCKS

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from paceline_scheduler.core.executors import StepPoint
-from paceline_scheduler.link.messages import ProtocolRange
+from paceline.plan.values import ProtocolRange, StepPoint
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
 from paceline_scheduler.simulator.config import SimulatorConfig

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
+from paceline.plan.values import ProtocolRange, RecordId, StepResult
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status
 from paceline_scheduler.api.edge import Edge
@@ -18,16 +19,13 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.plan import StepResult
 from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
-from paceline_scheduler.link.messages import ProtocolRange
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from simulation.loop import Node, NodeState, SimulationLoop

@@ -2,24 +2,26 @@
 
 import asyncio
 
-from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
-from paceline_scheduler.link.messages import (
-    DrainNotice,
+from paceline.plan.values import (
+    BatchPlan,
+    Drain,
     ExecutorInfo,
     FromExecutor,
     Heartbeat,
     SnapshotPart,
+    StepResult,
     ToExecutor,
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
+from paceline_scheduler.link.wire_contexts import with_contexts
 from simulation.executors import ATTACH, GET_INFO, GET_TOKENIZER
 from simulation.loop import Node
 from simulation.network import Call, CallEndedError, End, Network
 
-_FROM_EXECUTOR = (WaitingInLine, Welcome, SnapshotPart, StepResult, Heartbeat, DrainNotice)
+_FROM_EXECUTOR = (WaitingInLine, Welcome, SnapshotPart, StepResult, Heartbeat, Drain)
 
 
 class SimulatedTransport:
@@ -86,7 +88,7 @@ class SimulatedPlanStream:
         """Send messages."""
         try:
             for each in (message, *more):
-                self._call.ask(each)
+                self._call.ask(with_contexts(each) if isinstance(each, BatchPlan) else each)
         except CallEndedError as ended:
             raise _typed(ended.end) from None
 

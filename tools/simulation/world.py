@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from paceline.plan.values import BatchPlan, RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.link.identity import Approach
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.clients import ClientHost

@@ -10,8 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from paceline_executor.link.messages import StepDone
-from paceline_executor.rows.plan import BatchPlan
+from paceline.plan.values import BatchPlan, StepResult
 
 
 class Answers:
@@ -19,13 +18,13 @@ class Answers:
 
     def __init__(self) -> None:
         self._to_do: deque[BatchPlan] = deque()
-        self._kept: list[StepDone] = []
+        self._kept: list[StepResult] = []
 
     def expect(self, plan: BatchPlan) -> None:
         """A plan was taken."""
         self._to_do.append(plan)
 
-    def give(self, done: StepDone, *, together: bool) -> tuple[StepDone, ...]:
+    def give(self, done: StepResult, *, together: bool) -> tuple[StepResult, ...]:
         """The oldest plan is done: returns the results that leave now, each by itself unless `together`.
 
         One waits while more is to do than is kept, behind a step that decodes the same rows: should that one break the
@@ -36,7 +35,7 @@ class Answers:
         waits = together and len(self._kept) < len(self._to_do) and _goes_on(plan, self._to_do[0])
         return () if waits else self.rest()
 
-    def rest(self) -> tuple[StepDone, ...]:
+    def rest(self) -> tuple[StepResult, ...]:
         """All that is kept, which leaves now."""
         kept, self._kept = tuple(self._kept), []
         return kept

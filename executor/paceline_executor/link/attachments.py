@@ -14,8 +14,20 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from paceline.plan.values import (
+    PROTOCOLS,
+    BatchPlan,
+    Drain,
+    FailedStep,
+    Heartbeat,
+    Hello,
+    ProtocolRange,
+    StepResult,
+    WaitingInLine,
+    Welcome,
+)
 from paceline_executor.errors import (
     AttachError,
     DrainingError,
@@ -25,23 +37,10 @@ from paceline_executor.errors import (
     ServiceError,
     StepWedgedError,
 )
-from paceline_executor.link.fence import Accepted, Fence, FenceTimes, Refused, Verdict, Waits
-from paceline_executor.link.messages import (
-    NANOSECONDS,
-    PROTOCOLS,
-    Drain,
-    FailedStep,
-    Heartbeat,
-    Hello,
-    ProtocolRange,
-    StepDone,
-    Transport,
-    WaitingInLine,
-    Welcome,
-)
+from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Verdict, Waits
+from paceline_executor.link.messages import NANOSECONDS, Transport
 from paceline_executor.link.plan_stream import PlanStream
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
-from paceline_executor.rows.plan import BatchPlan
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 
@@ -92,6 +91,7 @@ class Attachments:
         self.fence = Fence(times)
         self.drain_notice: Drain | None = None
         self._steps: StepLoop | None = None
+        self._welcome: Welcome | None = None
         self._failed_step: FailedStep | None = None  # told to whoever attaches next: how a stream ended may get lost
         self._streams: dict[int, PlanStream] = {}
         self._driver: PlanStream | None = None
@@ -106,9 +106,9 @@ class Attachments:
         """Whether no plan is unanswered."""
         return self._driver is None or self._driver.num_in_flight == 0
 
-    def open(self, steps: StepLoop) -> None:
-        """The model is loaded: schedulers may come."""
-        self._steps = steps
+    def open(self, steps: StepLoop, welcome: Welcome) -> None:
+        """The model is loaded: schedulers may come, and are told this; epoch and protocol are each stream's own."""
+        self._steps, self._welcome = steps, welcome
 
     async def serve(self, transport: Transport) -> None:
         """One Attach call, from hello to end. Raises the error it has to end with; returns for an end in good order."""
@@ -122,7 +122,8 @@ class Attachments:
         self._streams[stream_id] = stream
         read = asyncio.create_task(self._read(stream, transport), name="attach-read")
         try:
-            self._act(self.fence.arrive(stream_id, hello.claim, hello.approach, self._now_ns()))
+            approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
+            self._act(self.fence.arrive(stream_id, hello.claim, approach, self._now_ns()))
             await stream.run(read)
         finally:
             self._forget(stream)
@@ -142,7 +143,7 @@ class Attachments:
         if isinstance(report, StepRefused) and report.failed is not None:
             self._failed_step = report.failed
         match report:
-            case StepDone(result=result) if driver is not None and driver.epoch == result.epoch:
+            case StepResult(epoch=epoch) if driver is not None and driver.epoch == epoch:
                 driver.answer(report)
             case StepRefused(epoch=epoch, error=error) if driver is not None and driver.epoch == epoch:
                 driver.end(error)
@@ -201,7 +202,9 @@ class Attachments:
     async def _greet(self, stream: PlanStream, epoch: int) -> None:
         try:
             snapshot = await self._snapshot(stream.hello)
-            await stream.put(Welcome(epoch, stream.protocol, self._failed_step))
+            assert self._welcome is not None, "schedulers are accepted once the model is loaded"
+            welcome = replace(self._welcome, epoch=epoch, protocol=stream.protocol, failed_step=self._failed_step)
+            await stream.put(welcome)
             for part in parts_of(snapshot, MAX_PART_BYTES):
                 await stream.put(part)
         except ServiceError as error:
@@ -291,7 +294,7 @@ def _check_hello(hello: Hello) -> None:
 
 
 def _pick_protocol(ours: ProtocolRange, theirs: ProtocolRange) -> int:
-    protocol = ours.pick(theirs)
+    protocol = ours.highest_in_common(theirs)
     if protocol is None:
         older = "executor" if ours.highest < theirs.highest else "scheduler"
         raise ProtocolError(f"this executor speaks protocol {ours}, the scheduler {theirs}; upgrade the {older}")

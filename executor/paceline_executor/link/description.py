@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.plan.values import ExecutorLimits, KvGeometry, Model, StepPoint, Welcome
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.runner.interface import KvGeometry
+from paceline_executor.runner.interface import KvGeometry as CacheShape
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 
@@ -18,12 +19,50 @@ class Description:
     num_parameters: int
     quantization: str  # empty when unquantised
     limits: RowLimits
-    geometry: KvGeometry
+    geometry: CacheShape
     kv_dtype: str
     tokenizer: TokenizerBundle
     step_points: tuple[tuple[int, int], ...]  # (num_tokens, duration_ns), measured while warming up
     device: str
     num_threads: int  # 0 for a device that has none
+
+    def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
+        """What every scheduler is told that is accepted; who accepts it adds epoch and protocol."""
+        return Welcome(
+            incarnation=incarnation,
+            epoch=0,
+            protocol=0,
+            model=self.served_model(),
+            geometry=self.kv_geometry(),
+            limits=self.plan_limits(max_plans_in_flight),
+            tag_key=tag_key,
+            tokenizer_digest=self.tokenizer.digest,
+            step_points=tuple(StepPoint(num_tokens, duration_ns) for num_tokens, duration_ns in self.step_points),
+        )
+
+    def served_model(self) -> Model:
+        """The model as schedulers and people see it."""
+        return Model(
+            name=self.model,
+            architecture=self.architecture,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+            num_parameters=self.num_parameters,
+            quantization=self.quantization,
+            end_token_ids=self.tokenizer.end_token_ids,
+            has_chat_template=self.tokenizer.chat_template is not None,
+            default_sampling=self.tokenizer.defaults,
+        )
+
+    def kv_geometry(self) -> KvGeometry:
+        """The KV cache as schedulers count it."""
+        geometry = self.geometry
+        return KvGeometry(geometry.num_blocks, geometry.block_size, geometry.bytes_per_block, self.kv_dtype)
+
+    def plan_limits(self, max_plans_in_flight: int) -> ExecutorLimits:
+        """The bounds that plans keep to."""
+        limits = self.limits
+        return ExecutorLimits(limits.num_rows, limits.max_num_batched_tokens, limits.max_model_len, max_plans_in_flight)
 
 
 @dataclass(frozen=True, slots=True)

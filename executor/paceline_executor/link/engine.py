@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.values import BatchPlan, StepResult
 from paceline_executor.errors import ServiceError, StepFailedError
 from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.plan import BatchPlan, StepResult
 from paceline_executor.rows.table import Applied, RowTable
 from paceline_executor.runner.interface import Runner, StepOutput
 

@@ -10,18 +10,10 @@ again at any time, with the same term or a higher one, and replaces its own stre
 """
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from paceline.plan.values import Claim
 from paceline_executor.errors import EpochEndedError, LineFullError, ServiceError, TermSupersededError
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Claim:
-    """Who wants to drive; claims compare by term, then by scheduler_id. `address` is where its clients reach it."""
-
-    term: int
-    scheduler_id: str
-    address: str = field(default="", compare=False)
 
 
 class Approach(enum.Enum):

@@ -9,13 +9,15 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from paceline_executor.errors import RequestError, ServiceError
+from paceline_executor.errors import MalformedMessageError, RequestError, ServiceError
 from paceline_executor.link.status import internal_status, status_of
 
 _Handler = Any  # the stubs know a handler of unary calls only
 _Behaviour = Callable[[Any, Any], Any]
+_Decode = Callable[[Any], Any]
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 _FACTORIES: dict[str, Callable[..., _Handler]] = {
@@ -27,9 +29,10 @@ _FACTORIES: dict[str, Callable[..., _Handler]] = {
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the behaviour of every handler."""
+    """Wraps the behaviour of every handler; messages of `bytes_methods` pass as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_methods: frozenset[str] = frozenset()) -> None:
+        self._bytes_methods = bytes_methods
         self._log = structlog.get_logger()
 
     async def intercept_service(
@@ -44,25 +47,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         kind = next(kind for kind in _FACTORIES if getattr(handler, kind) is not None)
         behaviour = getattr(handler, kind)
         wrap = self._wrap_generator if inspect.isasyncgenfunction(behaviour) else self._wrap_coroutine
+        method = handler_call_details.method
+        # Requests are decoded in here and not by gRPC, which would answer bytes that are no message with a traceback.
         return _FACTORIES[kind](
-            wrap(behaviour, handler_call_details.method),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            wrap(behaviour, _decoder(handler.request_deserializer), method),
+            request_deserializer=None,
+            response_serializer=None if method in self._bytes_methods else handler.response_serializer,
         )
 
-    def _wrap_coroutine(self, behaviour: _Behaviour, method: str) -> _Behaviour:
+    def _wrap_coroutine(self, behaviour: _Behaviour, decode: _Decode, method: str) -> _Behaviour:
         async def wrapped(request: object, context: _Context) -> object:
             try:
-                return await behaviour(request, context)
+                return await behaviour(decode(request), context)
             except Exception as error:
                 await self._abort(context, method, error)
 
         return wrapped
 
-    def _wrap_generator(self, behaviour: _Behaviour, method: str) -> _Behaviour:
+    def _wrap_generator(self, behaviour: _Behaviour, decode: _Decode, method: str) -> _Behaviour:
         async def wrapped(request: object, context: _Context) -> AsyncIterator[object]:
             try:
-                async for response in behaviour(request, context):
+                async for response in behaviour(decode(request), context):
                     yield response
             except Exception as error:
                 await self._abort(context, method, error)
@@ -78,3 +83,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._log.error("call_failed", method=method, exc_info=error)
             status = internal_status()
         await context.abort_with_status(rpc_status.to_status(status))
+
+
+def _decoder(deserialize: _Decode) -> _Decode:
+    """Return what makes a request, or a stream of requests, of the bytes that came."""
+
+    def decode(request: bytes) -> object:
+        try:
+            return deserialize(request)
+        except DecodeError as error:
+            raise MalformedMessageError(f"the request is no message of this call: {error}") from error
+
+    async def decode_each(requests: AsyncIterator[bytes]) -> AsyncIterator[object]:
+        async for request in requests:
+            yield decode(request)
+
+    return lambda given: decode(given) if isinstance(given, bytes) else decode_each(given)

@@ -4,8 +4,8 @@ Knows which requests failed in steps of their own since a step last succeeded. I
 who drives.
 """
 
+from paceline.plan.values import BatchPlan, RecordId
 from paceline_executor.errors import DeviceError
-from paceline_executor.rows.plan import BatchPlan, RecordId
 from paceline_executor.rows.table import RowTable
 
 MAX_BLAMED = 2
@@ -46,5 +46,5 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
 
 def _request_on(row: int, plan: BatchPlan, table: RowTable) -> RecordId | None:
     """The request that the plan ran on a row; the plan itself may have placed it there."""
-    placed = next((placement.record_id for placement in plan.placements if placement.row == row), None)
+    placed = next((placement.record_id for placement in plan.new_requests if placement.row == row), None)
     return placed if placed is not None else table.record_id_on(row)

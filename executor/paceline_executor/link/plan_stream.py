@@ -6,6 +6,7 @@ Knows its own order of plans and bounds. It refuses to know other streams and wh
 import asyncio
 import contextlib
 
+from paceline.plan.values import GROUPING_PROTOCOL, BatchPlan, FromExecutor, Heartbeat, Hello, StepResult
 from paceline_executor.errors import (
     AttachError,
     PlanOrderError,
@@ -14,16 +15,7 @@ from paceline_executor.errors import (
     TooManyPlansError,
 )
 from paceline_executor.link.answers import Answers
-from paceline_executor.link.messages import (
-    GROUPING_PROTOCOL,
-    Heartbeat,
-    Hello,
-    Outgoing,
-    StepDone,
-    StepsDone,
-    Transport,
-)
-from paceline_executor.rows.plan import BatchPlan
+from paceline_executor.link.messages import Transport
 
 _MAX_OUTBOX = 64
 _FLUSH_S = 1.0
@@ -52,7 +44,7 @@ class PlanStream:
         self._last_step_id = 0
         self._is_half_closed = False
         self._answers = Answers()
-        self._outbox: asyncio.Queue[Outgoing] = asyncio.Queue(_MAX_OUTBOX)
+        self._outbox: asyncio.Queue[FromExecutor | tuple[StepResult, ...]] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -75,18 +67,18 @@ class PlanStream:
         self._num_in_flight += 1
         self._answers.expect(plan)
 
-    def answer(self, done: StepDone) -> None:
+    def answer(self, done: StepResult) -> None:
         """Queue a result, or keep it back for the next one."""
         self._post_results(self._answers.give(done, together=self.protocol >= GROUPING_PROTOCOL))
 
-    def post(self, message: Outgoing) -> None:
+    def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
             self.end(AttachError(f"more than {_MAX_OUTBOX} messages are unread"))
 
-    async def put(self, message: Outgoing) -> None:
+    async def put(self, message: FromExecutor) -> None:
         """Queue a message, waiting for room."""
         await self._outbox.put(message)
 
@@ -129,17 +121,19 @@ class PlanStream:
     async def _write(self) -> None:
         while True:
             message = await self._outbox.get()
-            if isinstance(message, StepsDone):
+            if isinstance(message, tuple):
                 # Counted down before the results leave, since the next plan may be there before `send` returns.
-                self._num_in_flight -= len(message.steps)
-            await self._transport.send(message)
+                self._num_in_flight -= len(message)
+                await self._transport.send(*message)
+            else:
+                await self._transport.send(message)
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
 
-    def _post_results(self, results: tuple[StepDone, ...]) -> None:
+    def _post_results(self, results: tuple[StepResult, ...]) -> None:
         if results:
-            self.post(StepsDone(results))
+            self.post(results)
 
     def _half_close(self) -> None:
         """The scheduler sends no more: answer what is in flight, then end in good order."""

@@ -13,6 +13,7 @@ import grpc
 import structlog
 from grpc_reflection.v1alpha import reflection
 
+from paceline.plan.values import PROTOCOLS, Drain, ProtocolRange
 from paceline.process import ports
 from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
 from paceline.process.health import HealthServicer, HealthStatus
@@ -22,7 +23,6 @@ from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.interceptor import ErrorInterceptor
-from paceline_executor.link.messages import PROTOCOLS, Drain, ProtocolRange
 from paceline_executor.link.step_loop import StepLoop
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
@@ -70,7 +70,7 @@ class ExecutorService:
     async def listen(self) -> tuple[int, int | None]:
         """Bind both ports and answer on them; returns their numbers. Raises PortError when one cannot be bound."""
         config = self._config
-        server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+        server = grpc.aio.server(interceptors=(ErrorInterceptor(executor_service.BYTES_METHODS),), options=_OPTIONS)
         executor_service.register(self._servicer, server)
         self._health.add_to(server)
         names = (executor_service.SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME)

@@ -5,25 +5,28 @@ Knows the generated service and who answers each call. It decides nothing: error
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
-from paceline_executor.errors import NotReadyError, UnsupportedCallError
+from paceline.plan.codec import ColumnError, MalformedError, decode_request, encode_response
+from paceline.plan.values import FromExecutor, StepResult, ToExecutor
+from paceline.v1 import executor_pb2, executor_pb2_grpc
+from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault, UnsupportedCallError
 from paceline_executor.link.attachments import Attachments
 from paceline_executor.link.description import Description
-from paceline_executor.link.messages import Incoming, Outgoing
 from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.link.wire import ResponseEncoder, decode_request
 
 SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
+"""Calls whose messages the plan protocol's codec reads and writes, and not gRPC."""
+
 _STATE_S = 5.0
 _LOADING = "the model is still loading; wait until the health service says SERVING"
 
-_AttachContext = grpc.aio.ServicerContext[plan_pb2.AttachRequest, plan_pb2.AttachResponse]
+_AttachContext = grpc.aio.ServicerContext[bytes, bytes]
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -33,14 +36,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
         self._loaded: tuple[StepLoop, Description] | None = None
-        self._encoder: ResponseEncoder | None = None
 
     def open(self, steps: StepLoop, description: Description) -> None:
         """The model is loaded: calls are answered from now on."""
-        identity, max_plans = self._attachments.identity, self._attachments.max_plans_in_flight
         self._loaded = (steps, description)
-        self._encoder = ResponseEncoder(identity.incarnation, identity.tag_key, max_plans, description)
-        self._attachments.open(steps)
+        identity, max_plans = self._attachments.identity, self._attachments.max_plans_in_flight
+        self._attachments.open(steps, description.welcome(identity.incarnation, identity.tag_key, max_plans))
 
     async def Attach(  # type: ignore[override]  # noqa: N802  # the stub has no form for a handler that writes itself
         self,
@@ -48,7 +49,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: _AttachContext,
     ) -> None:
         """The plan stream. While the model loads the hello is still read: a writer is owed an answer, not a reset."""
-        await self._attachments.serve(_GrpcTransport(context, self._encode))
+        await self._attachments.serve(_GrpcTransport(context))
 
     async def GetInfo(  # noqa: N802
         self,
@@ -91,11 +92,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Refused: traces are not supported yet."""
         raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
 
-    def _encode(self, message: Outgoing) -> plan_pb2.AttachResponse:
-        if self._encoder is None:
-            raise NotReadyError(_LOADING)
-        return self._encoder.encode(message)
-
     def _require_loaded(self) -> tuple[StepLoop, Description]:
         if self._loaded is None:
             raise NotReadyError(_LOADING)
@@ -105,23 +101,31 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 class _GrpcTransport:
     """A plan stream over one gRPC call."""
 
-    def __init__(self, context: _AttachContext, encode: Callable[[Outgoing], plan_pb2.AttachResponse]) -> None:
+    def __init__(self, context: _AttachContext) -> None:
         self._context = context
-        self._encode = encode
-        self._unread: deque[Incoming] = deque()
+        self._unread: deque[ToExecutor] = deque()
 
-    async def receive(self) -> Incoming | None:
+    async def receive(self) -> ToExecutor | None:
         if not self._unread:
-            message = await self._context.read()
-            if not isinstance(message, plan_pb2.AttachRequest):
+            data = await self._context.read()
+            if not isinstance(data, bytes):
                 return None
-            self._unread.extend(decode_request(message))
+            self._unread.extend(_decode(data))
         return self._unread.popleft()
 
-    async def send(self, message: Outgoing) -> None:
-        await self._context.write(self._encode(message))
+    async def send(self, message: FromExecutor, *more: StepResult) -> None:
+        await self._context.write(encode_response(message, *more))
+
+
+def _decode(data: bytes) -> list[ToExecutor]:
+    try:
+        return decode_request(data)
+    except ColumnError as error:
+        raise PlanError(PlanFault.COLUMN_LENGTH, str(error)) from error
+    except MalformedError as error:
+        raise AttachError(str(error)) from error
 
 
 def register(servicer: ExecutorServicer, server: grpc.aio.Server) -> None:
-    """Let a server answer for the service."""
+    """Let a server answer for the service; its interceptor leaves the messages of `BYTES_METHODS` as bytes."""
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server)

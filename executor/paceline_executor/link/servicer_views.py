@@ -3,24 +3,22 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib.metadata import version
 
-from google.protobuf import duration_pb2
-
+from paceline.plan.codec import (
+    write_defaults,
+    write_duration,
+    write_geometry,
+    write_limits,
+    write_logprobs,
+    write_model,
+)
+from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_executor.errors import InvalidFieldError
 from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments
 from paceline_executor.link.description import Description
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.link.wire import (
-    encode_defaults,
-    encode_geometry,
-    encode_limits,
-    encode_model,
-    encode_token_logprobs,
-)
-from paceline_executor.rows.plan import RowState
 from paceline_executor.rows.table import RowTable
 
 _DEFAULT_VIEWS = 64
@@ -33,24 +31,22 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
     """Who the executor is, what it holds and who drives it."""
     fence, identity = attachments.fence, attachments.identity
     holder = fence.holder
-    uptime = duration_pb2.Duration()
-    uptime.FromTimedelta(timedelta(microseconds=(time.monotonic_ns() - identity.started_ns) // 1000))
     return executor_pb2.GetInfoResponse(
         incarnation=identity.incarnation,
         epoch=fence.epoch,
         term=fence.highest_term,
         holder_scheduler_id=holder.scheduler_id if holder else "",
         holder_address=holder.address if holder else "",
-        model=encode_model(description),
-        geometry=encode_geometry(description),
-        limits=encode_limits(description, attachments.max_plans_in_flight),
+        model=write_model(description.served_model()),
+        geometry=write_geometry(description.kv_geometry()),
+        limits=write_limits(description.plan_limits(attachments.max_plans_in_flight)),
         min_protocol=attachments.protocols.lowest,
         max_protocol=attachments.protocols.highest,
         device=description.device,
         num_threads=description.num_threads,
         last_step_id=steps.last_step_id,
         draining=attachments.drain_notice is not None,
-        uptime=uptime,
+        uptime=write_duration((time.monotonic_ns() - identity.started_ns) / 1e9),
         version=version("paceline"),
         tokenizer_digest=description.tokenizer.digest,
         num_waiting_schedulers=fence.num_waiting,
@@ -112,7 +108,7 @@ def _show_logprobs(views: list[executor_pb2.RowView], states: list[RowState]) ->
         room -= shown.num_tokens
         left_out |= rest.num_tokens > 0
         view.logprobs_offset = shown.offset
-        view.logprobs.extend(encode_token_logprobs(shown, state.output_token_ids[shown.offset :].tolist()))
+        view.logprobs.extend(write_logprobs(shown, state.output_token_ids[shown.offset :]))
     return left_out
 
 
@@ -147,7 +143,7 @@ def tokenizer_parts(description: Description) -> Iterator[executor_pb2.GetTokeni
         eos_token_id=bundle.eos_token_id,
         end_token_ids=bundle.end_token_ids,
         add_bos=bundle.add_bos,
-        default_sampling=encode_defaults(description),
+        default_sampling=write_defaults(bundle.defaults),
     )
     room = max(0, MAX_PART_BYTES - _PART_ROOM - len((bundle.chat_template or "").encode()))
     first.tokenizer_json = bundle.tokenizer_json[:room]

@@ -12,6 +12,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.NotReadyError: code_pb2.UNAVAILABLE,
     errors.DrainingError: code_pb2.UNAVAILABLE,
     errors.UnsupportedCallError: code_pb2.UNIMPLEMENTED,
+    errors.MalformedMessageError: code_pb2.INVALID_ARGUMENT,
     errors.AttachError: code_pb2.INVALID_ARGUMENT,
     errors.ProtocolError: code_pb2.FAILED_PRECONDITION,
     errors.TermSupersededError: code_pb2.FAILED_PRECONDITION,
@@ -24,17 +25,14 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.PlanError: code_pb2.INVALID_ARGUMENT,
     errors.UnsupportedPlanError: code_pb2.UNIMPLEMENTED,
     errors.StepFailedError: code_pb2.INTERNAL,
-    errors.InvalidFieldError: code_pb2.INVALID_ARGUMENT,
-    errors.UnsupportedFieldError: code_pb2.UNIMPLEMENTED,
-    errors.NumericError: code_pb2.INTERNAL,
-    errors.NoTokenLeftError: code_pb2.FAILED_PRECONDITION,
 }
 
 
 def status_of(error: errors.ServiceError | errors.RequestError) -> status_pb2.Status:
     """The status of an error, with its reason and, for a request, the field at fault."""
     metadata = error.metadata if isinstance(error, errors.ServiceError) else {}
-    status = status_pb2.Status(code=_CODES.get(type(error), code_pb2.INTERNAL), message=str(error))
+    code = error.code if isinstance(error, errors.RequestError) else _CODES.get(type(error), code_pb2.INTERNAL)
+    status = status_pb2.Status(code=code, message=str(error))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_DOMAIN, metadata=metadata))
     if isinstance(error, errors.RequestError) and error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))

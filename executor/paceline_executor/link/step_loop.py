@@ -14,17 +14,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
 
+from paceline.plan.values import BatchPlan, FailedStep, StepResult, StepTimings
 from paceline_executor.errors import ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.lone_failures import LoneFailures
-from paceline_executor.link.messages import FailedStep, StepDone
-from paceline_executor.rows.plan import BatchPlan, StepTimings
 from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ class StepRefused:
     failed: FailedStep | None = None
 
 
-Report = StepDone | StepRefused
+Report = StepResult | StepRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class StepLoop:
             elif command.plan.epoch == self._epoch != self._failed_epoch:
                 report = self._step(engine, command, idle_since_ns)
                 self._post(self._on_report, report)
-                if isinstance(report, StepDone):
+                if isinstance(report, StepResult):
                     lone_failures.succeeded(command.plan)
                 elif report.failed is not None:
                     lone_failures.failed(command.plan, engine.table)
@@ -194,7 +193,7 @@ class StepLoop:
             sample_ns=step.sample_ns,
             idle_ns=start_ns - idle_since_ns,
         )
-        return StepDone(step.result, timings)
+        return replace(step.result, timings=timings)
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has gone; so will this thread

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.values import BatchPlan
 from paceline_executor.rows.columns import GOES_ON, NOT_ASKED, RowColumns
-from paceline_executor.rows.plan import BatchPlan
 from paceline_executor.rows.rules import RowRules, rule_columns
 from paceline_executor.runner.interface import Int32Array, PromptTargets, SamplingColumns, StepBatch
 

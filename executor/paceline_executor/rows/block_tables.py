@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.values import NO_COPIES, BlockCopies, BlockGrants
 from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows.columns import NO_BLOCK, RowColumns
-from paceline_executor.rows.plan import NO_COPIES, BlockCopies, BlockGrants
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from paceline.plan.values import KEY_BYTES, BatchPlan, BlockGrants, RecordId
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
 from paceline_executor.rows.limits import MAX_NAME_BYTES, RowLimits
-from paceline_executor.rows.plan import TAG_BYTES, BatchPlan, BlockGrants, RecordId
 from paceline_executor.runner.interface import Int32Array
 
 
@@ -18,16 +18,16 @@ def check_form(plan: BatchPlan, limits: RowLimits) -> None:
     _check_grants("grants", plan.grants, limits)
     _check_grants("shared", plan.shared, limits)
     _check_schedule(plan, limits)
-    for row in (*(release.row for release in plan.releases), *(placement.row for placement in plan.placements)):
+    for row in (*(release.row for release in plan.releases), *(placement.row for placement in plan.new_requests)):
         if not 0 <= row < limits.num_rows:
             raise PlanError(PlanFault.ROW_OUT_OF_RANGE, f"row {row} is outside 0 to {limits.num_rows - 1}")
-    for placement in plan.placements:
+    for placement in plan.new_requests:
         _check_name(placement.record_id)
 
 
 def _check_tags(plan: BatchPlan, limits: RowLimits) -> None:
     num_tags, num_key_bytes = plan.tags.block_ids.size, len(plan.tags.keys)
-    if num_key_bytes != num_tags * TAG_BYTES:
+    if num_key_bytes != num_tags * KEY_BYTES:
         raise PlanError(PlanFault.COLUMN_LENGTH, f"tags has {num_tags} blocks and {num_key_bytes} bytes of keys")
     _check_blocks("tags.block_ids", plan.tags.block_ids, limits)
 

@@ -7,8 +7,8 @@ reads, `outcome` advances.
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.values import NewRequest, RowFinish
 from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
-from paceline_executor.rows.plan import NewRequest, RowFinish
 
 NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
 NOT_ASKED = -1  # in columns that count alternatives

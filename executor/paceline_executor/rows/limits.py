@@ -1,10 +1,11 @@
-"""The bounds that rows keep to. Knows numbers only."""
+"""The bounds that rows keep to, and sizes. Knows numbers only."""
 
 from dataclasses import dataclass
 
+from paceline.plan.values import RowState
+
 MAX_END_TOKENS = 128
 MAX_CONTEXT_BYTES = 512 * 1024
-MAX_SAMPLING_BYTES = 64 * 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKENS = 4096
@@ -30,3 +31,10 @@ class RowLimits:
     def max_blocks_per_row(self) -> int:
         """How many blocks a row of `max_model_len` tokens takes."""
         return -(-self.max_model_len // self.block_size)
+
+
+def sampling_bytes(state: RowState) -> int:
+    """Return about what the sampling parameters of a state take, from above."""
+    if state.sampling is None:
+        return 0
+    return 64 + 12 * len(state.sampling.logit_bias) + 5 * len(state.sampling.allowed_token_ids)

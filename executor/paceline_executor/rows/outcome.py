@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.values import BatchPlan, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult
 from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
 from paceline_executor.rows.batch import Prepared
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.plan import BatchPlan, RowFault, RowFinish, RowLogprobs, RowPromptLogprobs, StepResult
-from paceline_executor.runner.interface import Int32Array, RowProblem, StepOutput
+from paceline_executor.runner.interface import Int32Array, RowProblem, StepOutput, TokenLogprobs
 
 _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
     RowProblem.NOT_FINITE: (NumericError, "the model's logits are not finite numbers"),
@@ -32,8 +32,8 @@ class Drawn:
     places: npt.NDArray[np.intp]  # [num_drawn]: places in the plan's columns
     token_ids: Int32Array  # [num_drawn]
     logprobs: tuple[RowLogprobs, ...]
-    faults: tuple[RowFault, ...]
-    prompt_logprobs: tuple[RowPromptLogprobs, ...]
+    errors: tuple[RowError, ...]
+    prompt_logprobs: tuple[RowLogprobs, ...]
 
 
 def draw(prepared: Prepared, output: StepOutput) -> Drawn:
@@ -54,19 +54,35 @@ def draw(prepared: Prepared, output: StepOutput) -> Drawn:
         places=prepared.places[sampled][has_token],
         token_ids=output.token_ids[has_token],
         logprobs=tuple(
-            RowLogprobs(int(rows[index]), int(output.token_ids[index]), output.logprobs[index]) for index in asked
+            _row_logprobs(int(rows[index]), output.token_ids[index : index + 1], output.logprobs[index])
+            for index in asked
         ),
-        faults=tuple(_fault(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
+        errors=tuple(_problem(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
         prompt_logprobs=_prompt_logprobs(prepared, output),
     )
 
 
-def _fault(row: int, problem: RowProblem) -> RowFault:
+def row_error(row: int, error: RequestError) -> RowError:
+    """What is said of a row that failed alone."""
+    return RowError(row, error.code, error.reason, str(error), error.field)
+
+
+def _problem(row: int, problem: RowProblem) -> RowError:
     error, sentence = _ERRORS[problem]
-    return RowFault(row, error(sentence))
+    return row_error(row, error(sentence))
 
 
-def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowPromptLogprobs, ...]:
+def _row_logprobs(row: int, token_ids: Int32Array, values: TokenLogprobs) -> RowLogprobs:
+    columns = LogprobColumns(
+        offset=0,
+        logprobs=np.array([values.chosen], dtype=np.float32),
+        top_token_ids=np.array([values.top_token_ids], dtype=np.int32).reshape(1, -1),
+        top_logprobs=np.array([values.top_logprobs], dtype=np.float32).reshape(1, -1),
+    )
+    return RowLogprobs(row, token_ids, columns)
+
+
+def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowLogprobs, ...]:
     """Those of the batch's targets; raises ValueError where they are missing or of another number."""
     targets = prepared.batch.prompt_targets
     if targets is None:
@@ -81,7 +97,8 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowPromptL
         if values is None or values.logprobs.shape != (num_tokens,):
             raise ValueError("the runner left out log-probabilities of a prompt")
         position = int(prepared.batch.positions[prepared.batch.cu_seqlens[index]]) + 1
-        told.append(RowPromptLogprobs(int(prepared.rows[index]), position, token_ids, values))
+        columns = LogprobColumns(position, values.logprobs, values.top_token_ids, values.top_logprobs)
+        told.append(RowLogprobs(int(prepared.rows[index]), token_ids, columns))
     return tuple(told)
 
 
@@ -97,17 +114,18 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
     columns.finish[rows[num_known >= max_model_len]] = RowFinish.CONTEXT_FULL
     columns.finish[rows[num_known >= columns.max_known[rows]]] = RowFinish.LENGTH
     columns.finish[rows[(end_tokens == token_ids[:, None]).any(axis=1)]] = RowFinish.END_TOKEN
-    for fault in drawn.faults:
-        columns.finish[fault.row] = RowFinish.ERROR
+    for error in drawn.errors:
+        columns.finish[error.row] = RowFinish.ERROR
 
 
 def report(
-    columns: RowColumns, plan: BatchPlan, placement_faults: tuple[RowFault, ...], drawn: Drawn, grant_hash: int
+    columns: RowColumns, plan: BatchPlan, placement_errors: tuple[RowError, ...], drawn: Drawn, grant_hash: int
 ) -> StepResult:
     """The result of a step whose rows have advanced."""
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)
     num_accepted[drawn.places] = 1
     return StepResult(
+        incarnation=plan.incarnation,
         epoch=plan.epoch,
         step_id=plan.step_id,
         rows=plan.rows,
@@ -115,7 +133,7 @@ def report(
         token_ids=drawn.token_ids,
         finishes=columns.finish[plan.rows],
         logprobs=drawn.logprobs,
-        faults=placement_faults + drawn.faults,
+        errors=placement_errors + drawn.errors,
         grant_hash=grant_hash,
         prompt_logprobs=drawn.prompt_logprobs,
     )

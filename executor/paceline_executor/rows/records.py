@@ -6,7 +6,8 @@ forgotten by name, and the oldest go first when together they exceed the limit i
 
 from dataclasses import dataclass
 
-from paceline_executor.rows.plan import RecordId, RowState
+from paceline.plan.values import RecordId, RowState
+from paceline_executor.rows.limits import sampling_bytes
 from paceline_executor.rows.undo import Undo
 
 _OVERHEAD_BYTES = 1024
@@ -87,6 +88,6 @@ class Records:
 
 def _size_of(state: RowState) -> int:
     arrays = (state.prompt_token_ids, state.output_token_ids, state.block_ids)
-    texts = len(state.context) + len(state.sampling_message) + 4 * len(state.end_token_ids)
+    texts = len(state.context) + sampling_bytes(state) + 4 * len(state.end_token_ids)
     logprobs = 0 if state.logprobs is None else state.logprobs.nbytes
     return _OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts + logprobs

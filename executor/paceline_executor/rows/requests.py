@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.plan.values import NewRequest
 from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
 from paceline_executor.rows.limits import (
     MAX_ALLOWED_TOKENS,
@@ -18,10 +19,8 @@ from paceline_executor.rows.limits import (
     MAX_END_TOKENS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
-    MAX_SAMPLING_BYTES,
     RowLimits,
 )
-from paceline_executor.rows.plan import NewRequest
 from paceline_executor.runner.interface import Int32Array
 
 _Check = Callable[[NewRequest, RowLimits], RequestError | None]
@@ -42,9 +41,9 @@ def bounded(placement: NewRequest) -> NewRequest:
         placement,
         end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],
         ignored_end_token_ids=(),
-        bad_words=(),
+        bad_word_token_ids=(),
         context=placement.context if len(placement.context) <= MAX_CONTEXT_BYTES else b"",
-        sampling_message=placement.sampling_message if len(placement.sampling_message) <= MAX_SAMPLING_BYTES else b"",
+        sampling=replace(placement.sampling, logit_bias=(), allowed_token_ids=()),
     )
 
 
@@ -81,8 +80,6 @@ def _limits(placement: NewRequest, limits: RowLimits) -> RequestError | None:
         return InvalidFieldError(f"more than {MAX_END_TOKENS} end_token_ids", "end_token_ids")
     if _outside(np.asarray(placement.end_token_ids, dtype=np.int64), limits.vocab_size):
         return InvalidFieldError(f"end_token_ids holds ids outside 0 to {limits.vocab_size - 1}", "end_token_ids")
-    if len(placement.sampling_message) > MAX_SAMPLING_BYTES:
-        return InvalidFieldError(f"sampling is larger than {MAX_SAMPLING_BYTES} bytes", "sampling")
     if len(placement.context) > MAX_CONTEXT_BYTES:
         return InvalidFieldError(f"context is larger than {MAX_CONTEXT_BYTES} bytes", "context")
     return None
@@ -116,7 +113,7 @@ def _sampling(placement: NewRequest, limits: RowLimits) -> RequestError | None:
 
 def _lists(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     sampling = placement.sampling
-    words = placement.bad_words
+    words = placement.bad_word_token_ids
     bad_word_ids = [token_id for word in words for token_id in word]
     lists = (
         ("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], MAX_LOGIT_BIASES),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.values import NewRequest
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.plan import NewRequest
 from paceline_executor.runner.interface import Float32Array, Int32Array, LogitRuleColumns, TokenLists
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
@@ -61,7 +61,7 @@ def rules_of(placement: NewRequest) -> RowRules | None:
     """The rules of a placement whose fields have been checked; None if it has none."""
     sampling = placement.sampling
     words: dict[tuple[int, ...], list[int]] = {}
-    for word in placement.bad_words:
+    for word in placement.bad_word_token_ids:
         if len(word) > 1:
             words.setdefault(word[:-1], []).append(word[-1])
     # A prompt does not change, and how often a token is in it does not count.
@@ -73,7 +73,7 @@ def rules_of(placement: NewRequest) -> RowRules | None:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        forbidden=np.array([word[0] for word in placement.bad_words if len(word) == 1], dtype=np.int32),
+        forbidden=np.array([word[0] for word in placement.bad_word_token_ids if len(word) == 1], dtype=np.int32),
         bad_words={before: np.array(last, dtype=np.int32) for before, last in words.items()},
         bad_word_lens=tuple(sorted({len(before) for before in words})),
         min_tokens=placement.min_tokens,

@@ -6,7 +6,8 @@ Knows sizes, as estimates from above; the protocol's own encoding is not its bus
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paceline_executor.rows.plan import NO_TAGS, TAG_BYTES, BlockTags, RowFinish, RowState
+from paceline.plan.values import KEY_BYTES, BlockTags, RowState, SnapshotPart
+from paceline_executor.rows.limits import sampling_bytes
 
 _STATE_BYTES = 256  # of a state beside its columns, texts and lists
 _MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if at least so much of its columns fits as well
@@ -18,15 +19,6 @@ class Snapshot:
 
     states: tuple[RowState, ...]
     tags: BlockTags
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
-    """A part of a snapshot."""
-
-    states: tuple[RowState, ...] = ()
-    tags: BlockTags = NO_TAGS
-    is_last: bool = False
 
 
 def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
@@ -42,16 +34,16 @@ def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
         while rest is not None:
             room = max_bytes - num_bytes - _fixed_bytes(rest)
             if states and room < min(_MIN_COLUMN_BYTES, _column_bytes(rest)):
-                yield SnapshotPart(states=tuple(states))
+                yield SnapshotPart(rows=tuple(states))
                 states, num_bytes = [], 0
                 continue
             head, rest = _cut(rest, room // 4)
             states.append(head)
             num_bytes += _fixed_bytes(head) + _column_bytes(head)
     if states:
-        yield SnapshotPart(states=tuple(states))
+        yield SnapshotPart(rows=tuple(states))
     yield from (SnapshotPart(tags=tags) for tags in _cut_tags(snapshot.tags, max_bytes))
-    yield SnapshotPart(is_last=True)
+    yield SnapshotPart(last=True)
 
 
 def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
@@ -82,27 +74,21 @@ def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
         output_token_ids=tails[1],
         num_computed_tokens=0,
         block_ids=tails[2],
-        finish=RowFinish.GOES_ON,
-        released=None,
-        max_tokens=0,
-        sampling_message=b"",
-        end_token_ids=(),
-        context=b"",
         logprobs=logprobs_left,
     )
     return head, rest
 
 
 def _cut_tags(tags: BlockTags, max_bytes: int) -> Iterator[BlockTags]:
-    step = (max_bytes - _STATE_BYTES) // (4 + TAG_BYTES)
+    step = (max_bytes - _STATE_BYTES) // (4 + KEY_BYTES)
     for start in range(0, tags.block_ids.size, step):
-        keys = tags.keys[start * TAG_BYTES : (start + step) * TAG_BYTES]
+        keys = tags.keys[start * KEY_BYTES : (start + step) * KEY_BYTES]
         yield BlockTags(tags.block_ids[start : start + step], keys)
 
 
 def _fixed_bytes(state: RowState) -> int:
     names = 4 * (len(state.record_id.tenant) + len(state.record_id.request_id))
-    return _STATE_BYTES + names + len(state.sampling_message) + len(state.context) + 5 * len(state.end_token_ids)
+    return _STATE_BYTES + names + sampling_bytes(state) + len(state.context) + 5 * len(state.end_token_ids)
 
 
 def _column_bytes(state: RowState) -> int:

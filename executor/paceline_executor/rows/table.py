@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, grant_hash
+from paceline.plan.values import (
+    BatchPlan,
+    BlockTags,
+    NewRequest,
+    RecordId,
+    Release,
+    RowError,
+    RowFinish,
+    RowState,
+    StepResult,
+)
 from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows import outcome
 from paceline_executor.rows.batch import Prepared, prepare
 from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
-from paceline_executor.rows.grant_hash import START, hash_grants
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.logprobs import LogprobLog
-from paceline_executor.rows.plan import (
-    BatchPlan,
-    BlockTags,
-    NewRequest,
-    RecordId,
-    Release,
-    RowFault,
-    RowFinish,
-    RowState,
-    StepResult,
-)
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.rules import RowRules, rules_of
@@ -41,7 +41,7 @@ class Applied:
     """A plan that took effect: the way back, and the requests in it that cannot run."""
 
     undo: Undo
-    faults: tuple[RowFault, ...]
+    errors: tuple[RowError, ...]
 
 
 class RowTable:
@@ -57,7 +57,7 @@ class RowTable:
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
-        self._grant_hash = START
+        self._grant_hash = HASH_START
 
     @property
     def num_rows_in_use(self) -> int:
@@ -86,7 +86,7 @@ class RowTable:
 
     def begin_epoch(self) -> None:
         """A scheduler was accepted: its grants are hashed from the start."""
-        self._grant_hash = START
+        self._grant_hash = HASH_START
 
     def clear_tags(self) -> None:
         """Forget all prefix-cache keys: they were made under another key than the scheduler's."""
@@ -108,13 +108,13 @@ class RowTable:
             released = tuple(self._release(release, now_ns, undo) for release in plan.releases)
             for record_id in plan.forget:
                 self._records.forget(record_id, undo)
-            faults = tuple(filter(None, (self._place(placement, released, undo) for placement in plan.placements)))
+            errors = tuple(filter(None, (self._place(placement, released, undo) for placement in plan.new_requests)))
             self._grant(plan, undo)
             self._check_schedule(plan)
         except Exception:
             undo.roll_back()
             raise
-        return Applied(undo, faults)
+        return Applied(undo, errors)
 
     def build_batch(self, plan: BatchPlan) -> Prepared:
         """What the runner is asked to compute for an applied plan."""
@@ -124,14 +124,14 @@ class RowTable:
         """Let the rows of an executed step advance and say what came of it; where that fails, none has advanced."""
         drawn = outcome.draw(prepared, output)
         for drawn_logprobs in drawn.logprobs:
-            self._logprobs[drawn_logprobs.row].check(drawn_logprobs.values)
+            self._logprobs[drawn_logprobs.row].check(drawn_logprobs.columns)
         progress = self._columns.progress(prepared.rows)
         lengths = [(self._logprobs[told.row], len(self._logprobs[told.row])) for told in drawn.logprobs]
         try:
             outcome.advance(self._columns, self.limits.max_model_len, prepared, drawn)
             for drawn_logprobs in drawn.logprobs:
-                self._logprobs[drawn_logprobs.row].append(drawn_logprobs.values)
-            return outcome.report(self._columns, plan, applied.faults, drawn, self._grant_hash)
+                self._logprobs[drawn_logprobs.row].append(drawn_logprobs.columns)
+            return outcome.report(self._columns, plan, applied.errors, drawn, self._grant_hash)
         except Exception:
             self._columns.go_back(prepared.rows, progress)
             for log, length in lengths:
@@ -197,13 +197,13 @@ class RowTable:
             finish=state.finish,
             released=release.final,
             max_tokens=state.max_tokens,
-            sampling_message=state.sampling_message,
+            sampling=state.sampling,
             end_token_ids=state.end_token_ids,
             context=state.context,
             logprobs=None if state.logprobs is None else state.logprobs.up_to(num_output),
         )
 
-    def _place(self, placement: NewRequest, released: tuple[int, ...], undo: Undo) -> RowFault | None:
+    def _place(self, placement: NewRequest, released: tuple[int, ...], undo: Undo) -> RowError | None:
         row = placement.row
         self._check_place(placement, released)
         undo.add(lambda: self._vacate(row))
@@ -214,7 +214,7 @@ class RowTable:
         if fault is not None:
             self._placements[row] = bounded(placement)
             self._columns.place_failed(placement)
-            return RowFault(row, fault)
+            return outcome.row_error(row, fault)
         num_known = placement.prompt_token_ids.size + placement.output_token_ids.size
         if placement.num_cached_tokens >= num_known:
             sentence = (
@@ -252,7 +252,7 @@ class RowTable:
         del self._rows[self._placements.pop(row).record_id]
 
     def _grant(self, plan: BatchPlan, undo: Undo) -> None:
-        if not (plan.grants.rows.size or plan.shared.rows.size or plan.placements):
+        if not (plan.grants.rows.size or plan.shared.rows.size or plan.new_requests):
             return
         columns = self._columns
         for grants in (plan.grants, plan.shared):
@@ -262,7 +262,7 @@ class RowTable:
         self._block_tables.put(plan.grants, plan.shared, plan.copies, undo)
         self._tags.clear(plan.grants.block_ids, undo)
         self._hash_grants(plan, undo)
-        for placement in plan.placements:
+        for placement in plan.new_requests:
             num_blocks = -(-placement.num_cached_tokens // self.limits.block_size)
             if columns.finish[placement.row] == GOES_ON and num_blocks > columns.num_blocks[placement.row]:
                 sentence = f"row {placement.row} has cached tokens in blocks that it is not given"
@@ -275,7 +275,7 @@ class RowTable:
             self._grant_hash = before
 
         undo.add(restore)
-        self._grant_hash = hash_grants(hash_grants(before, plan.grants), plan.shared)
+        self._grant_hash = grant_hash(grant_hash(before, plan.grants), plan.shared)
 
     def _check_schedule(self, plan: BatchPlan) -> None:
         columns, rows = self._columns, plan.rows
@@ -313,7 +313,7 @@ class RowTable:
             finish=RowFinish(int(columns.finish[row])),
             released=None,
             max_tokens=placement.max_tokens,
-            sampling_message=placement.sampling_message,
+            sampling=placement.sampling,
             end_token_ids=placement.end_token_ids,
             context=placement.context,
             logprobs=None if logprobs is None else logprobs.columns(),

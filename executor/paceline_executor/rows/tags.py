@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline_executor.rows.plan import TAG_BYTES, BlockTags
+from paceline.plan.values import KEY_BYTES, BlockTags
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array
 
@@ -11,7 +11,7 @@ class TagBoard:
     """One 16-byte key per block; a key of zeros means that the block carries none."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._keys = np.zeros((num_blocks, TAG_BYTES // 8), dtype=np.uint64)
+        self._keys = np.zeros((num_blocks, KEY_BYTES // 8), dtype=np.uint64)
 
     @property
     def num_tagged(self) -> int:
@@ -20,11 +20,11 @@ class TagBoard:
 
     def put(self, tags: BlockTags, undo: Undo) -> None:
         """Set the keys of blocks; the columns have been checked. Of two keys for one block the later one stays."""
-        self._write(tags.block_ids, np.frombuffer(tags.keys, dtype=np.uint64).reshape(-1, TAG_BYTES // 8), undo)
+        self._write(tags.block_ids, np.frombuffer(tags.keys, dtype=np.uint64).reshape(-1, KEY_BYTES // 8), undo)
 
     def clear(self, block_ids: Int32Array, undo: Undo) -> None:
         """Remove the keys of blocks that are going to be written to."""
-        self._write(block_ids, np.zeros((block_ids.size, TAG_BYTES // 8), dtype=np.uint64), undo)
+        self._write(block_ids, np.zeros((block_ids.size, KEY_BYTES // 8), dtype=np.uint64), undo)
 
     def clear_all(self) -> None:
         """Remove every key."""

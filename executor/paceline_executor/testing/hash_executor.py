@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from paceline.plan.values import GenerationDefaults
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
@@ -14,7 +15,7 @@ from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRunner
-from paceline_executor.weights.tokenizer import GenerationDefaults, TokenizerBundle
+from paceline_executor.weights.tokenizer import TokenizerBundle
 
 HASH_LIMITS = RowLimits(
     num_rows=8, max_model_len=64, max_num_batched_tokens=32, num_blocks=32, block_size=4, vocab_size=1000

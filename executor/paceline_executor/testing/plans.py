@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_executor.rows.plan import (
+from paceline.plan.values import (
     NO_COPIES,
     NO_TAGS,
     BatchPlan,
@@ -12,6 +12,7 @@ from paceline_executor.rows.plan import (
     BlockGrants,
     BlockTags,
     FinalRelease,
+    FinishReason,
     NewRequest,
     RecordId,
     Release,
@@ -66,10 +67,9 @@ def placement(
         max_tokens=max_tokens,
         num_logprobs=num_logprobs,
         context=context,
-        sampling_message=b"",
         min_tokens=min_tokens,
         ignored_end_token_ids=tuple(ignored_end_token_ids),
-        bad_words=tuple(tuple(word) for word in bad_words),
+        bad_word_token_ids=tuple(tuple(word) for word in bad_words),
         num_prompt_logprobs=num_prompt_logprobs,
     )
 
@@ -90,7 +90,7 @@ def plan(
 ) -> BatchPlan:
     """A plan: (row, num_tokens) to run, cells to grant, (source, destination) to copy, (row, num_output) to finish."""
     releases = [Release(row, None) for row in preempt]
-    releases += [Release(row, FinalRelease(num_output, 1)) for row, num_output in finish]
+    releases += [Release(row, FinalRelease(num_output, FinishReason.STOP)) for row, num_output in finish]
     return BatchPlan(
         incarnation=1,
         epoch=epoch,
@@ -99,7 +99,7 @@ def plan(
         releases=tuple(releases),
         forget=tuple(record(name) for name in forget),
         copies=BlockCopies(int32([a for a, _ in copies]), int32([b for _, b in copies])) if copies else NO_COPIES,
-        placements=tuple(place),
+        new_requests=tuple(place),
         grants=cells(grants),
         shared=cells(shared),
         rows=int32([row for row, _ in scheduled]),

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import (
+from paceline.plan.values import (
     BatchPlan,
     BlockCopies,
     BlockGrants,
     BlockTags,
     FinalRelease,
+    FinishReason,
     NewRequest,
     Release,
 )
+from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.testing.plans import int32, placement, record
 
@@ -73,14 +74,14 @@ class Spoiler:
         return replace(plan, tags=BlockTags(int32([self._value(self.limits.num_blocks)]), keys))
 
     def _releases(self, plan: BatchPlan) -> BatchPlan:
-        final = self.random.choice((None, FinalRelease(self.random.randrange(10), 1)))
+        final = self.random.choice((None, FinalRelease(self.random.randrange(10), FinishReason.STOP)))
         return replace(plan, releases=(*plan.releases, Release(self._value(self.limits.num_rows), final)))
 
     def _placements(self, plan: BatchPlan) -> BatchPlan:
         another = placement(self.random.randrange(self.limits.num_rows), range(12), name="another")
-        one = self.random.choice(plan.placements or (another,))
-        kept = (other for other in plan.placements if other is not one or self.random.random() < 0.5)
-        return replace(plan, placements=(*kept, self._placement(one)))
+        one = self.random.choice(plan.new_requests or (another,))
+        kept = (other for other in plan.new_requests if other is not one or self.random.random() < 0.5)
+        return replace(plan, new_requests=(*kept, self._placement(one)))
 
     def _placement(self, one: NewRequest) -> NewRequest:
         match self.random.randrange(3):

@@ -7,6 +7,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+from paceline.plan.values import GenerationDefaults
+
 # Texts of the tokens with which chat models end a turn, a message or a document. A model trained on several may emit
 # any of them (SmolLM2: <|im_end|> after a turn, <|endoftext|> after a document), and its file names only one as "eos".
 END_TOKEN_TEXTS = frozenset(
@@ -23,37 +25,6 @@ END_TOKEN_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",  # noqa: RUF001 (DeepSeek's token is spelt with these letters)
     }
 )
-
-
-MAX_TEMPERATURE = 100
-MAX_REPETITION_PENALTY = 10
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling values the model's files recommend; None where they name none.
-
-    Raises ValueError, naming the value, for one that cannot be sampled with.
-    """
-
-    temperature: float | None = None  # from 0, which is greedy, to 100
-    top_p: float | None = None  # above 0, at most 1
-    top_k: int | None = None  # 0 means unlimited
-    min_p: float | None = None  # from 0 to 1
-    repetition_penalty: float | None = None  # above 0, at most 10; 1 changes nothing
-
-    def __post_init__(self) -> None:
-        if self.temperature is not None and not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise ValueError(f"temperature {self.temperature} is outside 0 to {MAX_TEMPERATURE}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1")
-        if self.top_k is not None and not 0 <= self.top_k < 1 << 31:
-            raise ValueError(f"top_k {self.top_k} is outside 0 to 2147483647")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p {self.min_p} is outside 0 to 1")
-        penalty = self.repetition_penalty
-        if penalty is not None and not 0 < penalty <= MAX_REPETITION_PENALTY:
-            raise ValueError(f"repetition_penalty {penalty} is not above 0 and at most {MAX_REPETITION_PENALTY}")
 
 
 @dataclass(frozen=True, slots=True)

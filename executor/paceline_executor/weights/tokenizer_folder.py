@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.json_fields import MAX_SMALL_FILE_BYTES, JsonFields, read_bounded
 from paceline_executor.weights.refusals import damaged, shown
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
-    GenerationDefaults,
     SpecialTokens,
     TokenizerBundle,
     make_bundle,

@@ -12,12 +12,12 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
+from paceline.plan.values import GenerationDefaults
 from paceline_executor.weights.gguf_header import GgufHeader
 from paceline_executor.weights.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from paceline_executor.weights.refusals import damaged, shown, unsupported
 from paceline_executor.weights.tokenizer import (
     END_TOKEN_TEXTS,
-    GenerationDefaults,
     SpecialTokens,
     TokenizerBundle,
     make_bundle,

@@ -15,14 +15,16 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
+from paceline.plan.hashes import rolling_hash
+from paceline.plan.values import FinishReason
 from paceline_scheduler.api.completion import StopMatch
 from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
 from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.resumption import claimed_end
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs, hash_of
-from paceline_scheduler.core.request import FinishReason, Resumption
+from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.request import Resumption
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
 
 _SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
@@ -98,7 +100,7 @@ class Delivery:
             text, match = completion.text.take_last(token_ids, notice.stop_token_id)
         if match is not None and match.num_tokens < len(token_ids):
             token_ids = token_ids[: match.num_tokens]
-            hash_ = hash_of(completion.rolling_hash, np.array(token_ids, dtype=np.int32))
+            hash_ = rolling_hash(completion.rolling_hash, np.array(token_ids, dtype=np.int32))
         delta = PendingDelta(key.request_id, offset, attempt, hash_, token_ids, text)
         if key.index:  # set only where it says something: this runs for every row of every step
             delta.index = key.index

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import SystemRandom
 
+from paceline.plan.values import Int32Array, RecordId
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.detokenizer import Detokenizer
@@ -37,7 +38,7 @@ from paceline_scheduler.api.validation import (
 )
 from paceline_scheduler.backend import Arrival, Backend
 from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import Int32Array, RecordId, Request, Resumption
+from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DrainingError,

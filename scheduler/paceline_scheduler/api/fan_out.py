@@ -7,8 +7,9 @@ them.
 import hashlib
 from dataclasses import replace
 
+from paceline.plan.values import Int32Array
 from paceline_scheduler.api.validation import ValidRequest
-from paceline_scheduler.core.request import Int32Array, Request
+from paceline_scheduler.core.request import Request
 
 
 def core_requests(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int, ...]) -> tuple[Request, ...]:

@@ -8,8 +8,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import FinishReason
+from paceline.plan.values import FinishReason, TokenLogprobs
 
 # What a message costs beside its tokens and text: ids, offsets, hashes, the sentence of an error.
 _DELTA_BYTES = 48

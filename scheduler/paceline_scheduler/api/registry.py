@@ -3,9 +3,9 @@
 Keeps books and nothing else: whoever closes something here has told the backend and the client.
 """
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
-from paceline_scheduler.core.request import RecordId
 
 
 class OpenRequests:

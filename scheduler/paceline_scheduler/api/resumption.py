@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import Int32Array
 from paceline_scheduler.api.raw import RawResumption, ResumePoint
 from paceline_scheduler.api.rules import check_count, check_range, check_token_ids
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import Int32Array, Progress
+from paceline_scheduler.core.request import Progress
 from paceline_scheduler.errors import InvalidRequestError
 
 # Attempts are counted on from there, in 32 bits.
 MAX_LAST_ATTEMPT = 2**30
 
-_NOTHING = Progress(0, OUTPUT_HASH_START)
+_NOTHING = Progress(0, HASH_START)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,10 @@ def claimed_end(raw: RawResumption, index: int) -> tuple[int, int]:
     claims = {0: _first_claim(raw)} | {point.index: _point_claim("", point) for point in raw.resume_points}
     claim = claims.get(index)
     if claim is None:
-        return 0, OUTPUT_HASH_START
+        return 0, HASH_START
     if claim.resume_hash is not None:
         return claim.num_held, claim.resume_hash
-    return claim.num_held, hash_of(OUTPUT_HASH_START, np.array(claim.prior, dtype=np.int32))
+    return claim.num_held, rolling_hash(HASH_START, np.array(claim.prior, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _Claim:
                 sentence = "is missing; without prior_output_token_ids it has to show what is held"
                 raise InvalidRequestError(field, sentence)
             return claimed
-        computed = hash_of(OUTPUT_HASH_START, token_ids)
+        computed = rolling_hash(HASH_START, token_ids)
         if claimed is not None and claimed != computed:
             sentence = f"is {claimed:#018x}, that of the {self.num_held} tokens held is {computed:#018x}"
             raise InvalidRequestError(field, sentence)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_scheduler.core.request import Int32Array
+from paceline.plan.values import Int32Array
 from paceline_scheduler.errors import InvalidRequestError
 
 

@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 from typing_extensions import override
 
+from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
 from paceline_scheduler.api import wire
@@ -20,7 +21,6 @@ from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import InvalidRequestError
 
 _Context = grpc.aio.ServicerContext[Any, Any]

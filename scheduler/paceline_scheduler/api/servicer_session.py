@@ -18,13 +18,13 @@ from typing import Any
 
 import structlog
 
+from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from paceline_scheduler.durations import duration
+from paceline.plan.codec import write_duration
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DeadlineUnreachableError,
@@ -142,7 +142,7 @@ def rpc_status(status: ErrorStatus) -> Status:
         violations = [BadRequest.FieldViolation(field=name, description=text) for name, text in status.field_errors]
         details.append(BadRequest(field_violations=violations))
     if status.retry_after_s is not None:
-        details.append(RetryInfo(retry_delay=duration(status.retry_after_s)))
+        details.append(RetryInfo(retry_delay=write_duration(status.retry_after_s)))
     packed = []
     for detail in details:
         packed.append(Any())

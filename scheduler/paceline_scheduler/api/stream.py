@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from paceline.plan.hashes import HASH_START
+from paceline.plan.values import RecordId
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawResumption
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.request import RecordId
 
 
 class StreamState(Enum):
@@ -50,4 +50,4 @@ class Completion:
     key: RecordId
     text: CompletionText
     num_tokens: int = 0
-    rolling_hash: int = OUTPUT_HASH_START
+    rolling_hash: int = HASH_START

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import numpy as np
 
+from paceline.plan.values import Int32Array
 from paceline_scheduler.api.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -15,7 +16,6 @@ from paceline_scheduler.api.rules import check_token_ids
 from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
 from paceline_scheduler.api.validation import check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
-from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import InvalidRequestError
 

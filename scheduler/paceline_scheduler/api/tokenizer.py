@@ -19,11 +19,11 @@ from typing import TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
+from paceline.plan.values import Int32Array
 from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import QueueFullError, UnsupportedError
 

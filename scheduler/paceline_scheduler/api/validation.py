@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from paceline.plan.values import GenerationDefaults, RecordId, SamplingParams
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, RawStopping, TextPrompt, TokenPrompt
 from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, check_resumption
 from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
 from paceline_scheduler.api.stop_texts import MatchedText
-from paceline_scheduler.backend import GenerationDefaults, ServedModel
-from paceline_scheduler.core.request import RecordId, SamplingParams
+from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     InvalidRequestError,

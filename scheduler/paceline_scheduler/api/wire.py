@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterable
 
+from paceline.plan.codec import read_duration, write_duration
+from paceline.plan.values import GenerationDefaults, TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
@@ -17,17 +19,8 @@ from paceline_scheduler.api.raw import (
     TextPrompt,
     TokenPrompt,
 )
-from paceline_scheduler.backend import (
-    ExecutorStatus,
-    GenerationDefaults,
-    LimitValues,
-    ServedModel,
-    StepRecord,
-    StepTotals,
-)
-from paceline_scheduler.core.logprobs import TokenLogprobs
+from paceline_scheduler.backend import ExecutorStatus, LimitValues, ServedModel, StepRecord, StepTotals
 from paceline_scheduler.core.views import Estimate, Explanation
-from paceline_scheduler.durations import duration, seconds
 
 # Requests
 
@@ -46,7 +39,7 @@ def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
         resumption=read_resumption(message),
         structured=message.structured.WhichOneof("constraint") or "" if message.HasField("structured") else None,
         priority=message.priority if message.HasField("priority") else None,
-        timeout_s=seconds(message.timeout) if message.HasField("timeout") else None,
+        timeout_s=read_duration(message.timeout) if message.HasField("timeout") else None,
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
         origin=origin,
@@ -121,7 +114,7 @@ def read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
         resume_from=message.resume_from if message.HasField("resume_from") else None,
         resume_hash=message.resume_hash if message.HasField("resume_hash") else None,
         last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
-        waited_s=seconds(message.waited) if message.HasField("waited") else None,
+        waited_s=read_duration(message.waited) if message.HasField("waited") else None,
         prior_output_token_ids=message.prior_output_token_ids,
         resume_points=message.resume_points,
     )
@@ -169,7 +162,7 @@ def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inferen
         response.heartbeat.SetInParent()
     if parcel.drain is not None:
         response.drain.reason = parcel.drain.reason
-        response.drain.grace.CopyFrom(duration(parcel.drain.grace_s))
+        response.drain.grace.CopyFrom(write_duration(parcel.drain.grace_s))
     return response
 
 
@@ -246,8 +239,8 @@ def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
     if estimate.refusal is not None:
         message.would_be_refused.CopyFrom(_request_error(estimate.refusal))
         return message
-    message.time_to_first_token.CopyFrom(duration(estimate.time_to_first_token_s))
-    message.inter_token_time.CopyFrom(duration(estimate.inter_token_s))
+    message.time_to_first_token.CopyFrom(write_duration(estimate.time_to_first_token_s))
+    message.inter_token_time.CopyFrom(write_duration(estimate.inter_token_s))
     return message
 
 

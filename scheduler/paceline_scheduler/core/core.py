@@ -6,6 +6,8 @@ The one place where all events arrive. It decides with the planner; what changes
 
 from collections.abc import Iterable
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import BatchPlan, FinalRelease, FinishReason, RecordId, StepResult
 from paceline_scheduler.core import recovery
 from paceline_scheduler.core.executor.results import apply_result
 from paceline_scheduler.core.executor.state import ExecutorState
@@ -13,8 +15,7 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Status
 from paceline_scheduler.core.logprobs import KeptLogprobs
-from paceline_scheduler.core.outputs import NO_OUTPUTS, OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
-from paceline_scheduler.core.plan import BatchPlan, FinalRelease, StepResult
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs, Resumed
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT, decide
 from paceline_scheduler.core.queue.admission import (
     check_fits,
@@ -26,7 +27,7 @@ from paceline_scheduler.core.queue.admission import (
     retry_after_s,
 )
 from paceline_scheduler.core.queue.explain import estimate, explain
-from paceline_scheduler.core.request import FinishReason, Progress, RecordId, Request, Resumption
+from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.core.requests.resuming import Way, prior_of, way_back
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
@@ -51,7 +52,7 @@ _OWED_S = 60.0
 
 _OWED_RETRY_S = 0.5
 
-_NOTHING_HELD = Progress(0, OUTPUT_HASH_START)
+_NOTHING_HELD = Progress(0, HASH_START)
 
 
 class Core:
@@ -131,7 +132,7 @@ class Core:
         if live is None or not self._state.register.is_open(live):
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
         output = self._state.output_of(live)
-        output_hash = hash_of(OUTPUT_HASH_START, output)
+        output_hash = rolling_hash(HASH_START, output)
         self._state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
         return Outputs(tokens=(told(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
 
@@ -347,7 +348,7 @@ class Core:
             submitted_s=now - min(request.waited_s, MAX_WAITED_S),
             attempt=max(progress.last_attempt, 0 if before is None else before.attempt),
             output_token_ids=prior,
-            output_hash=progress.resume_hash if len(prior) else OUTPUT_HASH_START,
+            output_hash=progress.resume_hash if len(prior) else HASH_START,
             logprobs=KeptLogprobs(len(prior)) if request.num_logprobs is not None else None,
         )
         self._check(live, is_owed=self._owes(request, now))

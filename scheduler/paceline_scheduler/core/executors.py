@@ -1,27 +1,13 @@
-"""What the core is told about an executor when it attaches: its model, its bounds and a snapshot of its state."""
+"""What the core is told about an executor when it attaches, and what it leaves there for its successor.
 
-from dataclasses import dataclass
+The plan protocol carries a request's context as bytes that executors do not read. In the core it is a `RequestContext`;
+the link writes it into the plans it sends, and reads it from snapshots.
+"""
 
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import BlockTag, FinalRelease, NewRequest, RowFinish
-from paceline_scheduler.core.request import Int32Array, RecordId, Request
+from dataclasses import dataclass, fields
 
-
-@dataclass(frozen=True, slots=True)
-class StepPoint:
-    """A step time measured by the executor during warm-up."""
-
-    num_tokens: int
-    duration_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailedStep:
-    """A step that failed as a whole on an executor; the message is for the clients of its requests."""
-
-    epoch: int
-    step_id: int
-    message: str
+from paceline.plan.values import NO_TAGS, BlockTags, FailedStep, Int32Array, NewRequest, RowState, StepPoint, Welcome
+from paceline_scheduler.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +31,25 @@ class ExecutorDescription:
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
 
+    @classmethod
+    def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
+        """Return the executor at an address as its welcome describes it."""
+        return cls(
+            address=address,
+            incarnation=welcome.incarnation,
+            epoch=welcome.epoch,
+            model=welcome.model.name,
+            num_blocks=welcome.geometry.num_blocks,
+            block_size=welcome.geometry.block_size,
+            max_num_rows=welcome.limits.max_num_rows,
+            max_num_batched_tokens=welcome.limits.max_num_batched_tokens,
+            max_model_len=welcome.limits.max_model_len,
+            max_plans_in_flight=welcome.limits.max_plans_in_flight,
+            tag_key=welcome.tag_key,
+            step_points=welcome.step_points,
+            failed_step=welcome.failed_step,
+        )
+
     @property
     def max_request_tokens(self) -> int:
         """Prompt and output of one request at most. The last output token is never computed and needs no slot."""
@@ -67,58 +72,70 @@ class RequestContext:
     num_prompt_cached_tokens: int
 
 
-def carried_with(placement: NewRequest) -> RequestContext:
-    """Return what is left with an executor when a request is placed there."""
-    return RequestContext(
-        request=placement.request,
-        waited_s=placement.waited_s,
-        deadline_left_s=placement.deadline_left_s,
-        num_preemptions=placement.num_preemptions,
-        num_executor_deaths=placement.num_executor_deaths,
-        last_death_offset=placement.last_death_offset,
-        num_prompt_cached_tokens=placement.num_prompt_cached_tokens,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement(NewRequest):
+    """A request put on a row, whose context is not written yet."""
 
+    request_context: RequestContext
 
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """One completion of a request as the executor knows it; `row` is None when only its record is kept.
-
-    `carried` is None where it cannot be read: another version of this program wrote it.
-    """
-
-    key: RecordId
-    row: int | None
-    attempt: int
-    prompt_token_ids: Int32Array
-    output_token_ids: Int32Array
-    num_computed_tokens: int
-    block_ids: Int32Array
-    finish: RowFinish
-    released: FinalRelease | None
-    logprobs: LogprobColumns | None = None  # up to the end of the output, where they were asked for
-    carried: RequestContext | None = None
-
-    def has_logprobs_from(self, offset: int) -> bool:
-        """Tell whether there are log-probabilities of every output token from `offset` on."""
-        num_output = len(self.output_token_ids)
-        return offset >= num_output or (
-            self.logprobs is not None and self.logprobs.offset <= offset and self.logprobs.end == num_output
+    @classmethod
+    def of(
+        cls,
+        context: RequestContext,
+        row: int,
+        attempt: int,
+        output_token_ids: Int32Array,
+        max_tokens: int,
+        num_cached_tokens: int,
+    ) -> "Placement":
+        """Return what puts a request with this output of earlier attempts on a row."""
+        request = context.request
+        return cls(
+            row=row,
+            record_id=request.key,
+            attempt=attempt,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=output_token_ids,
+            num_cached_tokens=num_cached_tokens,
+            sampling=request.sampling,
+            end_token_ids=request.end_token_ids,
+            max_tokens=max_tokens,
+            num_logprobs=request.num_logprobs,
+            context=b"",
+            min_tokens=request.min_tokens,
+            # The client has them once there is output.
+            num_prompt_logprobs=None if len(output_token_ids) else request.num_prompt_logprobs,
+            bad_word_token_ids=request.bad_words,
+            ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
+            request_context=context,
         )
+
+    @property
+    def request(self) -> Request:
+        """The request that is placed."""
+        return self.request_context.request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRow(RowState):
+    """A row or a record in a snapshot, and its context; None where another version of this program wrote that."""
+
+    request_context: RequestContext | None = None
+
+    @classmethod
+    def of(cls, state: RowState, request_context: RequestContext | None) -> "SeenRow":
+        """Return a state with its context."""
+        values = {field.name: getattr(state, field.name) for field in fields(RowState)}
+        return cls(**values, request_context=request_context)
 
     def is_of(self, request: Request) -> bool:
         """Tell whether it is this request, and not another one of the same id."""
-        return self.carried is None or self.carried.request.body_digest == request.body_digest
-
-    @property
-    def is_open_record(self) -> bool:
-        """Whether it left its row without an end: it waited to be placed again, here or elsewhere."""
-        return self.row is None and self.released is None
+        return self.request_context is None or self.request_context.request.body_digest == request.body_digest
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of an executor at an accepted Attach."""
 
-    rows: tuple[RowState, ...] = ()
-    tags: tuple[BlockTag, ...] = ()
+    rows: tuple[SeenRow, ...] = ()
+    tags: BlockTags = NO_TAGS

@@ -5,12 +5,13 @@ from enum import Enum
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.logprobs import KeptLogprobs, TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, FinishNotice, hash_of
-from paceline_scheduler.core.plan import FinalRelease
+from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.outputs import FinishNotice
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import FinishReason, Int32Array, Request
+from paceline_scheduler.core.request import Request
 
 PATIENCE_S = 30.0
 """What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
@@ -63,7 +64,7 @@ class LiveRequest:
     num_prompt_cached_tokens: int | None = None
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
     output_token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # while off a row
-    output_hash: int = OUTPUT_HASH_START  # over output_token_ids
+    output_hash: int = HASH_START  # over output_token_ids
     address: str | None = None  # of the executor whose row it holds
     row: int | None = None
     final: FinalRelease | None = None  # how it ended
@@ -138,7 +139,7 @@ class LiveRequest:
     def go_on_from(self, output_token_ids: Int32Array) -> None:
         """Take this for its output, while off a row: what it had, and the keys of blocks with that, are void."""
         self.output_token_ids = output_token_ids
-        self.output_hash = hash_of(OUTPUT_HASH_START, output_token_ids)
+        self.output_hash = rolling_hash(HASH_START, output_token_ids)
         self.chains.clear()
 
     def least_rest_on(self, description: ExecutorDescription) -> int:

@@ -5,29 +5,8 @@ An element belongs to the request whose `handle` stands at the same index. Handl
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import Int32Array, UInt64Array
+from paceline.plan.values import Int32Array, TokenLogprobs, UInt64Array
 from paceline_scheduler.errors import RequestFailedError
-
-OUTPUT_HASH_START = 0xCBF29CE484222325
-_FNV_PRIME = np.uint64(0x100000001B3)
-_MASK = (1 << 64) - 1
-
-
-def fold_output_hash(hashes: UInt64Array, token_ids: Int32Array) -> UInt64Array:
-    """Return the rolling hashes after one more token each; the rule is that of paceline.v1.Delta.rolling_hash."""
-    mixed = (hashes ^ token_ids.astype(np.uint64)) * _FNV_PRIME
-    return mixed ^ (mixed >> np.uint64(32))
-
-
-def hash_of(value: int, token_ids: Int32Array) -> int:
-    """Return the rolling hash of one output after these tokens too, `value` being that before them."""
-    for token_id in token_ids.tolist():
-        value = ((value ^ token_id) * int(_FNV_PRIME)) & _MASK
-        value ^= value >> 32
-    return value
 
 
 @dataclass(frozen=True, slots=True)

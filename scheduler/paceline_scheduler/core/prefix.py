@@ -7,7 +7,8 @@ with the deployment's tag key.
 
 from hashlib import blake2b
 
-from paceline_scheduler.core.request import Int32Array, Request
+from paceline.plan.values import Int32Array
+from paceline_scheduler.core.request import Request
 
 KEY_SIZE = 16
 

@@ -5,12 +5,14 @@ clients about what they have received. Whatever was lost, these three are brough
 `lose` for an executor, `join` and `restart` for a client.
 """
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinishReason
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState, UnansweredStep
-from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import MAX_LONE_FAILURES, LiveRequest
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Failure, Outputs, Resumed, hash_of
-from paceline_scheduler.core.request import FinishReason, Request, Resumption
+from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
+from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
 from paceline_scheduler.core.requests.register import heard_by
 from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
@@ -32,17 +34,19 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     culprit = _suspect_all(before, description)
     wanted = state.take_off_rows(address)
     for seen in snapshot.rows:
-        if seen.key not in wanted:
+        if seen.record_id not in wanted:
             live = _claim(state, seen, description.model, is_new, now)
             if live is not None:
-                wanted[seen.key] = live
+                wanted[seen.record_id] = live
     executor, recovered = rebuild(description, snapshot, wanted)
     if before is not None:
         executor.carry_on(before)
         if not is_new:
             _forgive(before)
     executor.pending_forgets.extend(
-        seen.key for seen in snapshot.rows if seen.is_open_record and state.register.by_key(seen.key) is None
+        seen.record_id
+        for seen in snapshot.rows
+        if seen.is_open_record and state.register.by_key(seen.record_id) is None
     )
     state.executors.by_address[address] = executor
     state.executors.has_word(address)
@@ -95,7 +99,7 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
     if not len(rest) and reason is FinishReason.NONE:
         return Resumed(output[:offset], None)
     logprobs = () if live.logprobs is None else live.logprobs.between(offset, len(output)) or ()
-    output_hash = hash_of(resumption.progress.resume_hash, rest)
+    output_hash = rolling_hash(resumption.progress.resume_hash, rest)
     return Resumed(output[:offset], told(live, offset, rest, output_hash, reason, logprobs))
 
 
@@ -124,7 +128,7 @@ def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
     if reason is FinishReason.NONE:
         return None
     live = LiveRequest(request, 0, 0.0, attempt=resumption.progress.last_attempt)
-    return Resumed(prior, told(live, len(prior), prior[:0], hash_of(OUTPUT_HASH_START, prior), reason))
+    return Resumed(prior, told(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
 
 
 def _num_allowed(state: CoreState, request: Request) -> int:
@@ -134,9 +138,9 @@ def _num_allowed(state: CoreState, request: Request) -> int:
     return request.max_tokens or max(room, 1)
 
 
-def _claim(state: CoreState, seen: RowState, model: str, is_new: bool, now: float) -> LiveRequest | None:
+def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float) -> LiveRequest | None:
     """Return the request that should go on from a sighting, and take it from wherever it is; None: it should not."""
-    live = state.register.by_key(seen.key)
+    live = state.register.by_key(seen.record_id)
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
             return _switch(state, live, seen)
@@ -146,10 +150,10 @@ def _claim(state: CoreState, seen: RowState, model: str, is_new: bool, now: floa
     if live is not None and not live.was_heard and seen.attempt > live.attempt and is_adoptable(seen):
         state.make_way(live)  # what ended is an older attempt
         live = None
-    kept = state.register.kept(seen.key)
+    kept = state.register.kept(seen.record_id)
     if live is not None or not is_new or not is_adoptable(seen) or (kept and kept.attempt >= seen.attempt):
         return None
-    state.register.drop_kept(seen.key)
+    state.register.drop_kept(seen.record_id)
     state.num_arrivals += 1
     live = adopted(seen, model, state.register.new_handle(), state.num_arrivals, now)
     if live.final is not None:
@@ -160,7 +164,7 @@ def _claim(state: CoreState, seen: RowState, model: str, is_new: bool, now: floa
     return live
 
 
-def _switch(state: CoreState, live: LiveRequest, seen: RowState) -> LiveRequest | None:
+def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest | None:
     """Take a request from where it is if this sighting of it counts for more."""
     here = state.output_of(live)
     if not outranks(seen, live, here):

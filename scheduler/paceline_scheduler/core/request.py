@@ -5,58 +5,8 @@ Knows nothing of text, templates or messages; what a successor of this scheduler
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
-import numpy as np
-import numpy.typing as npt
-
-Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
-UInt8Array = npt.NDArray[np.uint8]
-UInt64Array = npt.NDArray[np.uint64]
-
-
-class FinishReason(IntEnum):
-    """Why a completion ended; the numbers are those of paceline.v1.FinishReason."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    ERROR = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RecordId:
-    """What identifies one completion of a request: the request's id inside its tenant, and the completion's number.
-
-    For everything below the edge each completion is a request of its own. A request with one has index 0.
-    """
-
-    tenant: str
-    request_id: str
-    index: int = 0
-
-    @property
-    def whole(self) -> tuple[str, str]:
-        """What all completions of the request have in common."""
-        return self.tenant, self.request_id
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Resolved sampling: every value in range, defaults filled in. temperature 0 is greedy, top_k 0 unlimited."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
-    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+from paceline.plan.values import Int32Array, RecordId, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,12 +3,11 @@
 The one place that keeps them in step with each other. Decides nothing.
 """
 
+from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import take_off
 from paceline_scheduler.core.live import LiveRequest, Status
-from paceline_scheduler.core.plan import FinalRelease
 from paceline_scheduler.core.queue.waiting import WaitingQueue
-from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.requests.register import Register
 
 

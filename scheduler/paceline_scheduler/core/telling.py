@@ -5,10 +5,9 @@ Builds outputs; changes nothing. What a step tells of many requests at once is i
 
 import numpy as np
 
+from paceline.plan.values import FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.live import LiveRequest, finish_notice
-from paceline_scheduler.core.logprobs import TokenLogprobs
 from paceline_scheduler.core.outputs import TokenOutputs
-from paceline_scheduler.core.request import FinishReason, Int32Array
 
 
 def told(

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, StepTotals, TokenizerSource
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription
@@ -11,7 +12,7 @@ from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import ExecutorCounts
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_link import PlanPort
-from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.step_watch import PlannedStep
 
 
@@ -23,7 +24,7 @@ class Attachment:
     is_serving: bool = False  # from its welcome until it is lost; a stream that broke a moment ago does not count
     is_draining: bool = False
     last_error: str = ""
-    model: ModelCard | None = None
+    model: Model | None = None
     tokenizer: TokenizerSource | None = None
     description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent

@@ -5,6 +5,7 @@ the edge at once and plans to the executors right after. Decides nothing; knows 
 import asyncio
 from collections.abc import Callable, Sequence
 
+from paceline.plan.values import FinishReason, Model, RecordId, StepResult
 from paceline_scheduler.backend import (
     Arrival,
     ExecutorStatus,
@@ -17,15 +18,14 @@ from paceline_scheduler.backend import (
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
-from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
+from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation
 from paceline_scheduler.errors import DivergenceError, DrainingError, GivenUpError, RequestRefusedError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import Attachment, served_models, statuses
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.limit_values import changed, limit_values
-from paceline_scheduler.link.messages import ExecutorState, ModelCard
+from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Readiness, Standing, readiness_of
 from paceline_scheduler.link.step_watch import StepWatch, planned_step
 from paceline_scheduler.link.sync_gate import SyncGate
@@ -254,7 +254,7 @@ class Driver:
 
     def attached(
         self,
-        model: ModelCard,
+        model: Model,
         tokenizer: TokenizerSource,
         description: ExecutorDescription,
         snapshot: Snapshot,

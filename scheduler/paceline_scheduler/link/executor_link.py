@@ -10,9 +10,9 @@ from typing import NoReturn, Protocol
 
 import structlog
 
+from paceline.plan.values import BatchPlan, Drain, ExecutorInfo, Model, StepResult, WaitingInLine, Welcome
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.core.plan import BatchPlan, StepResult
 from paceline_scheduler.errors import (
     DivergenceError,
     LinkError,
@@ -25,7 +25,6 @@ from paceline_scheduler.errors import (
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.complaints import Complaints
 from paceline_scheduler.link.identity import Identity
-from paceline_scheduler.link.messages import DrainNotice, ExecutorInfo, ModelCard, WaitingInLine, Welcome
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport import Connection, Transport
@@ -77,7 +76,7 @@ class LinkListener(Protocol):
 
     def attached(
         self,
-        model: ModelCard,
+        model: Model,
         tokenizer: TokenizerSource,
         description: ExecutorDescription,
         snapshot: Snapshot,
@@ -172,7 +171,7 @@ class ExecutorLink:
         self._clock = clock
         self._backoff = Backoff(jitter)
         self._connection: Connection | None = None
-        self._drain_notice: DrainNotice | None = None  # that came before the executor was ours
+        self._drain_notice: Drain | None = None  # that came before the executor was ours
         self._stream: PlanStreamDriver | None = None
         self._lost_timer: asyncio.TimerHandle | None = None
         self._complaints = Complaints(address, clock)
@@ -311,7 +310,8 @@ class ExecutorLink:
             self._declare_lost()
         self._stop_lost_timer()
         self._is_told_lost = False
-        self.holder = holder = notice.holder
+        claim = notice.holder
+        self.holder = holder = Holder(claim.scheduler_id, claim.term, claim.address)
         self._in_line_at = self._incarnation
         self._backoff.reset()
         self._listener.held(self.address, holder)
@@ -326,10 +326,10 @@ class ExecutorLink:
         self._listener.syncing(self.address)
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
         self._stop_lost_timer()  # not before: without its tokenizer it would keep all others waiting
-        self._identity.is_welcome(welcome.description.incarnation)
+        self._identity.is_welcome(welcome.incarnation)
         self.is_lost, self._is_told_lost, self._in_line_at = False, False, None
         self._is_ours, self._accepted_s = True, self._clock()
-        description = welcome.description
+        description = ExecutorDescription.of(self.address, welcome)
         if not self._was_short_lived or self._has_failed_a_step(description):
             self._backoff.reset()
         self._epoch = description.incarnation, description.epoch
@@ -350,7 +350,7 @@ class ExecutorLink:
         """Pass a result on."""
         self._listener.finished_step(self.address, result)
 
-    def going_away(self, notice: DrainNotice) -> None:
+    def going_away(self, notice: Drain) -> None:
         """Pass the executor's drain on, or keep it until the executor is ours."""
         log.info("executor_draining", address=self.address, reason=notice.reason, grace_s=notice.grace_s)
         if self._is_ours:

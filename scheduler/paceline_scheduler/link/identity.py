@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+from paceline.plan.values import PROTOCOLS, Claim, ExecutorInfo, Hello, ProtocolRange
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
-from paceline_scheduler.link.messages import PROTOCOLS, ExecutorInfo, Hello, ProtocolRange
 
 
 class Approach(Enum):
@@ -53,7 +53,7 @@ class Identity:
         """Return the claim as it opens a plan stream to the executor at an address."""
         takes_over = self.takes_over(address)
         self._greeted[address] = None
-        return Hello(self.scheduler_id, self.term, self._protocols, takes_over, self.address)
+        return Hello(Claim(self.term, self.scheduler_id, self.address), self._protocols, takes_over)
 
     def takes_over(self, address: str) -> bool:
         """Whether the next hello to the executor at an address displaces a live holder."""

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, Protocol
 
-from paceline_scheduler.core.executors import Snapshot
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
-from paceline_scheduler.link.messages import (
+from paceline.plan.values import (
     GROUPING_PROTOCOL,
     PROTOCOLS,
-    DrainNotice,
+    BatchPlan,
+    Drain,
     Heartbeat,
     Hello,
     SnapshotPart,
+    StepResult,
     ToExecutor,
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.core.executors import Snapshot
+from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.tasks import run_until_one_ends
 from paceline_scheduler.link.transport import PlanStream
@@ -52,7 +53,7 @@ class StreamEvents(Protocol):
         """A result arrived; DivergenceError when it fits no plan."""
         ...
 
-    def going_away(self, notice: DrainNotice) -> None:
+    def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new."""
         ...
 
@@ -128,8 +129,8 @@ class PlanStreamDriver:
     async def _write_next(self) -> None:
         """Send what is next; with a plan those behind it, as far as they place nothing: prompts may fill a message."""
         message, more = self._outbox.popleft(), list[BatchPlan]()
-        if isinstance(message, BatchPlan) and not message.placements and self._protocol >= GROUPING_PROTOCOL:
-            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.placements:
+        if isinstance(message, BatchPlan) and not message.new_requests and self._protocol >= GROUPING_PROTOCOL:
+            while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.new_requests:
                 more.append(plan)
                 self._outbox.popleft()
         await self._stream.write(message, *more)
@@ -157,7 +158,7 @@ class PlanStreamDriver:
                     self._require_phase(Phase.GREETING, Phase.IN_LINE)
                     self._phase = Phase.IN_LINE
                     self._events.waits_in_line(message)
-                case DrainNotice():
+                case Drain():
                     self._events.going_away(message)
 
     def _take_result(self, result: StepResult) -> None:

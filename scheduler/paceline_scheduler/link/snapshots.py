@@ -5,11 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RowState, Snapshot
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.plan import BlockTag
+from paceline.plan.values import BlockTags, LogprobColumns, RowState, SnapshotPart, joined
+from paceline_scheduler.core.executors import SeenRow, Snapshot
 from paceline_scheduler.errors import DivergenceError
-from paceline_scheduler.link.messages import SnapshotPart
+from paceline_scheduler.link.wire_contexts import read_context
 
 MAX_PARTS = 4096
 
@@ -21,24 +20,27 @@ class SnapshotJoiner:
         self._num_parts = 0
         self._rows: list[RowState] = []
         self._pieces: list[RowState] = []  # of the request that is not complete yet
-        self._tags: list[BlockTag] = []
+        self._tags: list[BlockTags] = []
 
     def add(self, part: SnapshotPart) -> Snapshot | None:
         """Take a part; returns the snapshot when it was the last one."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise DivergenceError(f"the snapshot has more than {MAX_PARTS} parts")
-        for row_part in part.rows:
-            self._pieces.append(row_part.row)
-            if not row_part.is_continued:
+        for piece in part.rows:
+            self._pieces.append(piece)
+            if not piece.continues:
                 self._rows.append(_join(self._pieces))
                 self._pieces = []
-        self._tags.extend(part.tags)
-        if not part.is_last:
+        self._tags.append(part.tags)
+        if not part.last:
             return None
         if self._pieces:
             raise DivergenceError("the snapshot ended inside a request")
-        return Snapshot(tuple(self._rows), tuple(self._tags))
+        tags = BlockTags(
+            np.concatenate([tags.block_ids for tags in self._tags]), b"".join(tags.keys for tags in self._tags)
+        )
+        return Snapshot(tuple(SeenRow.of(row, read_context(row.record_id, row.context)) for row in self._rows), tags)
 
 
 def _join(pieces: list[RowState]) -> RowState:
@@ -46,27 +48,22 @@ def _join(pieces: list[RowState]) -> RowState:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if any(piece.key != first.key for piece in pieces):
-        raise DivergenceError(f"the snapshot continues {first.key} with another request")
+    if any(piece.record_id != first.record_id for piece in pieces):
+        raise DivergenceError(f"the snapshot continues {first.record_id} with another request")
     return replace(
         first,
         prompt_token_ids=np.concatenate([piece.prompt_token_ids for piece in pieces]),
         output_token_ids=np.concatenate([piece.output_token_ids for piece in pieces]),
         block_ids=np.concatenate([piece.block_ids for piece in pieces]),
         logprobs=_join_logprobs([piece.logprobs for piece in pieces if piece.logprobs is not None]),
+        continues=False,
     )
 
 
 def _join_logprobs(pieces: list[LogprobColumns]) -> LogprobColumns | None:
     if not pieces:
         return None
-    first = pieces[0]
     for before, after in pairwise(pieces):
-        if after.offset != before.end or after.top_token_ids.shape[1] != first.top_token_ids.shape[1]:
+        if after.offset != before.end or after.num_top != before.num_top:
             raise DivergenceError("the log-probabilities of a request in the snapshot do not follow one another")
-    return LogprobColumns(
-        offset=first.offset,
-        logprobs=np.concatenate([piece.logprobs for piece in pieces]),
-        top_token_ids=np.concatenate([piece.top_token_ids for piece in pieces]),
-        top_logprobs=np.concatenate([piece.top_logprobs for piece in pieces]),
-    )
+    return joined(pieces)

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.values import BatchPlan, Int32Array, StepResult
 from paceline_scheduler.backend import StepRecord, StepSink, StepTotals
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.core.tables.blocks import BlockCounts
 
 MAX_WATCHERS = 64

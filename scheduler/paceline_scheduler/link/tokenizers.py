@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from weakref import WeakValueDictionary
 
-from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
+from paceline.plan.values import GenerationDefaults
+from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.transport import Connection

@@ -6,9 +6,8 @@ refuses in favour of another scheduler, StreamEndedError for everything else tha
 
 from typing import Protocol
 
+from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.plan import BatchPlan
-from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
 
 
 class PlanStream(Protocol):

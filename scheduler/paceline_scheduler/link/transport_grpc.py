@@ -9,11 +9,10 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
+from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
-from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, ToExecutor
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # the prompts of a plan's new requests, at most
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
@@ -90,7 +89,7 @@ class GrpcConnection:
     def attach(self) -> "GrpcPlanStream":
         """Open a plan stream."""
         call: _AttachCall = self._channel.stream_stream(wire.ATTACH_METHOD)()
-        return GrpcPlanStream(call, self._address)
+        return GrpcPlanStream(call)
 
     async def close(self) -> None:
         """Close the channel; calls that are still open are cancelled."""
@@ -100,14 +99,13 @@ class GrpcConnection:
 class GrpcPlanStream:
     """An Attach call."""
 
-    def __init__(self, call: _AttachCall, address: str) -> None:
+    def __init__(self, call: _AttachCall) -> None:
         self._call = call
-        self._address = address
         self._unread: deque[FromExecutor] = deque()
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Send a message, or several plans as one."""
-        data = wire.encode_message(message, *more)
+        data = wire.encode_request(message, *more)
         try:
             await self._call.write(data)
         except _CALL_ERRORS as error:
@@ -122,7 +120,7 @@ class GrpcPlanStream:
                 raise await self._typed(error) from error
             if not isinstance(data, bytes):
                 raise StreamEndedError("the executor closed the plan stream")
-            self._unread.extend(wire.decode_messages(data, self._address))
+            self._unread.extend(wire.decode_response(data))
         return self._unread.popleft()
 
     def cancel(self) -> None:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_scheduler.core.plan import BlockTag
-from paceline_scheduler.core.request import Int32Array
+from paceline.plan.values import KEY_BYTES, NO_KEY, BlockTags, Int32Array
 from paceline_scheduler.simulator.violations import require
 
 POISON = -1  # a slot that was not written since its block was granted
-KEY_SIZE = 16
-_NO_KEY = bytes(KEY_SIZE)
 
 
 @dataclass(slots=True)
@@ -67,15 +64,15 @@ class SimulatedBlocks:
         self._require_block(block)
         return POISON not in self.slots[block]
 
-    def tags(self) -> tuple[BlockTag, ...]:
+    def tags(self) -> BlockTags:
         """Return the prefix-cache keys of all blocks, by block."""
-        return tuple(BlockTag(block, tag.key) for block, tag in sorted(self._tags.items()))
+        return BlockTags.of((block, tag.key) for block, tag in sorted(self._tags.items()))
 
     def tag(self, block: int, key: bytes, tenant: str | None) -> None:
         """Name a full block for the prefix cache; a key of zeros removes the tag. `tenant` owns the block."""
         self._require_block(block)
-        require(len(key) == KEY_SIZE, "a key has 16 bytes", f"block {block}")
-        if key == _NO_KEY:
+        require(len(key) == KEY_BYTES, "a key has 16 bytes", f"block {block}")
+        if key == NO_KEY:
             self._tags.pop(block, None)
             return
         require(self.is_full(block), "tag of an unfilled block", f"block {block}")

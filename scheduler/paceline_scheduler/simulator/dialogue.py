@@ -3,27 +3,29 @@
 Knows both sides' words. Refuses to know how they travel.
 """
 
-from dataclasses import replace
-
-from paceline_scheduler.backend import GenerationDefaults, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.errors import LinkError, ProtocolMismatchError, StreamEndedError, TermSupersededError
-from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.messages import (
-    DrainNotice,
+from paceline.plan.values import (
+    Claim,
+    Drain,
     ExecutorInfo,
+    ExecutorLimits,
     FromExecutor,
+    GenerationDefaults,
     Heartbeat,
     Hello,
-    ModelCard,
-    RowPart,
+    KvGeometry,
+    Model,
     SnapshotPart,
+    StepResult,
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.errors import LinkError, ProtocolMismatchError, StreamEndedError, TermSupersededError
+from paceline_scheduler.holder import Holder
 from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
-from paceline_scheduler.simulator.fence import Approach, Claim
+from paceline_scheduler.simulator.config import SimulatorConfig
+from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
     Accepted,
     Beat,
@@ -64,10 +66,11 @@ def info_of(service: SimulatedService) -> ExecutorInfo:
 def greet(service: SimulatedService, hello: Hello) -> Stream:
     """Open a stream."""
     approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
-    return service.hello(hello.scheduler_id, hello.term, approach, hello.protocols, hello.address)
+    claim = hello.claim
+    return service.hello(claim.scheduler_id, claim.term, approach, hello.protocols, claim.address)
 
 
-def messages_of(service: SimulatedService, address: str, outgoing: Outgoing) -> list[FromExecutor]:
+def messages_of(service: SimulatedService, outgoing: Outgoing) -> list[FromExecutor]:
     """Return what a scheduler reads of it; raises the LinkError by which a stream ends."""
     match outgoing:
         case StepResult():
@@ -75,20 +78,56 @@ def messages_of(service: SimulatedService, address: str, outgoing: Outgoing) -> 
         case Beat(running_step_id, running_ns):
             return [Heartbeat(running_step_id, running_ns)]
         case Accepted(description, snapshot, protocol):
-            rows = tuple(RowPart(row, is_continued=False) for row in snapshot.rows)
-            return [_welcome(service, address, description, protocol), SnapshotPart(rows, snapshot.tags, is_last=True)]
+            # One request each, so that joining is exercised.
+            rows = (SnapshotPart(rows=(row,)) for row in snapshot.rows)
+            last = SnapshotPart(tags=snapshot.tags, last=True)
+            return [_welcome(service, description, protocol), *rows, last]
         case InLine(holder):
-            return [WaitingInLine(_holder(holder))]
+            return [WaitingInLine(holder)]
         case Draining(reason):
-            return [DrainNotice(reason, 0.0)]
+            return [Drain(reason)]
         case Ended():
             raise _error(outgoing)
 
 
-def _welcome(service: SimulatedService, address: str, description: ExecutorDescription, protocol: int) -> Welcome:
+def _welcome(service: SimulatedService, description: ExecutorDescription, protocol: int) -> Welcome:
     config = service.executor.config
-    card = ModelCard(config.model, "simulated", config.max_model_len, config.tokens.vocab_size, 0, "")
-    return Welcome(replace(description, address=address), card, _TOKENIZER.digest, protocol)
+    return Welcome(
+        incarnation=description.incarnation,
+        epoch=description.epoch,
+        protocol=protocol,
+        model=model_of(config),
+        geometry=geometry_of(config),
+        limits=limits_of(config),
+        tag_key=config.tag_key,
+        tokenizer_digest=_TOKENIZER.digest,
+        step_points=config.step_points,
+        failed_step=description.failed_step,
+    )
+
+
+def model_of(config: SimulatorConfig) -> Model:
+    """Return the simulated model."""
+    return Model(
+        name=config.model,
+        architecture="simulated",
+        max_model_len=config.max_model_len,
+        vocab_size=config.tokens.vocab_size,
+        end_token_ids=_TOKENIZER.end_token_ids,
+        has_chat_template=True,
+    )
+
+
+def geometry_of(config: SimulatorConfig) -> KvGeometry:
+    """Return the KV cache."""
+    return KvGeometry(config.num_blocks, config.block_size, dtype="token ids")
+
+
+def limits_of(config: SimulatorConfig) -> ExecutorLimits:
+    """Return the executor's bounds."""
+    return ExecutorLimits(
+        config.max_num_rows, config.max_num_batched_tokens, config.max_model_len, config.max_plans_in_flight
+    )
 
 
 def _holder(claim: Claim) -> Holder:

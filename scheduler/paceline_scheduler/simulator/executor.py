@@ -8,31 +8,34 @@ Drafts are whatever makes `tokens.AcceptanceRule` come true: accepted ones are t
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
 
-from paceline_scheduler.core.executors import ExecutorDescription, FailedStep, Snapshot
-from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
-from paceline_scheduler.core.plan import (
+from paceline.plan.values import (
     BatchPlan,
     BlockGrants,
+    FailedStep,
     NewRequest,
+    RecordId,
     Release,
     RowError,
     RowFinish,
+    RowLogprobs,
     StepResult,
     StepTimings,
 )
-from paceline_scheduler.core.request import RecordId
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.simulator.blocks import POISON, SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.failures import Blame, SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.simulator.receiving import PlanInbox
-from paceline_scheduler.simulator.rows import SimulatedRecord, SimulatedRow
+from paceline_scheduler.simulator.rows import SimulatedRecord, SimulatedRow, columns_of
 from paceline_scheduler.simulator.violations import PlanViolationError, require
 
 GRANT_HASH_START = 0xCBF29CE484222325
+_INTERNAL = 13  # of google.rpc.Code
 _FNV_PRIME = 0x100000001B3
 _MASK = (1 << 64) - 1
 
@@ -132,13 +135,13 @@ class SimulatedExecutor:
             self._blame.is_nobodys()
         return self._forward(plan)
 
-    def fail_row(self, key: RecordId, error: RowError) -> None:
+    def fail_row(self, key: RecordId, reason: str, message: str) -> None:
         """Let a request fail alone the next time it runs."""
-        self._row_errors[key] = error
+        self._row_errors[key] = RowError(0, _INTERNAL, reason, message)
 
     def _check_failing(self, plan: BatchPlan) -> None:
-        placed = {placement.row: placement.request.key for placement in plan.placements}
-        running = {index: row.key for index, row in self.rows.items() if row.finish is RowFinish.NONE} | placed
+        placed = {placement.row: placement.record_id for placement in plan.new_requests}
+        running = {index: row.key for index, row in self.rows.items() if row.finish is RowFinish.GOES_ON} | placed
         keys = [running[index] for index in plan.rows.tolist() if index in running]
         if self.failing.isdisjoint(keys):
             return
@@ -170,27 +173,27 @@ class SimulatedExecutor:
 
     def _change_state(self, plan: BatchPlan) -> None:
         owners = {block: row.key.tenant for row in self.rows.values() for block in row.table.block_ids}
-        for tag in plan.tags:
-            self.blocks.tag(tag.block_id, tag.key, owners.get(tag.block_id))
+        for block, key in plan.tags:
+            self.blocks.tag(block, key, owners.get(block))
         for release in plan.releases:
             self._release(release)
-        for key in plan.forget:
-            self.records.pop(key, None)
-        for placement in plan.placements:
+        for record_id in plan.forget:
+            self.records.pop(record_id, None)
+        for placement in plan.new_requests:
             self._place(placement)
         # Shared blocks stand at the beginning of a table, so they go in first; the hash has its own order.
         for row, index, block in _triples(plan.shared):
             self.blocks.share(self._row(row).table, index, block)
-        copied = [self.blocks.slots[copy.source].copy() for copy in plan.copies]  # copies come before grants
+        copied = [self.blocks.slots[source].copy() for source, _ in plan.copies]  # copies come before grants
         for row, index, block in _triples(plan.grants):
             self.blocks.grant(self._row(row).table, index, block)
         granted = set(plan.grants.block_ids.tolist())
-        for copy, contents in zip(plan.copies, copied, strict=True):
-            require(copy.destination in granted, "a copy goes to a block granted in the same plan", f"{copy}")
-            self.blocks.slots[copy.destination] = contents
+        for (_, destination), contents in zip(plan.copies, copied, strict=True):
+            require(destination in granted, "a copy goes to a block granted in the same plan", f"to {destination}")
+            self.blocks.slots[destination] = contents
         for triple in (*_triples(plan.grants), *_triples(plan.shared)):
             self._grant_hash = fold_grant_hash(self._grant_hash, *triple)
-        for placement in plan.placements:
+        for placement in plan.new_requests:
             self._check_cached(placement)
 
     def _release(self, release: Release) -> None:
@@ -203,11 +206,11 @@ class SimulatedExecutor:
         del self.rows[release.row]
 
     def _place(self, placement: NewRequest) -> None:
-        where = f"row {placement.row}, {placement.request.key}"
+        where = f"row {placement.row}, {placement.record_id}"
         require(placement.row not in self.rows, "placement on a row in use", where)
-        is_elsewhere = any(row.key == placement.request.key for row in self.rows.values())
+        is_elsewhere = any(row.key == placement.record_id for row in self.rows.values())
         require(not is_elsewhere, "a request is on one row", where)
-        record = self.records.pop(placement.request.key, None)
+        record = self.records.pop(placement.record_id, None)
         if record is not None and record.released is None:
             require(placement.attempt > record.attempt, "an attempt is higher than the one before", where)
             known = record.output_token_ids
@@ -234,31 +237,33 @@ class SimulatedExecutor:
         accepted: list[int] = []
         tokens: list[int] = []
         finishes: list[int] = []
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        errors: dict[int, RowError] = {}
-        prompt_logprobs: dict[int, LogprobColumns] = {}
+        logprobs: list[RowLogprobs] = []
+        errors: list[RowError] = []
+        prompt_logprobs: list[RowLogprobs] = []
         num_drafts = plan.num_draft_tokens.copy()
         columns = plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), num_drafts.tolist() or repeat(0)
         for place, (index, num_scheduled, num_drafted) in enumerate(zip(*columns, strict=False)):
             row = self._row(index)
-            error = self._row_errors.pop(row.key, None) if row.finish is RowFinish.NONE else None
+            error = self._row_errors.pop(row.key, None) if row.finish is RowFinish.GOES_ON else None
             if error is not None:
                 row.finish = RowFinish.ERROR
-                errors[index] = error
+                errors.append(replace(error, row=index))
             start = row.num_computed_tokens
             drawn = self._advance(row, num_scheduled, num_drafted)
             if num_drafted and not drawn:
                 num_drafts[place] = 0
             if row.finish is not RowFinish.ERROR and (told := row.prompt_logprobs(start, self.config.tokens)):
-                prompt_logprobs[index] = told
+                prompt_logprobs.append(RowLogprobs(index, row.token_ids[told.offset : told.end].copy(), told))
             accepted.append(len(drawn))
             finishes.append(row.finish)
             tokens += drawn
-            if drawn and (num_logprobs := row.placement.request.num_logprobs) is not None:
+            if drawn and (num_logprobs := row.placement.num_logprobs) is not None:
                 offsets = range(row.num_output_tokens - len(drawn), row.num_output_tokens)
                 told_of = zip(drawn, offsets, strict=True)
-                logprobs[index] = tuple(self.config.tokens.logprobs(*token, num_logprobs) for token in told_of)
-                row.logprobs += logprobs[index]
+                fresh = [self.config.tokens.logprobs(*token, num_logprobs) for token in told_of]
+                row.logprobs += fresh
+                token_ids = np.array(drawn, dtype=np.int32)
+                logprobs.append(RowLogprobs(index, token_ids, columns_of(0, fresh, num_logprobs)))
         return StepResult(
             incarnation=self.incarnation,
             epoch=self.epoch,
@@ -269,9 +274,9 @@ class SimulatedExecutor:
             finishes=np.array(finishes, dtype=np.uint8),
             grant_hash=self._grant_hash,
             timings=StepTimings(forward_ns=self.config.step_ns(plan.num_tokens)),
-            logprobs=logprobs,
-            errors=errors,
-            prompt_logprobs=prompt_logprobs,
+            logprobs=tuple(logprobs),
+            errors=tuple(errors),
+            prompt_logprobs=tuple(prompt_logprobs),
             num_draft_tokens=num_drafts,
         )
 
@@ -281,7 +286,7 @@ class SimulatedExecutor:
         The scheduler counts on every draft, so what it plans may lie beyond what it thinks is known, never beyond what
         is known here and the drafts.
         """
-        if row.finish is not RowFinish.NONE:
+        if row.finish is not RowFinish.GOES_ON:
             return []
         start, end = row.num_computed_tokens, row.num_computed_tokens + num_scheduled
         known, where = end - num_drafts, f"row {row.placement.row}, {row.key}"
@@ -298,7 +303,7 @@ class SimulatedExecutor:
             self.blocks.write(row.table, position, row.token_ids[position:])  # the one before, or a draft that is right
             row.num_computed_tokens = row.num_tokens
             drawn.append(self._draw(row, where))
-            if row.finish is not RowFinish.NONE:
+            if row.finish is not RowFinish.GOES_ON:
                 break
         rejected = np.full(end - row.num_computed_tokens, POISON, dtype=np.int32)
         self.blocks.write(row.table, row.num_computed_tokens, rejected)
@@ -308,7 +313,7 @@ class SimulatedExecutor:
         """Draw a row's next token from what its blocks hold."""
         context = self.blocks.read(row.table, row.num_tokens)
         require(np.array_equal(context, row.token_ids), "a row reads the tokens it wrote", where)
-        request = row.placement.request
+        request = row.placement
         seed, offset = request.sampling.seed, row.num_output_tokens
         token = self.config.tokens.next_token(context, seed, offset, request.end_token_ids, request.min_tokens)
         row.append(token)

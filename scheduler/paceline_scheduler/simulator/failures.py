@@ -1,7 +1,6 @@
 """Steps of a simulated executor that fail as a whole, because of a request in them, and what it makes of that."""
 
-from paceline_scheduler.core.executors import FailedStep
-from paceline_scheduler.core.request import RecordId
+from paceline.plan.values import FailedStep, RecordId
 
 MAX_BLAMED = 2
 

@@ -5,21 +5,14 @@ returns what becomes of which stream, and its caller lets that happen. Each part
 that a simulation can replace it and look what then goes wrong.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+from paceline.plan.values import Claim
 
 LEASE_S = 1.0
 RETURN_S = 0.05
 MAX_WAITING = 16
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Claim:
-    """What streams are compared by: the term, then who asks. `address` is where clients reach it."""
-
-    term: int
-    scheduler_id: str
-    address: str = field(default="", compare=False)
 
 
 NOBODY = Claim(0, "")

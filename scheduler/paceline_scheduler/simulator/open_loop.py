@@ -19,12 +19,11 @@ from statistics import median
 
 import numpy as np
 
+from paceline.plan.values import RecordId, SamplingParams, StepPoint, StepResult
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.executors import StepPoint
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.core.request import RecordId, Request, SamplingParams
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import RequestRefusedError
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor

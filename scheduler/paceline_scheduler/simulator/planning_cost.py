@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 
+from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint, StepResult, StepTimings
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.executors import ExecutorDescription, Snapshot, StepPoint
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.plan import BatchPlan, StepResult, StepTimings
-from paceline_scheduler.core.request import RecordId, Request, SamplingParams
+from paceline_scheduler.core.request import Request
 
 _ADDRESS = "here"
 _PROMPT_TOKENS = 64

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline_scheduler.core.plan import BatchPlan, BlockGrants
+from paceline.plan.values import NO_KEY, BatchPlan, BlockGrants
 from paceline_scheduler.simulator.blocks import SimulatedBlocks
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.rows import SimulatedRow
 from paceline_scheduler.simulator.violations import require
-
-_NO_KEY = bytes(16)
 
 
 class PlanInbox:
@@ -32,9 +30,9 @@ class PlanInbox:
         self._check_identity(plan)
         self._check_columns(plan)
         self._check_confirmed(plan, rows)
-        for tag in plan.tags:
-            filled = tag.key == _NO_KEY or blocks.is_full(tag.block_id)
-            require(filled, "tag of a block before the result that filled it", f"block {tag.block_id}")
+        for block, key in plan.tags:
+            filled = key == NO_KEY or blocks.is_full(block)
+            require(filled, "tag of a block before the result that filled it", f"block {block}")
         self._next_step_id += 1
         self.waiting.append(plan)
 
@@ -56,20 +54,20 @@ class PlanInbox:
         are_behind = bool(((drafts >= 0) & (drafts < plan.num_scheduled_tokens)).all())
         require(are_behind, "drafts follow a token that is none", where)
         require(plan.num_tokens <= self._config.max_num_batched_tokens, "no more tokens than a step takes", where)
-        named = (*rows, *(release.row for release in plan.releases), *(place.row for place in plan.placements))
+        named = (*rows, *(release.row for release in plan.releases), *(place.row for place in plan.new_requests))
         in_range = all(0 <= row < self._config.max_num_rows for row in named)
         require(in_range, "rows are those of the executor", where)
         for grants in (plan.grants, plan.shared):
             _check_grants(grants, where)
 
     def _check_confirmed(self, plan: BatchPlan, rows: Mapping[int, SimulatedRow]) -> None:
-        placed = {place.row for other in self.waiting for place in other.placements}
-        keys = {place.request.key for other in self.waiting for place in other.placements}
+        placed = {place.row for other in self.waiting for place in other.new_requests}
+        keys = {place.record_id for other in self.waiting for place in other.new_requests}
         keys |= {row.key for row in rows.values()}
-        for place in plan.placements:
-            where = f"row {place.row}, {place.request.key}"
+        for place in plan.new_requests:
+            where = f"row {place.row}, {place.record_id}"
             require(place.row not in placed and place.row not in rows, "row reuse before confirmation", where)
-            require(place.request.key not in keys, "placement of a request that has not left its row", where)
+            require(place.record_id not in keys, "placement of a request that has not left its row", where)
 
 
 def _check_grants(grants: BlockGrants, where: str) -> None:

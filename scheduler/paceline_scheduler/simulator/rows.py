@@ -5,10 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline_scheduler.core.executors import RequestContext, RowState, carried_with
-from paceline_scheduler.core.logprobs import LogprobColumns, TokenLogprobs
-from paceline_scheduler.core.plan import FinalRelease, NewRequest, RowFinish
-from paceline_scheduler.core.request import Int32Array, RecordId
+from paceline.plan.values import (
+    FinalRelease,
+    Int32Array,
+    LogprobColumns,
+    NewRequest,
+    RowFinish,
+    TokenLogprobs,
+)
+from paceline_scheduler.core.executors import Placement, SeenRow
 from paceline_scheduler.simulator.blocks import BlockTable
 from paceline_scheduler.simulator.tokens import TokenRule
 
@@ -17,30 +22,26 @@ from paceline_scheduler.simulator.tokens import TokenRule
 class SimulatedRecord:
     """A request that left its row. `released` is None after a preemption."""
 
-    key: RecordId
-    attempt: int
-    prompt_token_ids: Int32Array
-    output_token_ids: Int32Array
-    finish: RowFinish
-    released: FinalRelease | None
-    logprobs: LogprobColumns | None
-    carried: RequestContext
+    state: SeenRow
 
-    def snapshot(self) -> RowState:
+    @property
+    def attempt(self) -> int:
+        """That of the placement it had."""
+        return self.state.attempt
+
+    @property
+    def released(self) -> FinalRelease | None:
+        """How it ended, if it did."""
+        return self.state.released
+
+    @property
+    def output_token_ids(self) -> Int32Array:
+        """What it has generated."""
+        return self.state.output_token_ids
+
+    def snapshot(self) -> SeenRow:
         """Return the record as an attaching scheduler sees it."""
-        return RowState(
-            key=self.key,
-            row=None,
-            attempt=self.attempt,
-            prompt_token_ids=self.prompt_token_ids,
-            output_token_ids=self.output_token_ids,
-            num_computed_tokens=0,
-            block_ids=np.zeros(0, dtype=np.int32),
-            finish=self.finish,
-            released=self.released,
-            logprobs=self.logprobs,
-            carried=self.carried,
-        )
+        return self.state
 
 
 class SimulatedRow:
@@ -48,12 +49,12 @@ class SimulatedRow:
 
     def __init__(self, placement: NewRequest, max_model_len: int) -> None:
         self.placement = placement
-        self.key = placement.request.key
+        self.key = placement.record_id
         self.table = BlockTable(placement.row, self.key.tenant)
-        self.finish = RowFinish.NONE
+        self.finish = RowFinish.GOES_ON
         self.num_computed_tokens = placement.num_cached_tokens
         self.logprobs: list[TokenLogprobs] = []  # of tokens of this attempt, if they were asked for
-        prompt, output = placement.request.prompt_token_ids, placement.output_token_ids
+        prompt, output = placement.prompt_token_ids, placement.output_token_ids
         self._max_model_len = max_model_len
         self._num_prompt_tokens = len(prompt)
         self._num_tokens = len(prompt) + len(output)
@@ -84,7 +85,7 @@ class SimulatedRow:
         """Take a generated token, and end if it was the last one."""
         self._tokens[self._num_tokens] = token_id
         self._num_tokens += 1
-        if token_id in self.placement.request.end_token_ids:
+        if token_id in self.placement.end_token_ids:
             self.finish = RowFinish.END_TOKEN
         elif self.num_output_tokens >= self.placement.max_tokens:
             self.finish = RowFinish.LENGTH
@@ -98,49 +99,44 @@ class SimulatedRow:
         if num_top is None or first >= end:
             return None
         told = [rule.logprobs(int(tokens[position]), position, num_top) for position in range(first, end)]
-        return _columns(first, told, num_top)
+        return columns_of(first, told, num_top)
 
     def record(self, released: FinalRelease | None) -> SimulatedRecord:
         """Return what stays when the row is released."""
         num_output_tokens = self.num_output_tokens if released is None else released.num_output_tokens
-        first = self._num_prompt_tokens
-        return SimulatedRecord(
-            key=self.key,
-            attempt=self.placement.attempt,
+        return SimulatedRecord(self._state(None, num_output_tokens, released))
+
+    def snapshot(self) -> SeenRow:
+        """Return the row as an attaching scheduler sees it."""
+        return self._state(self.placement.row, self.num_output_tokens, None)
+
+    def _state(self, row: int | None, num_output_tokens: int, released: FinalRelease | None) -> SeenRow:
+        first, is_record, placement = self._num_prompt_tokens, row is None, self.placement
+        return SeenRow(
+            record_id=self.key,
+            row=row,
+            attempt=placement.attempt,
             prompt_token_ids=self._tokens[:first].copy(),
             output_token_ids=self._tokens[first : first + num_output_tokens].copy(),
+            num_computed_tokens=0 if is_record else self.num_computed_tokens,
+            block_ids=np.array([] if is_record else self.table.block_ids, dtype=np.int32),
             finish=self.finish,
             released=released,
+            context=placement.context,
             logprobs=self._logprobs_up_to(num_output_tokens),
-            carried=carried_with(self.placement),
-        )
-
-    def snapshot(self) -> RowState:
-        """Return the row as an attaching scheduler sees it."""
-        first = self._num_prompt_tokens
-        return RowState(
-            key=self.key,
-            row=self.placement.row,
-            attempt=self.placement.attempt,
-            prompt_token_ids=self._tokens[:first].copy(),
-            output_token_ids=self._tokens[first : self._num_tokens].copy(),
-            num_computed_tokens=self.num_computed_tokens,
-            block_ids=np.array(self.table.block_ids, dtype=np.int32),
-            finish=self.finish,
-            released=None,
-            logprobs=self._logprobs_up_to(self.num_output_tokens),
-            carried=carried_with(self.placement),
+            request_context=placement.request_context if isinstance(placement, Placement) else None,
         )
 
     def _logprobs_up_to(self, num_output_tokens: int) -> LogprobColumns | None:
-        num_top, offset = self.placement.request.num_logprobs, len(self.placement.output_token_ids)
+        num_top, offset = self.placement.num_logprobs, len(self.placement.output_token_ids)
         if num_top is None:
             return None
         kept = self.logprobs[: max(0, num_output_tokens - offset)]
-        return _columns(min(offset, num_output_tokens), kept, num_top)
+        return columns_of(min(offset, num_output_tokens), kept, num_top)
 
 
-def _columns(offset: int, tokens: Sequence[TokenLogprobs], num_top: int) -> LogprobColumns:
+def columns_of(offset: int, tokens: Sequence[TokenLogprobs], num_top: int) -> LogprobColumns:
+    """Return log-probabilities token by token as columns."""
     top = [best for token in tokens for best in token.top]
     return LogprobColumns(
         offset=offset,

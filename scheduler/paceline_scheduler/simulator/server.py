@@ -17,7 +17,7 @@ from typing import Self
 
 import grpc.aio
 
-from paceline_scheduler.core.executors import StepPoint
+from paceline.plan.values import StepPoint
 from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE, make_bytes_tokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 
+from paceline.plan.values import PROTOCOLS, BatchPlan, Claim, ProtocolRange, StepResult
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.link.messages import PROTOCOLS, ProtocolRange
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
-from paceline_scheduler.simulator.fence import NOBODY, Approach, Claim, Fence, Ruling, Standing
+from paceline_scheduler.simulator.fence import NOBODY, Approach, Fence, Ruling, Standing
 from paceline_scheduler.simulator.violations import PlanViolationError
 
 HEARTBEAT_S = 0.2
@@ -169,7 +168,7 @@ class SimulatedService:
         """Open a stream: it is accepted, stands in line, or ends at once."""
         now_s = self._now_s()
         claim = Claim(term, scheduler_id, address)
-        stream = Stream(next(self._stream_ids), claim, self.protocols.highest_in_common(protocols))
+        stream = Stream(next(self._stream_ids), claim, self.protocols.highest_in_common(protocols) or 0)
         if not stream.protocol:
             self._end(stream, StreamEnd.PROTOCOL, _mismatch(self.protocols, protocols))
             return stream

@@ -9,23 +9,13 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from paceline.plan.codec import decode_request, encode_response
+from paceline.plan.values import BatchPlan, Hello
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
-from paceline_scheduler.core.plan import StepResult
-from paceline_scheduler.link.messages import ProtocolRange
 from paceline_scheduler.simulator import wire, wire_views
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
-from paceline_scheduler.simulator.fence import Approach
-from paceline_scheduler.simulator.service import (
-    Accepted,
-    Beat,
-    Draining,
-    Ended,
-    InLine,
-    Outgoing,
-    SimulatedService,
-    Stream,
-    StreamEnd,
-)
+from paceline_scheduler.simulator.dialogue import greet, messages_of
+from paceline_scheduler.simulator.service import Ended, Outgoing, SimulatedService, Stream, StreamEnd
 
 _NUM_PARTS = 4  # of the tokenizer, so that joining is exercised
 _CODES = {
@@ -58,7 +48,7 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> AsyncIterator[plan_pb2.AttachResponse]:
         """Attach is the plan stream."""
         first = await anext(request_iterator)
-        stream = self._greet(first.hello)
+        stream = self._greet(first)
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
             while True:
@@ -111,34 +101,19 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Profile is refused."""
         await _refuse(context, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "Profile is not simulated")
 
-    def _greet(self, hello: plan_pb2.Hello) -> Stream:
-        approach = Approach.TAKE_OVER if hello.takeover else Approach.WAIT
-        protocols = ProtocolRange(hello.min_protocol, hello.max_protocol)
-        return self._service.hello(hello.scheduler_id, hello.term, approach, protocols, hello.address)
+    def _greet(self, first: plan_pb2.AttachRequest) -> Stream:
+        (hello,) = decode_request(first.SerializeToString())
+        assert isinstance(hello, Hello), "schedulers say hello first"
+        return greet(self._service, hello)
 
     async def _read(self, requests: AsyncIterator[plan_pb2.AttachRequest], stream: Stream) -> None:
         async for request in requests:
-            plans = [request.plan] if request.HasField("plan") else request.plans.plans
-            for plan in plans:
-                self._service.hear(stream, wire.read_plan(plan))
-            if not plans:
-                self._service.hear(stream, None)
+            for message in decode_request(request.SerializeToString()):
+                self._service.hear(stream, message if isinstance(message, BatchPlan) else None)
 
     def _responses(self, message: Outgoing) -> list[plan_pb2.AttachResponse]:
-        match message:
-            case StepResult():
-                return [wire.write_result(message)]
-            case Beat(running_step_id, running_ns):
-                return [wire.write_heartbeat(running_step_id, running_ns)]
-            case Accepted(description, snapshot, protocol):
-                welcome = wire.write_welcome(description, self._service.executor.config, self._tokenizer, protocol)
-                return [welcome, *wire.write_snapshot(snapshot)]
-            case InLine(holder):
-                return [wire.write_waiting(holder)]
-            case Draining(reason):
-                return [wire.write_drain(reason)]
-            case Ended():
-                return []
+        said = messages_of(self._service, message)
+        return [plan_pb2.AttachResponse.FromString(encode_response(each)) for each in said]
 
 
 async def _abort(context: _Context, ended: Ended) -> NoReturn:

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.request import Int32Array, UInt64Array
+from paceline.plan.values import Int32Array, TokenLogprobs, UInt64Array
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

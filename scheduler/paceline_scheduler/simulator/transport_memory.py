@@ -6,10 +6,10 @@ Knows services by address. A frozen executor takes what is written and says noth
 import asyncio
 from enum import Enum
 
+from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, Hello, ToExecutor
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.plan import BatchPlan
 from paceline_scheduler.errors import StreamEndedError, UnreachableError
-from paceline_scheduler.link.messages import ExecutorInfo, FromExecutor, Hello, ToExecutor
+from paceline_scheduler.link.wire_contexts import with_contexts
 from paceline_scheduler.simulator.dialogue import TOKENIZER_SOURCE, greet, info_of, messages_of
 from paceline_scheduler.simulator.service import SimulatedService, Stream
 
@@ -121,7 +121,7 @@ class MemoryPlanStream:
             self._greeted.set()
         elif self._stream is not None:
             for each in (message, *more):
-                service.hear(self._stream, each if isinstance(each, BatchPlan) else None)
+                service.hear(self._stream, with_contexts(each) if isinstance(each, BatchPlan) else None)
 
     async def read(self) -> FromExecutor:
         """Return the next message."""
@@ -140,4 +140,4 @@ class MemoryPlanStream:
     async def _next_messages(self) -> list[FromExecutor]:
         assert self._stream is not None, "reading begins after hello"
         service = self._network.services[self._address]
-        return messages_of(service, self._address, await self._stream.outbox.get())
+        return messages_of(service, await self._stream.outbox.get())

@@ -1,10 +1,12 @@
 """What a simulated executor answers those who look at it: who it is, and its rows."""
 
+from paceline.plan.codec import write_geometry, write_limits, write_model
+from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
-from paceline_scheduler.core.executors import RowState, Snapshot
+from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
+from paceline_scheduler.simulator.dialogue import geometry_of, limits_of, model_of
 from paceline_scheduler.simulator.service import SimulatedService
-from paceline_scheduler.simulator.wire import write_geometry, write_limits, write_model
 
 MAX_VIEWS = 1024  # rows in an answer of GetState
 _DEFAULT_VIEWS = 64
@@ -19,9 +21,9 @@ def write_info(service: SimulatedService, tokenizer: BytesTokenizer) -> executor
         term=service.highest_term,
         holder_scheduler_id=holder.scheduler_id,
         holder_address=holder.address,
-        model=write_model(executor.config, tokenizer),
-        geometry=write_geometry(executor.config),
-        limits=write_limits(executor.config),
+        model=write_model(model_of(executor.config)),
+        geometry=write_geometry(geometry_of(executor.config)),
+        limits=write_limits(limits_of(executor.config)),
         min_protocol=service.protocols.lowest,
         max_protocol=service.protocols.highest,
         device="simulated",
@@ -41,7 +43,7 @@ def write_state(
         rows=[_write_view(row, request.include_token_ids) for row in shown[:max_num_rows]],
         num_rows_in_use=num_rows_in_use,
         num_records=len(snapshot.rows) - num_rows_in_use,
-        num_tagged_blocks=len(snapshot.tags),
+        num_tagged_blocks=len(snapshot.tags.block_ids),
         num_granted_blocks=num_granted_blocks,
         truncated=len(shown) > max_num_rows,
     )
@@ -50,9 +52,9 @@ def write_state(
 def _write_view(row: RowState, include_token_ids: bool) -> executor_pb2.RowView:
     return executor_pb2.RowView(
         row=row.row,
-        tenant=row.key.tenant,
-        request_id=row.key.request_id,
-        index=row.key.index,
+        tenant=row.record_id.tenant,
+        request_id=row.record_id.request_id,
+        index=row.record_id.index,
         attempt=row.attempt,
         num_prompt_tokens=len(row.prompt_token_ids),
         num_output_tokens=len(row.output_token_ids),

@@ -2,15 +2,9 @@
 
 import numpy as np
 
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import (
-    OUTPUT_HASH_START,
-    FinishNotice,
-    Outputs,
-    TokenOutputs,
-    fold_output_hash,
-    hash_of,
-)
+from paceline.plan.hashes import HASH_START, rolling_hash, rolling_hashes
+from paceline.plan.values import TokenLogprobs
+from paceline_scheduler.core.outputs import FinishNotice, Outputs, TokenOutputs
 from paceline_scheduler.errors import RequestFailedError
 
 
@@ -57,8 +51,8 @@ class OutputCollector:
         """Let the client have only so many tokens of an output, and not its end: the rest was lost on the way."""
         self.finishes.pop(handle, None)
         held = self.token_ids[handle] = self.token_ids[handle][:num_tokens]
-        self._hashes[handle] = OUTPUT_HASH_START
-        self._check_hash(handle, held, hash_of(OUTPUT_HASH_START, np.array(held, dtype=np.int32)))
+        self._hashes[handle] = HASH_START
+        self._check_hash(handle, held, rolling_hash(HASH_START, np.array(held, dtype=np.int32)))
 
     def _take(self, outputs: TokenOutputs) -> None:
         start = 0
@@ -89,9 +83,9 @@ class OutputCollector:
             self.logprobs.setdefault(handle, []).extend(logprobs)
 
     def _check_hash(self, handle: int, new: list[int], claimed: int) -> None:
-        value = np.array([self._hashes.get(handle, OUTPUT_HASH_START)], dtype=np.uint64)
+        value = np.array([self._hashes.get(handle, HASH_START)], dtype=np.uint64)
         for token in new:
-            value = fold_output_hash(value, np.array([token], dtype=np.int32))
+            value = rolling_hashes(value, np.array([token], dtype=np.int32))
         self._hashes[handle] = int(value[0])
         assert claimed == self._hashes[handle], f"handle {handle}: the rolling hash is another one"
 

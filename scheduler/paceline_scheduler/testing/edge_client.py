@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import Parcel, PendingDelta
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 _EVERYTHING = 1 << 30

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import BatchPlan, FinishReason, StepResult
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, Outputs, hash_of
-from paceline_scheduler.core.plan import BatchPlan, StepResult
-from paceline_scheduler.core.request import FinishReason, Progress, Request, Resumption
+from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.testing.clock import ManualClock
@@ -51,7 +52,7 @@ class CoreHarness:
         held = np.array(self.client.token_ids.get(request.handle, []), dtype=np.int32)
         progress = Progress(
             resume_from=len(held),
-            resume_hash=hash_of(OUTPUT_HASH_START, held),
+            resume_hash=rolling_hash(HASH_START, held),
             last_attempt=self.client.attempts.get(request.handle, 0),
             prior_output_token_ids=held if holds_tokens else None,
         )

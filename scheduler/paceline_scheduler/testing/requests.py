@@ -5,7 +5,10 @@ from itertools import count
 
 import numpy as np
 
-from paceline_scheduler.core.request import Int32Array, RecordId, Request, SamplingParams
+from paceline.plan.values import Int32Array, RecordId, SamplingParams
+from paceline.v1 import inference_pb2
+from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule, reference_output
@@ -40,6 +43,12 @@ def make_request(
 ) -> Request:
     """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
     number = next(_handles) if handle is None else handle
+    sent = inference_pb2.GenerateRequest(resumable=is_resumable, cache_salt=cache_salt, priority=priority)
+    sent.bypass_prefix_cache = bypass_prefix_cache
+    if max_tokens is not None:
+        sent.stopping.max_tokens = max_tokens
+    if num_prompt_logprobs is not None:
+        sent.output.prompt_logprobs = num_prompt_logprobs
     if isinstance(prompt, int):
         prompt = [(number * 1009 + position * 7) % 1000 for position in range(prompt)]
     return Request(
@@ -59,6 +68,36 @@ def make_request(
         priority=priority,
         is_resumable=is_resumable,
         attachment=attachment,
+        origin=sent.SerializeToString(),
+    )
+
+
+def make_placement(
+    row: int,
+    request: Request,
+    attempt: int = 1,
+    output: Sequence[int] = (),
+    *,
+    max_tokens: int | None = None,
+    num_cached_tokens: int = 0,
+    waited_s: float = 0.0,
+    deadline_left_s: float | None = None,
+    num_preemptions: int = 0,
+    num_executor_deaths: int = 0,
+    num_prompt_cached_tokens: int = 0,
+) -> Placement:
+    """Return what puts a request on a row; unless said, for as many tokens as it asks for, else 8."""
+    context = RequestContext(
+        request=request,
+        waited_s=waited_s,
+        deadline_left_s=deadline_left_s,
+        num_preemptions=num_preemptions,
+        num_executor_deaths=num_executor_deaths,
+        last_death_offset=None,
+        num_prompt_cached_tokens=num_prompt_cached_tokens,
+    )
+    return Placement.of(
+        context, row, attempt, column(*output), max_tokens or request.max_tokens or 8, num_cached_tokens
     )
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import TokenLogprobs
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Finish, PendingDelta
 from paceline_scheduler.api.raw import RawRequest, RawResumption, TextPrompt
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
 from paceline_scheduler.testing.edge_client import EdgeClient
 
 
@@ -38,7 +38,7 @@ class OutputCopy:
     @property
     def rolling_hash(self) -> int:
         """That of the tokens."""
-        return hash_of(OUTPUT_HASH_START, np.array(self.token_ids, dtype=np.int32))
+        return rolling_hash(HASH_START, np.array(self.token_ids, dtype=np.int32))
 
     def take(self, delta: PendingDelta) -> None:
         """Append a delta."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
+from paceline.plan.values import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
@@ -12,7 +13,7 @@ from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executo
 from paceline_scheduler.link.driver import Driver
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.identity import Approach, Identity
-from paceline_scheduler.link.messages import PROTOCOLS, ExecutorState, ProtocolRange
+from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.testing.collector import OutputCollector

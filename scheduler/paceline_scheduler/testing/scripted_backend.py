@@ -6,18 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.backend import Arrival, ExecutorStatus, LimitValues, OutputSink, ServedModel, StepSink
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import (
-    OUTPUT_HASH_START,
-    Failure,
-    FinishNotice,
-    Outputs,
-    Resumed,
-    TokenOutputs,
-    hash_of,
-)
-from paceline_scheduler.core.request import FinishReason, RecordId, Request, Resumption
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DuplicateRequestError,
@@ -49,7 +42,7 @@ class _Output:
 
     @property
     def rolling_hash(self) -> int:
-        return hash_of(OUTPUT_HASH_START, np.array(self.token_ids, dtype=np.int32))
+        return rolling_hash(HASH_START, np.array(self.token_ids, dtype=np.int32))
 
     def end(self, reason: FinishReason, stop_token_id: int | None, num_cached_tokens: int) -> FinishNotice:
         num_prompt_tokens, num_tokens = len(self.request.prompt_token_ids), len(self.token_ids)
@@ -286,7 +279,7 @@ class ScriptedBackend:
         held = known.token_ids[: progress.resume_from]
         is_same = (
             len(held) == progress.resume_from
-            and hash_of(OUTPUT_HASH_START, np.array(held, dtype=np.int32)) == progress.resume_hash
+            and rolling_hash(HASH_START, np.array(held, dtype=np.int32)) == progress.resume_hash
         )
         if not is_same or known.request.body_digest != request.body_digest:
             raise ResumeMismatchError("this is not what the request has")

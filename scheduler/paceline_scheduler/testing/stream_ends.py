@@ -13,10 +13,10 @@ from itertools import cycle
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
+from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
-from paceline_scheduler.core.request import RecordId
 
 _TENANT = "leaving"
 _NUM_SHORT, _NUM_LONG = 6, 400  # output tokens of a request that is read to its end, and of one that is left

@@ -4,7 +4,8 @@ import hashlib
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from paceline_scheduler.backend import GenerationDefaults, ServedModel, TokenizerSource
+from paceline.plan.values import GenerationDefaults
+from paceline_scheduler.backend import ServedModel, TokenizerSource
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

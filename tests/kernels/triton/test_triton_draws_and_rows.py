@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.plan.values import RowFinish as ExecutorsRowFinish
+from paceline.plan.values import SamplingParams
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.plan import RowFinish as ExecutorsRowFinish
-from paceline_executor.rows.plan import SamplingParams
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
@@ -176,8 +176,8 @@ def rules_on_device(placements):
         repetition_penalty=column(sampling.repetition_penalty for sampling in chosen),
         min_tokens=column((placement.min_tokens for placement in placements), torch.int32),
         withheld=lists([placement.end_token_ids + placement.ignored_end_token_ids for placement in placements]),
-        words=lists([word for placement in placements for word in placement.bad_words]),
-        cu_words=ends([placement.bad_words for placement in placements]),
+        words=lists([word for placement in placements for word in placement.bad_word_token_ids]),
+        cu_words=ends([placement.bad_word_token_ids for placement in placements]),
     )
 
 

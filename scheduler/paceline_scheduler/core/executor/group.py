@@ -5,13 +5,13 @@ Decides nothing about a step; gives the planner what it looks at.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.dispatch import Dispatch
 from paceline_scheduler.core.planning.planner import Waiting
 from paceline_scheduler.core.planning.room import Room
-from paceline_scheduler.core.request import RecordId
 
 
 class ExecutorGroup:

@@ -10,13 +10,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from paceline.plan.hashes import rolling_hash
+from paceline.plan.values import (
+    FINISH_REASONS,
+    FinalRelease,
+    FinishReason,
+    Int32Array,
+    RecordId,
+    RowFinish,
+    SamplingParams,
+    TokenLogprobs,
+)
 from paceline_scheduler.core.executor.state import ExecutorState
-from paceline_scheduler.core.executors import ExecutorDescription, RowState, Snapshot
+from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest, Status, keep_logprobs
-from paceline_scheduler.core.logprobs import TokenLogprobs
-from paceline_scheduler.core.outputs import TokenOutputs, hash_of
-from paceline_scheduler.core.plan import FINISH_REASONS, FinalRelease, RowFinish
-from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId, Request, SamplingParams
+from paceline_scheduler.core.outputs import TokenOutputs
+from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
 from paceline_scheduler.core.telling import told
 
@@ -35,22 +44,22 @@ def rebuild(
     recovered = []
     for seen in snapshot.rows:
         if seen.row is None:
-            outputs = _catch_up(wanted.get(seen.key), seen)
+            outputs = _catch_up(wanted.get(seen.record_id), seen)
             if outputs is not None:
-                recovered.append((wanted[seen.key], outputs))
+                recovered.append((wanted[seen.record_id], outputs))
             continue
-        live = wanted.get(seen.key)
+        live = wanted.get(seen.record_id)
         if live is None or not _continues(live, seen):
             _take_foreign(executor, seen, seen.row, None if live is None else live.final)
             continue
         outputs = _take_over(executor, live, seen, seen.row)
         if outputs is not None:
             recovered.append((live, outputs))
-    executor.pool.rebuild((tag.block_id, tag.key) for tag in snapshot.tags)
+    executor.pool.rebuild(snapshot.tags)
     return executor, recovered
 
 
-def _continues(live: LiveRequest, seen: RowState) -> bool:
+def _continues(live: LiveRequest, seen: SeenRow) -> bool:
     """Tell whether the row is this placement of the request, and its output what was delivered and what can be."""
     known = live.output_token_ids
     return (
@@ -67,7 +76,7 @@ def _continues(live: LiveRequest, seen: RowState) -> bool:
     )
 
 
-def _catch_up(live: LiveRequest | None, seen: RowState) -> TokenOutputs | None:
+def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
     """Deliver what a request got before it was taken off its row, if the results of those steps never arrived.
 
     That may have been its end, which beats whatever it was taken off for.
@@ -83,7 +92,7 @@ def _catch_up(live: LiveRequest | None, seen: RowState) -> TokenOutputs | None:
     return _told(live, offset, fresh, reason, seen)
 
 
-def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowState, row: int) -> TokenOutputs | None:
+def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
     live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
@@ -98,16 +107,16 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: RowState, row: 
     return _told(live, offset, fresh, reason, seen)
 
 
-def _append_seen(live: LiveRequest, seen: RowState) -> tuple[int, Int32Array]:
+def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
     """Bring a request's output up to what was seen; returns the tokens that are new, and where they begin."""
     offset = len(live.output_token_ids)
     fresh = seen.output_token_ids[offset:]
     live.output_token_ids = seen.output_token_ids
-    live.output_hash = hash_of(live.output_hash, fresh)
+    live.output_hash = rolling_hash(live.output_hash, fresh)
     return offset, fresh
 
 
-def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: RowState) -> TokenOutputs:
+def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: SeenRow) -> TokenOutputs:
     logprobs: tuple[TokenLogprobs, ...] = ()
     if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
         logprobs = seen.logprobs.of(offset, fresh)
@@ -115,12 +124,12 @@ def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReaso
     return told(live, offset, fresh, live.output_hash, reason, logprobs)
 
 
-def _take_foreign(executor: ExecutorState, seen: RowState, row: int, final: FinalRelease | None) -> None:
+def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
     """Account for a row that nobody here waits for any more, until the first plan releases it."""
     stranger = LiveRequest(
         request=Request(
             handle=0,
-            key=seen.key,
+            key=seen.record_id,
             model=executor.description.model,
             prompt_token_ids=seen.prompt_token_ids,
             sampling=_FOREIGN_SAMPLING,
@@ -137,10 +146,10 @@ def _take_foreign(executor: ExecutorState, seen: RowState, row: int, final: Fina
     )
     _occupy(executor, stranger, seen, row, ENDING)
     executor.ending_rows.append(row)
-    executor.leaving_keys.add(seen.key)
+    executor.leaving_keys.add(seen.record_id)
 
 
-def _occupy(executor: ExecutorState, live: LiveRequest, seen: RowState, row: int, state: int) -> None:
+def _occupy(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, state: int) -> None:
     known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
     executor.rows.occupy(row, live, known, seen.num_computed_tokens, state)
     table = seen.block_ids.tolist()

@@ -8,12 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.values import (
+    FINISH_REASONS,
+    FinalRelease,
+    FinishReason,
+    Int32Array,
+    RowFinish,
+    StepResult,
+    TokenLogprobs,
+    UInt8Array,
+    joined,
+)
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, take_off
 from paceline_scheduler.core.live import LiveRequest, finish_notice, keep_logprobs
-from paceline_scheduler.core.logprobs import TokenLogprobs, joined
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
-from paceline_scheduler.core.plan import FINISH_REASONS, FinalRelease, RowFinish, StepResult
-from paceline_scheduler.core.request import FinishReason, Int32Array, UInt8Array
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
@@ -134,12 +142,13 @@ def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) ->
 def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
     """Collect those of prompts until the first output token; raises DivergenceError if they do not follow."""
     kept = executor.rows.prompt_logprobs
-    for row, columns in result.prompt_logprobs.items():
+    told = [(each.row, each.columns) for each in result.prompt_logprobs]
+    for row, columns in told:
         live = executor.rows.live[row] if row in result.rows else None
         expected = kept[row][-1].end if row in kept else 1
         if live is None or columns.offset != expected or columns.end > live.num_prompt_tokens:
             raise DivergenceError(f"the prompt's log-probabilities of row {row} do not follow those before")
-    for row, columns in result.prompt_logprobs.items():
+    for row, columns in told:
         kept.setdefault(row, []).append(columns)
 
 
@@ -200,7 +209,7 @@ def _end_finished(
     notices: dict[int, FinishNotice] = {}
     failures, ended = [], []
     for row, finish in zip(landed.rows.tolist(), landed.finishes.tolist(), strict=True):
-        if finish == RowFinish.NONE:
+        if finish == RowFinish.GOES_ON:
             continue
         live = _live(executor, row)
         ended.append(live)
@@ -219,7 +228,7 @@ def _end_finished(
 
 
 def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
-    error = result.errors.get(row)
+    error = next((error for error in result.errors if error.row == row), None)
     if error is None:
         return ExecutorFailedError("the executor gave up this request without a reason", "UNKNOWN")
     if error.reason == NoTokenLeftError.EXECUTOR_REASON:
@@ -268,12 +277,13 @@ def _outputs(
 def _logprobs(
     columns: RowColumns, result: StepResult, told_rows: RowIndex, offsets: Int32Array
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
-    fresh = {}
+    fresh, by_row = {}, {each.row: each for each in result.logprobs}
     for row, offset in zip(told_rows.tolist(), offsets.tolist(), strict=True):
-        live = columns.live[row]
-        if live is not None and row in result.logprobs:
-            fresh[live.request.handle] = result.logprobs[row]
-            keep_logprobs(live, offset, result.logprobs[row])
+        live, found = columns.live[row], by_row.get(row)
+        if live is not None and found is not None:
+            tokens = found.columns.of(0, found.token_ids)
+            fresh[live.request.handle] = tokens
+            keep_logprobs(live, offset, tokens)
     return fresh
 
 

@@ -9,32 +9,33 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import LiveRequest, Status
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START
-from paceline_scheduler.core.plan import (
+from paceline.plan.hashes import HASH_START, grant_hash
+from paceline.plan.values import (
     NO_GRANTS,
     NO_KEY,
     BatchPlan,
-    BlockCopy,
+    BlockCopies,
     BlockGrants,
-    BlockTag,
+    BlockTags,
     FinalRelease,
-    NewRequest,
+    FinishReason,
+    Int32Array,
+    RecordId,
     Release,
 )
+from paceline_scheduler.core.executors import ExecutorDescription, Placement, RequestContext
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
 from paceline_scheduler.core.planning.room import ExecutorView
 from paceline_scheduler.core.planning.step_time import StepTimeModel
-from paceline_scheduler.core.request import FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 
-_MASK = (1 << 64) - 1
-_ROW_SHIFT, _INDEX_SHIFT = np.uint64(48), np.uint64(32)
 MAX_PENDING_FORGETS = 4096
+
+_Tag = tuple[int, bytes]  # a block and its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class ExecutorState:
         self._ones.setflags(write=False)  # parts of it travel with plans
         self._next_step_id = 1
         self._num_turns = 1
-        self._grant_hash = OUTPUT_HASH_START
+        self._grant_hash = HASH_START
 
     @property
     def block_size(self) -> int:
@@ -170,15 +171,15 @@ class ExecutorState:
         ours = tuple((live, position) for live, position in positions if live is not None and not live.is_stranger)
         return UnansweredStep(step.step_id, ours, is_lone=len(step.index) == 1)
 
-    def settle(self) -> tuple[list[BlockTag], list[Release]]:
+    def settle(self) -> tuple[list[_Tag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
         ending, to_tag, to_untag = sorted(self.ending_rows), self.rows_to_tag, self.blocks_to_untag
         self.ending_rows, self.rows_to_tag, self.blocks_to_untag = [], [], []
-        tags = [BlockTag(block, NO_KEY) for block in to_untag]
+        tags = [(block, NO_KEY) for block in to_untag]
         tags += [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
-    def commit(self, decision: Decision, tags: list[BlockTag], releases: list[Release], now: float) -> BatchPlan:
+    def commit(self, decision: Decision, tags: list[_Tag], releases: list[Release], now: float) -> BatchPlan:
         """Second half of a plan: carry out what the planner decided and number it."""
         for row in decision.preemptions:
             live = self._live(row)
@@ -196,7 +197,7 @@ class ExecutorState:
         self.rows.num_scheduled[index] = num_scheduled
         self.rows.last_turn[index] = np.arange(self._num_turns, self._num_turns + len(index))
         self._num_turns += len(index)
-        self._grant_hash = fold_grants(fold_grants(self._grant_hash, grants), shared)
+        self._grant_hash = grant_hash(grant_hash(self._grant_hash, grants), shared)
         plan = BatchPlan(
             incarnation=self.description.incarnation,
             epoch=self.description.epoch,
@@ -204,10 +205,10 @@ class ExecutorState:
             rows=index.astype(np.int32),
             num_scheduled_tokens=counts,
             predicted_ns=decision.predicted_ns,
-            tags=tuple(tags),
+            tags=BlockTags.of(tags),
             releases=tuple(releases),
-            placements=placements,
-            copies=copies,
+            new_requests=placements,
+            copies=BlockCopies.of(copies),
             grants=grants,
             shared=shared,
             forget=tuple(self.pending_forgets),
@@ -245,7 +246,7 @@ class ExecutorState:
         )
         self._next_step_id += 1
 
-    def _tag_filled(self, row: int) -> list[BlockTag]:
+    def _tag_filled(self, row: int) -> list[_Tag]:
         """Tag the blocks of a row that are full of accepted tokens and have no tag yet."""
         live = self._live(row)
         if live.request.bypass_prefix_cache or live.is_stranger:
@@ -256,7 +257,7 @@ class ExecutorState:
         for index in range(int(self.rows.num_tagged_blocks[row]), num_full):
             block, key = self.rows.tables[row][index], chain.key(index, known)
             if self.pool.tag(block, key):
-                tags.append(BlockTag(block, key))
+                tags.append((block, key))
         self.rows.set_tagged(row, num_full, self.block_size)
         return tags
 
@@ -267,7 +268,7 @@ class ExecutorState:
         self.rows.state[row] = LEAVING
         return Release(row, final)
 
-    def _take_back(self, row: int, tags: list[BlockTag], releases: list[Release]) -> None:
+    def _take_back(self, row: int, tags: list[_Tag], releases: list[Release]) -> None:
         """Take a request off its row, to continue later."""
         self._live(row).status = Status.PREEMPTED
         tags += self._tag_filled(row)
@@ -281,10 +282,10 @@ class ExecutorState:
 
     def _place(
         self, admissions: tuple[Admission, ...], now: float
-    ) -> tuple[tuple[NewRequest, ...], BlockGrants, BlockGrants, tuple[BlockCopy, ...]]:
+    ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
         """Put requests on rows; returns the placements, the shared and the new blocks of their tables, and copies."""
         if not admissions:
-            return (), NO_GRANTS, NO_GRANTS, ()
+            return (), NO_GRANTS, NO_GRANTS, []
         # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
         for admission in admissions:
             for block in admission.fit.hits:
@@ -297,13 +298,13 @@ class ExecutorState:
             row, hits, copied = admission.row, admission.fit.hits, admission.fit.copied_block
             fresh = self.pool.allocate(admission.fit.num_new_blocks)
             if copied is not None:
-                copies.append(BlockCopy(copied, fresh[0]))
+                copies.append((copied, fresh[0]))
             shared += [(row, index, block) for index, block in enumerate(hits)]
             granted += [(row, len(hits) + index, block) for index, block in enumerate(fresh)]
             placements.append(self._occupy(admission, [*hits, *fresh], now))
-        return tuple(placements), _grants(shared), _grants(granted), tuple(copies)
+        return tuple(placements), _grants(shared), _grants(granted), copies
 
-    def _occupy(self, admission: Admission, table: list[int], now: float) -> NewRequest:
+    def _occupy(self, admission: Admission, table: list[int], now: float) -> Placement:
         live, row = admission.live, admission.row
         num_cached = admission.fit.num_cached_tokens
         live.status, live.left_since_s = Status.RUNNING, None
@@ -316,20 +317,8 @@ class ExecutorState:
         if live.is_suspect:
             self.suspect_rows.add(row)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
-        return NewRequest(
-            row=row,
-            request=live.request,
-            attempt=live.attempt,
-            output_token_ids=live.output_token_ids,
-            max_tokens=live.max_tokens,
-            num_cached_tokens=num_cached,
-            num_prompt_cached_tokens=live.num_prompt_cached_tokens,
-            num_preemptions=live.num_preemptions,
-            num_executor_deaths=live.num_executor_deaths,
-            waited_s=max(0.0, now - live.submitted_s),
-            last_death_offset=live.last_death_offset,
-            deadline_left_s=None if live.request.deadline_s is None else live.request.deadline_s - now,
-        )
+        context = _context(live, now)
+        return Placement.of(context, row, live.attempt, live.output_token_ids, live.max_tokens, num_cached)
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
         """Give each of these rows the next block of its table, once for each time it is named."""
@@ -349,6 +338,20 @@ class ExecutorState:
         live = self.rows.live[row]
         assert live is not None, "an occupied row has a request"
         return live
+
+
+def _context(live: LiveRequest, now: float) -> RequestContext:
+    """Return what a successor of this scheduler needs to know of a request, as it stands now."""
+    request = live.request
+    return RequestContext(
+        request=request,
+        waited_s=max(0.0, now - live.submitted_s),
+        deadline_left_s=None if request.deadline_s is None else request.deadline_s - now,
+        num_preemptions=live.num_preemptions,
+        num_executor_deaths=live.num_executor_deaths,
+        last_death_offset=live.last_death_offset,
+        num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
+    )
 
 
 def take_off(rows: RowColumns, row: int, live: LiveRequest) -> None:
@@ -375,14 +378,3 @@ def _join(first: BlockGrants, second: BlockGrants) -> BlockGrants:
         np.concatenate((first.indices, second.indices)),
         np.concatenate((first.block_ids, second.block_ids)),
     )
-
-
-def fold_grants(value: int, grants: BlockGrants) -> int:
-    """Return the grant hash after these entries; the rule is that of paceline.v1.StepResult.grant_hash."""
-    if not len(grants.rows):
-        return value
-    words = (grants.rows.astype(np.uint64) << _ROW_SHIFT) + (grants.indices.astype(np.uint64) << _INDEX_SHIFT)
-    for word in (words + grants.block_ids.astype(np.uint64)).tolist():
-        value = ((value ^ word) * 0x100000001B3) & _MASK
-        value ^= value >> 32
-    return value

@@ -11,13 +11,12 @@ from itertools import islice, takewhile
 
 import numpy as np
 
+from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.plan import NO_COLUMN
 from paceline_scheduler.core.planning.drafts import fit_drafts
 from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room, is_protected
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
-from paceline_scheduler.core.request import Int32Array
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_LOOKED_AT = 16

@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
 from paceline_scheduler.core.planning.step_time import StepTimeModel
-from paceline_scheduler.core.request import RecordId
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from paceline.plan.values import Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
-from paceline_scheduler.core.request import Int32Array
 
 MIN_CHUNK = 16
 """Tokens of a prompt that a step computes beside decodes, even beyond its target."""

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_scheduler.core.executors import StepPoint
-from paceline_scheduler.core.request import Int32Array
+from paceline.plan.values import Int32Array, StepPoint
 
 _GAIN = 0.1
 _DEFAULT_BASE_NS = 5e6

@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 
+from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.live import RESUME_WINDOW_S, LiveRequest
 from paceline_scheduler.core.queue.deadlines import Deadlines
-from paceline_scheduler.core.request import FinishReason, RecordId, Request
+from paceline_scheduler.core.request import Request
 
 KEEP_S = 60.0
 MAX_KEPT = 4096

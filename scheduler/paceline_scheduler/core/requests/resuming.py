@@ -8,9 +8,10 @@ from enum import Enum
 
 import numpy as np
 
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinishReason, Int32Array
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import OUTPUT_HASH_START, hash_of
-from paceline_scheduler.core.request import FinishReason, Int32Array, Progress, Request, Resumption
+from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.errors import DuplicateRequestError, ResumeMismatchError, StaleAttachmentError
 
 _NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
@@ -64,7 +65,7 @@ def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> Finis
 def holds_beginning(output: Int32Array, progress: Progress) -> bool:
     """Tell whether what the client holds is how the output begins."""
     offset = progress.resume_from
-    return offset <= len(output) and hash_of(OUTPUT_HASH_START, output[:offset]) == progress.resume_hash
+    return offset <= len(output) and rolling_hash(HASH_START, output[:offset]) == progress.resume_hash
 
 
 def _check_attachment(live: LiveRequest, request: Request) -> None:

@@ -17,10 +17,9 @@ How a row's tokens lie, half-open from position 0:
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.hashes import rolling_hashes
+from paceline.plan.values import Int32Array, LogprobColumns
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.logprobs import LogprobColumns
-from paceline_scheduler.core.outputs import fold_output_hash
-from paceline_scheduler.core.request import Int32Array
 
 RowIndex = npt.NDArray[np.intp]
 
@@ -144,7 +143,7 @@ class RowColumns:
         self._widen(int(positions.max(initial=0)) + 1)
         self._token_ids[rows, positions] = token_ids
         self.num_known[rows] = positions + 1
-        self.output_hash[rows] = fold_output_hash(self.output_hash[rows], token_ids)
+        self.output_hash[rows] = rolling_hashes(self.output_hash[rows], token_ids)
 
     def token_ids(self, row: int) -> Int32Array:
         """Return the known tokens of a row: a view that the next step may extend."""

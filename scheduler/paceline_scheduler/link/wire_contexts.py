@@ -1,0 +1,104 @@
+"""The context that a scheduler leaves with an executor about a request, to and from bytes: its successor finds it.
+
+Knows the core's requests and paceline.v1. A value that changes nothing stays unset.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from paceline.plan.codec import read_duration, read_sampling, write_duration, write_sampling
+from paceline.plan.values import BatchPlan, NewRequest, RecordId
+from paceline.v1 import inference_pb2, plan_pb2
+from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.request import Request
+
+
+def with_contexts(plan: BatchPlan) -> BatchPlan:
+    """Return a plan of the core as it travels: with the context of each request it places."""
+    if not plan.new_requests:
+        return plan
+    return replace(plan, new_requests=tuple(_with_context(new) for new in plan.new_requests))
+
+
+def _with_context(new: NewRequest) -> NewRequest:
+    return replace(new, context=write_context(new.request_context)) if isinstance(new, Placement) else new
+
+
+def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
+    """Return what a scheduler left with an executor about a request, None if this program cannot read it."""
+    if not data:
+        return None
+    try:
+        context = plan_pb2.RequestContext.FromString(data)
+    except DecodeError:
+        return None
+    if not context.HasField("settings") or not context.HasField("request"):
+        return None
+    return RequestContext(
+        request=_request(record_id, context),
+        waited_s=read_duration(context.waited),
+        deadline_left_s=read_duration(context.deadline_left) if context.HasField("deadline_left") else None,
+        num_preemptions=context.num_preemptions,
+        num_executor_deaths=context.num_executor_deaths,
+        last_death_offset=context.last_death_offset if context.HasField("last_death_offset") else None,
+        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
+    )
+
+
+def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
+    """Return the request without its prompt, which stands beside the context, and without a model: the executor's."""
+    sent, settings = context.request, context.settings
+    wants_prompt = sent.output.HasField("prompt_logprobs") and record_id.index == 0
+    return Request(
+        handle=0,
+        key=record_id,
+        model="",
+        prompt_token_ids=np.zeros(0, dtype=np.int32),
+        sampling=read_sampling(settings.sampling, record_id),
+        end_token_ids=tuple(settings.end_token_ids),
+        max_tokens=sent.stopping.max_tokens if sent.stopping.HasField("max_tokens") else None,
+        num_logprobs=settings.num_logprobs if settings.HasField("num_logprobs") else None,
+        min_tokens=settings.min_tokens,
+        ignored_end_token_ids=tuple(settings.ignored_end_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in settings.bad_word_token_ids),
+        num_prompt_logprobs=sent.output.prompt_logprobs if wants_prompt else None,
+        cache_salt=sent.cache_salt,
+        bypass_prefix_cache=sent.bypass_prefix_cache,
+        priority=sent.priority,
+        num_completions=max(1, sent.sampling.n),
+        is_resumable=sent.resumable,
+        origin=sent.SerializeToString(),
+        body_digest=context.body_digest,
+    )
+
+
+def write_context(context: RequestContext) -> bytes:
+    """Return what is left with an executor about a request: it stores and returns it unread."""
+    request = context.request
+    message = plan_pb2.RequestContext(
+        body_digest=request.body_digest,
+        waited=write_duration(context.waited_s),
+        num_preemptions=context.num_preemptions,
+        num_executor_deaths=context.num_executor_deaths,
+        num_prompt_cached_tokens=context.num_prompt_cached_tokens,
+        last_death_offset=context.last_death_offset,
+        settings=_settings(request),
+    )
+    message.request.ParseFromString(request.origin)
+    if context.deadline_left_s is not None:
+        message.deadline_left.CopyFrom(write_duration(context.deadline_left_s))
+    return message.SerializeToString()
+
+
+def _settings(request: Request) -> plan_pb2.NewRequest:
+    """Return what cannot be read from the request as sent without its model's tokenizer."""
+    return plan_pb2.NewRequest(
+        sampling=write_sampling(request.sampling),
+        end_token_ids=request.end_token_ids,
+        num_logprobs=request.num_logprobs,
+        min_tokens=request.min_tokens or None,
+        bad_word_token_ids=[inference_pb2.TokenIds(ids=word) for word in request.bad_words],
+        ignored_end_token_ids=request.ignored_end_token_ids if request.min_tokens else (),
+    )
