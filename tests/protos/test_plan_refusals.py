@@ -1,0 +1,314 @@
+"""What the codec refuses, by the name of the field, and what presence means: a field set to zero is not unset."""
+
+import numpy as np
+import pytest
+
+from paceline.plan import codec
+from paceline.plan.codec import ColumnError, MalformedError, decode_request, decode_response
+from paceline.plan.values import (
+    BatchPlan,
+    FinishReason,
+    GenerationDefaults,
+    NewRequest,
+    RecordId,
+    RowFinish,
+    SamplingParams,
+)
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+
+
+def column(*values):
+    """A column as it travels."""
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def read_plan(**fields):
+    """The plan that a message with these fields is read as."""
+    (plan,) = decode_request(plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(**fields)).SerializeToString())
+    return plan
+
+
+def read_new_request(**fields):
+    """The placement that a message with these fields is read as."""
+    (new_request,) = read_plan(new_requests=[plan_pb2.NewRequest(**fields)]).new_requests
+    return new_request
+
+
+def read_result(**changes):
+    """The result that a message is read as: three rows, of which the first and the last produced tokens."""
+    fields = {
+        "rows": column(0, 5, 9),
+        "num_accepted": column(1, 0, 2),
+        "token_ids": column(100, -1, 102),
+        "finishes": bytes([RowFinish.END_TOKEN, RowFinish.ERROR, RowFinish.GOES_ON]),
+    }
+    result = plan_pb2.StepResult(**(fields | changes))
+    (read,) = decode_response(plan_pb2.AttachResponse(result=result).SerializeToString())
+    return read
+
+
+def read_row(**fields):
+    """The state of a row that a message is read as."""
+    part = plan_pb2.SnapshotPart(rows=[plan_pb2.RowState(**fields)])
+    (read,) = decode_response(plan_pb2.AttachResponse(snapshot=part).SerializeToString())
+    return read.rows[0]
+
+
+def told(row, *widths):
+    """Log-probabilities of as many tokens of a row, each with so many alternatives."""
+    return plan_pb2.RowLogprobs(
+        row=row,
+        tokens=[sampling_pb2.TokenLogprobs(top=[sampling_pb2.TokenLogprob()] * width) for width in widths],
+    )
+
+
+@pytest.mark.parametrize("decode", [decode_request, decode_response])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12", b"\x12\x05\x52\x04\x00", b"\x0a\x03\x0a\x01\xff"])
+def test_bytes_that_are_no_message_are_refused(decode, data):
+    """Broken protobuf, what was cut off, text that is no UTF-8."""
+    with pytest.raises(MalformedError, match=r"bytes are no Attach"):
+        decode(data)
+
+
+@pytest.mark.parametrize("kind", ["a plan", "plans"])
+def test_a_truncated_plan_is_not_a_shorter_plan(kind):
+    """Wherever it is cut."""
+    plan = BatchPlan(1, 2, 3, np.array([4], np.int32), np.array([1], np.int32))
+    whole = codec.encode_request(plan) if kind == "a plan" else codec.encode_request(plan, plan)
+    for length in range(len(whole)):
+        with pytest.raises(MalformedError):
+            decode_request(whole[:length])
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (decode_request, plan_pb2.AttachRequest()),
+        (decode_request, plan_pb2.AttachRequest(plans=plan_pb2.BatchPlans())),
+        (decode_response, plan_pb2.AttachResponse()),
+        (decode_response, plan_pb2.AttachResponse(results=plan_pb2.StepResults())),
+    ],
+    ids=["nothing", "no plans", "nothing of an executor", "no results"],
+)
+def test_a_message_that_says_nothing_is_refused(decode, message):
+    """It is of a kind that this release does not know, or holds none of what it names."""
+    with pytest.raises(MalformedError) as refusal:
+        decode(message.SerializeToString())
+    assert refusal.value.field == "message"
+
+
+ODD = bytes(5)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("rows", {"rows": ODD}),
+        ("num_scheduled_tokens", {"num_scheduled_tokens": ODD}),
+        ("num_draft_tokens", {"num_draft_tokens": ODD}),
+        ("tags.block_ids", {"tags": plan_pb2.BlockTags(block_ids=ODD)}),
+        ("tags.keys", {"tags": plan_pb2.BlockTags(block_ids=column(1), keys=bytes(15))}),
+        ("copies.sources", {"copies": plan_pb2.BlockCopies(sources=ODD)}),
+        ("copies.destinations", {"copies": plan_pb2.BlockCopies(destinations=ODD)}),
+        ("grants.rows", {"grants": plan_pb2.BlockGrants(rows=ODD)}),
+        ("grants.indices", {"grants": plan_pb2.BlockGrants(indices=ODD)}),
+        ("grants.block_ids", {"grants": plan_pb2.BlockGrants(block_ids=ODD)}),
+        ("shared.block_ids", {"shared": plan_pb2.BlockGrants(block_ids=ODD)}),
+        ("new_requests.prompt_token_ids", {"new_requests": [plan_pb2.NewRequest(prompt_token_ids=ODD)]}),
+        ("new_requests.output_token_ids", {"new_requests": [plan_pb2.NewRequest(output_token_ids=ODD)]}),
+    ],
+)
+def test_a_plan_with_a_column_that_is_none_is_refused(field, fields):
+    """Half a value is no value."""
+    with pytest.raises(ColumnError) as refusal:
+        read_plan(**fields)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("rows", {"rows": ODD}),
+        ("token_ids", {"token_ids": ODD}),
+        ("num_accepted", {"num_accepted": column(1, 2)}),
+        ("num_accepted", {"finishes": bytes(2)}),
+        ("num_accepted", {"num_accepted": column(1, 0, 1)}),
+        ("num_accepted", {"num_accepted": column(4, 0, -1)}),
+        ("num_accepted", {"num_accepted": column(-(2**31), -(2**31), 3)}),
+        ("finishes", {"finishes": bytes([0, max(RowFinish) + 1, 0])}),
+        ("num_draft_tokens", {"num_draft_tokens": column(1, 1)}),
+        ("logprobs", {"logprobs": [told(9, 0)]}),
+        ("logprobs", {"logprobs": [told(5, 0)]}),
+        ("logprobs", {"logprobs": [told(77, 0)]}),
+        ("logprobs.top", {"logprobs": [told(9, 1, 2)]}),
+    ],
+    ids=[
+        "no column",
+        "no column of tokens",
+        "too few counts",
+        "too few finishes",
+        "too many tokens",
+        "a negative count",
+        "counts that would add up in 32 bits",
+        "a finish that is none",
+        "drafts of some rows",
+        "log-probabilities of one token of two",
+        "log-probabilities of a row without tokens",
+        "log-probabilities of another row",
+        "alternatives of different number",
+    ],
+)
+def test_a_result_that_does_not_add_up_is_refused(field, changes):
+    """It never reaches who would count with it."""
+    with pytest.raises(ColumnError) as refusal:
+        read_result(**changes)
+    assert refusal.value.field == field
+
+
+def test_a_result_that_adds_up_is_read():
+    """What the refusals are changes of, and what they are not."""
+    assert read_result().token_ids.tolist() == [100, -1, 102]
+    assert read_result(num_draft_tokens=column(1, 0, 2)).num_draft_tokens.tolist() == [1, 0, 2]
+    assert [each.row for each in read_result(logprobs=[told(9, 2, 2)]).logprobs] == [9]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("logprobs.logprobs", {"logprobs": ODD}),
+        ("logprobs.top_token_ids", {"top_token_ids": ODD}),
+        ("logprobs.top_logprobs", {"top_logprobs": ODD}),
+        ("logprobs.num_top", {"logprobs": bytes(8)}),
+        ("logprobs.num_top", {"num_top": 3}),
+        ("logprobs.num_top", {"num_top": 2**32 - 1}),
+        ("logprobs.num_top", {"top_logprobs": bytes(4)}),
+    ],
+    ids=["no floats", "no column", "no alternatives", "too many tokens", "more", "very many", "too few"],
+)
+def test_a_rows_logprobs_that_do_not_fill_their_columns_are_refused(field, changes):
+    """They would be told of other tokens."""
+    columns = {"logprobs": bytes(4), "num_top": 2, "top_token_ids": bytes(8), "top_logprobs": bytes(8)}
+    assert read_row(logprobs=plan_pb2.LogprobColumns(**columns)).logprobs.num_top == 2
+    with pytest.raises(ColumnError) as refusal:
+        read_row(logprobs=plan_pb2.LogprobColumns(**(columns | changes)))
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("field", ["prompt_token_ids", "output_token_ids", "block_ids"])
+def test_a_row_with_a_column_that_is_none_is_refused(field):
+    """Half a value is no value."""
+    with pytest.raises(ColumnError) as refusal:
+        read_row(**{field: ODD})
+    assert refusal.value.field == f"rows.{field}"
+
+
+def test_a_snapshot_with_less_keys_than_blocks_is_refused():
+    """A block would get another one's key."""
+    part = plan_pb2.SnapshotPart(tags=plan_pb2.BlockTags(block_ids=column(1, 2), keys=bytes(16)))
+    with pytest.raises(ColumnError) as refusal:
+        decode_response(plan_pb2.AttachResponse(snapshot=part).SerializeToString())
+    assert refusal.value.field == "tags.keys"
+
+
+def test_an_unknown_reason_or_finish_is_refused():
+    """Of a newer peer; it is not taken for another one."""
+    unknown = plan_pb2.FinalRelease(reason=max(FinishReason) + 1)
+    with pytest.raises(MalformedError) as refusal:
+        read_plan(releases=[plan_pb2.Release(final=unknown)])
+    assert refusal.value.field == "releases.final.reason"
+    with pytest.raises(MalformedError) as refusal:
+        read_row(released=unknown)
+    assert refusal.value.field == "rows.released.reason"
+    with pytest.raises(MalformedError) as refusal:
+        read_row(finish=max(RowFinish) + 1)
+    assert refusal.value.field == "rows.finish"
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty"])
+def test_generation_defaults_that_nothing_can_be_sampled_with_are_refused(field):
+    """Not a number, or out of range."""
+    for value in (-1.0, 1000.0, float("nan")):
+        with pytest.raises(MalformedError, match=field) as refusal:
+            codec.read_defaults(sampling_pb2.SamplingParams(**{field: value}))
+        assert refusal.value.field == "default_sampling"
+
+
+def test_a_keep_all_default_is_sent_as_unset():
+    """On the wire 0 is no value of top_k."""
+    sent = codec.write_defaults(GenerationDefaults(temperature=0.0, top_k=0))
+    assert [field.name for field, _ in sent.ListFields()] == ["temperature"]
+
+
+def test_get_info_is_read_like_a_message_of_the_stream():
+    """What a scheduler needs of it, or a refusal."""
+    sent = executor_pb2.GetInfoResponse(incarnation=2**63, term=7, holder_scheduler_id="s", num_waiting_schedulers=2)
+    info = codec.decode_info(sent.SerializeToString())
+    assert (info.incarnation, info.term, info.holder_scheduler_id, info.num_waiting_schedulers) == (2**63, 7, "s", 2)
+    with pytest.raises(MalformedError):
+        codec.decode_info(b"\x08")
+
+
+# Presence
+
+
+def placement(**sampling):
+    """A placement as it is sent, with these parameters beside those that change nothing."""
+    params = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} | sampling
+    empty = np.zeros(0, np.int32)
+    return codec.write_new_request(
+        NewRequest(0, RecordId("", "r"), 1, empty, empty, 0, SamplingParams(**params), (), 1, None, b"")
+    )
+
+
+def test_what_changes_nothing_is_not_sent():
+    """But for the parameters that a plan always resolves: an executor has no defaults of its own for these."""
+    sent = placement()
+    assert [field.name for field, _ in sent.sampling.ListFields()] == ["temperature", "top_p", "min_p", "seed"]
+    assert [name for name in ("num_logprobs", "min_tokens", "num_prompt_logprobs") if sent.HasField(name)] == []
+
+
+def test_a_parameter_set_to_zero_is_sent():
+    """Greedy is no default."""
+    assert placement(temperature=0.0).sampling.HasField("temperature")
+
+
+def test_an_unset_parameter_is_read_as_its_default():
+    """The seed as one made of the request's name; `printf 'acme\\0r\\0003' | b2sum -l 64` says which."""
+    read = read_new_request(id=plan_pb2.RecordId(tenant="acme", request_id="r", index=3))
+    seed = int.from_bytes(bytes.fromhex("51ceddcfc0e84078"), "little")
+    assert read.sampling == SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    assert (read.num_logprobs, read.min_tokens, read.num_prompt_logprobs) == (None, 0, None)
+
+
+def test_a_parameter_set_to_zero_is_read_as_zero():
+    """And 0 alternatives are asked for where none is unset. A top_k of 0 is out of range, which -1 says."""
+    zeros = sampling_pb2.SamplingParams(temperature=0, top_k=0, top_p=0, min_p=0, seed=0, repetition_penalty=0)
+    read = read_new_request(sampling=zeros, num_logprobs=0, num_prompt_logprobs=0)
+    assert read.sampling == SamplingParams(temperature=0, top_k=-1, top_p=0, min_p=0, seed=0, repetition_penalty=0)
+    assert (read.num_logprobs, read.num_prompt_logprobs) == (0, 0)
+
+
+def test_row_zero_is_a_row_and_no_row_is_none():
+    """A record without a place on the device has no row, not row 0."""
+    assert read_row(row=0).row == 0
+    assert read_row().row is None
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("structured", {"structured": sampling_pb2.StructuredOutput(json_object=True)}),
+        ("sampling.bad_words", {"sampling": sampling_pb2.SamplingParams(bad_words=["no"])}),
+        ("sampling.n", {"sampling": sampling_pb2.SamplingParams(n=2)}),
+    ],
+)
+def test_a_field_that_no_executor_honours_yet_is_named(field, fields):
+    """So that the request fails by that name. Bad words come as tokens, completions one by one."""
+    assert read_new_request(**fields).unsupported_fields == (field,)
+
+
+def test_a_field_set_to_what_changes_nothing_is_honoured():
+    """One completion is what there is; bad words in tokens are read."""
+    words = [inference_pb2.TokenIds(ids=[5]), inference_pb2.TokenIds(ids=[6, 7])]
+    read = read_new_request(sampling=sampling_pb2.SamplingParams(n=1), bad_word_token_ids=words)
+    assert (read.unsupported_fields, read.bad_word_token_ids) == ((), ((5,), (6, 7)))
