@@ -1,0 +1,391 @@
+"""The bytes of the plan stream, pinned: a peer of another language or release reads and writes the same.
+
+Each message stands here three times: as a value, as bytes, and as what `plan.proto` says of these bytes, its fields by
+number. The reader below knows protobuf's wire format and nothing of this project.
+"""
+
+import dataclasses
+import struct
+from itertools import zip_longest
+
+import numpy as np
+import pytest
+
+from paceline.plan.codec import (
+    column_bytes,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    read_column,
+)
+from paceline.plan.values import (
+    BatchPlan,
+    BlockCopies,
+    BlockGrants,
+    BlockTags,
+    Claim,
+    Drain,
+    ExecutorLimits,
+    FailedStep,
+    FinalRelease,
+    FinishReason,
+    GenerationDefaults,
+    Heartbeat,
+    Hello,
+    KvGeometry,
+    LogprobColumns,
+    Model,
+    NewRequest,
+    ProtocolRange,
+    RecordId,
+    Release,
+    RowError,
+    RowFinish,
+    RowLogprobs,
+    RowState,
+    SamplingParams,
+    SnapshotPart,
+    StepPoint,
+    StepResult,
+    StepTimings,
+    WaitingInLine,
+    Welcome,
+)
+
+
+def read_varint(data, at):
+    """A number of seven bits a byte, lowest first, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def read_fields(data):
+    """The fields of a message as (number, value): an int for a varint, bytes for all else."""
+    at, fields = 0, []
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        if tag & 7 == 0:
+            value, at = read_varint(data, at)
+        else:
+            length, at = read_varint(data, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
+            value, at = data[at : at + length], at + length
+            assert len(value) == length
+        fields.append((tag >> 3, value))
+    return sorted(fields, key=lambda field: field[0])  # the order of different fields means nothing
+
+
+def read_as(described, data):
+    """The fields of a message; where the description has fields in place of a value, the field is a message itself."""
+    pairs = zip_longest(read_fields(data), described, fillvalue=(0, None))
+    return [
+        (number, read_as(inner, value) if isinstance(inner, list) and isinstance(value, bytes) else value)
+        for (number, value), (_, inner) in pairs
+    ]
+
+
+def ints(*values):
+    """A column, written without numpy."""
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def floats(*values):
+    """A column of floats; one is also how a float field travels."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def fixed64(value):
+    """Eight bytes, lowest first."""
+    return struct.pack("<Q", value)
+
+
+def column(*values):
+    """A column in memory."""
+    return np.array(values, dtype=np.int32)
+
+
+def logprobs(offset, drawn, top_token_ids, top_logprobs):
+    """Log-probabilities with the same number of alternatives each."""
+    top_logprobs = np.array(top_logprobs, dtype=np.float32)
+    return LogprobColumns(offset, np.array(drawn, dtype=np.float32), column(*top_token_ids), top_logprobs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """One message: what it says, its bytes in hex, and its fields."""
+
+    value: object
+    hex: str
+    fields: list
+
+    @property
+    def data(self):
+        """The bytes."""
+        return bytes.fromhex(self.hex)
+
+
+# The fields of a message stand together, as its bytes do.
+# fmt: off
+DECODE_ONLY = Golden(
+    BatchPlan(0x0102030405060708, 3, 300, column(0, 5), column(1, -2), predicted_ns=5),
+    "1224 090807060504030201 1003 18ac02 5208 00000000 05000000 5a08 01000000 feffffff 6805",
+    [(2, [(1, fixed64(0x0102030405060708)), (2, 3), (3, 300), (10, ints(0, 5)), (11, ints(1, -2)), (13, 5)])],
+)
+PLACING = Golden(
+    BatchPlan(
+        incarnation=1, epoch=2, step_id=1, rows=column(4),
+        num_scheduled_tokens=column(3), num_draft_tokens=column(2), tags=BlockTags.of([(7, b"k" * 16)]),
+        releases=(Release(2, None), Release(3, FinalRelease(11, FinishReason.STOP))),
+        copies=BlockCopies(column(8), column(9)),
+        new_requests=(
+            NewRequest(
+                row=4, record_id=RecordId("t", "r", 2), attempt=1, prompt_token_ids=column(1, 2, 3),
+                output_token_ids=column(9), num_cached_tokens=2,
+                sampling=SamplingParams(0.5, 40, 0.25, 0.0, 7, -0.5, 0.5, 2.0, ((3, -2.0),), (1, 300)),
+                end_token_ids=(2,), max_tokens=16, num_logprobs=0, context=b"ctx",
+                min_tokens=1, num_prompt_logprobs=2, bad_word_token_ids=((5, 6),), ignored_end_token_ids=(8,),
+            ),
+        ),
+        grants=BlockGrants(column(4), column(1), column(9)), shared=BlockGrants(column(4), column(0), column(7)),
+        forget=(RecordId("t", "old"),),
+    ),
+    """12f901 090100000000000000 1002 1801
+    2218 0a0407000000 1210 6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b
+    2a02 0802 2a08 0803 1204080b1001
+    320c 0a0408000000 120409000000
+    3a70 0804 1208 0a0174 120172 1802 1801 220c 010000000200000003000000 2a0409000000 3002
+      3a30 0d0000003f 1028 1d0000803e 2500000000 2807 35000000bf 3d0000003f 4500000040
+        4a07 0803 15000000c0 520301ac02
+      420102 4810 5000 5a03637478 6001 6802 7a040a020506 82010108
+    4212 0a0404000000 120401000000 1a0409000000
+    4a12 0a0404000000 120400000000 1a0407000000
+    520404000000 5a0403000000 620402000000
+    7208 0a0174 12036f6c64""",
+    [
+        (
+            2,
+            [
+                (1, fixed64(1)), (2, 2), (3, 1), (4, [(1, ints(7)), (2, b"k" * 16)]),
+                (5, [(1, 2)]), (5, [(1, 3), (2, [(1, 11), (2, 1)])]), (6, [(1, ints(8)), (2, ints(9))]),
+                (
+                    7,
+                    [
+                        (1, 4), (2, [(1, b"t"), (2, b"r"), (3, 2)]), (3, 1), (4, ints(1, 2, 3)), (5, ints(9)), (6, 2),
+                        (
+                            7,
+                            [
+                                (1, floats(0.5)), (2, 40), (3, floats(0.25)), (4, floats(0)),
+                                (5, 7), (6, floats(-0.5)), (7, floats(0.5)), (8, floats(2)),
+                                (9, [(1, 3), (2, floats(-2))]), (10, b"\x01\xac\x02"),
+                            ],
+                        ),
+                        (8, b"\x02"), (9, 16), (10, 0), (11, b"ctx"),
+                        (12, 1), (13, 2), (15, [(1, b"\x05\x06")]), (16, b"\x08"),
+                    ],
+                ),
+                (8, [(1, ints(4)), (2, ints(1)), (3, ints(9))]), (9, [(1, ints(4)), (2, ints(0)), (3, ints(7))]),
+                (10, ints(4)), (11, ints(3)), (12, ints(2)), (14, [(1, b"t"), (2, b"old")]),
+            ],
+        )
+    ],
+)
+HELLO = Golden(
+    Hello(Claim(7, "s", "h:1"), ProtocolRange(1, 2), takeover=True, tag_key_digest=b"dg"),
+    "0a14 0a0173 1007 1801 2002 2801 32026467 3a03683a31",
+    [(1, [(1, b"s"), (2, 7), (3, 1), (4, 2), (5, 1), (6, b"dg"), (7, b"h:1")])],
+)
+RESULT = Golden(
+    StepResult(
+        incarnation=1, epoch=2, step_id=3, rows=column(0, 5), num_accepted=column(2, 0), token_ids=column(42, 43),
+        finishes=np.array([RowFinish.END_TOKEN, RowFinish.ERROR], dtype=np.uint8), grant_hash=0xCBF29CE484222325,
+        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5),
+        logprobs=(RowLogprobs(0, column(42, 43), logprobs(0, [-0.5, -1.0], ([42], [7]), [[-0.5], [-0.25]])),),
+        errors=(RowError(5, 3, "R", "m", "f"),),
+        prompt_logprobs=(RowLogprobs(5, column(8), logprobs(3, [-0.5], ([9],), [[-1.0]])),),
+        num_draft_tokens=column(1, 0),
+    ),
+    """228902 090100000000000000 1002 1803
+    2208 0000000005000000 2a08 0200000000000000 3208 2a0000002b000000 3a020104
+    4224 1210 082a 15000000bf 1a07 082a 15000000bf 1210 082b 15000080bf 1a07 0807 15000080be
+    4a7b 0805 1277 0803 12016d
+      1a39 0a28 747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e4572726f72496e666f
+        120d 0a0152 1208 706163656c696e65
+      1a35 0a29 747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e42616452657175657374
+        1208 0a06 0a0166 12016d
+    51 25232284e49cf2cb
+    5a0a 0801 1002 1803 2004 2805
+    6208 0100000000000000
+    6a16 0805 1003 1a10 0808 15000000bf 1a07 0809 15000080bf""",
+    [
+        (
+            4,
+            [
+                (1, fixed64(1)), (2, 2), (3, 3), (4, ints(0, 5)),
+                (5, ints(2, 0)), (6, ints(42, 43)), (7, b"\x01\x04"),
+                (
+                    8,
+                    [
+                        (2, [(1, 42), (2, floats(-0.5)), (3, [(1, 42), (2, floats(-0.5))])]),
+                        (2, [(1, 43), (2, floats(-1)), (3, [(1, 7), (2, floats(-0.25))])]),
+                    ],
+                ),
+                (
+                    9,
+                    [
+                        (1, 5),
+                        (
+                            2,
+                            [
+                                (1, 3), (2, b"m"),
+                                (
+                                    3,
+                                    [
+                                        (1, b"type.googleapis.com/google.rpc.ErrorInfo"),
+                                        (2, [(1, b"R"), (2, b"paceline")]),
+                                    ],
+                                ),
+                                (
+                                    3,
+                                    [
+                                        (1, b"type.googleapis.com/google.rpc.BadRequest"),
+                                        (2, [(1, [(1, b"f"), (2, b"m")])]),
+                                    ],
+                                ),
+                            ],
+                        ),
+                    ],
+                ),
+                (10, fixed64(0xCBF29CE484222325)), (11, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]), (12, ints(1, 0)),
+                (13, [(1, 5), (2, 3), (3, [(1, 8), (2, floats(-0.5)), (3, [(1, 9), (2, floats(-1))])])]),
+            ],
+        )
+    ],
+)
+SNAPSHOT = Golden(
+    SnapshotPart(
+        rows=(
+            RowState(
+                record_id=RecordId("t", "r"), row=0, attempt=2, prompt_token_ids=column(1, 2),
+                output_token_ids=column(3, 4), num_computed_tokens=2, block_ids=column(8), finish=RowFinish.LENGTH,
+                released=FinalRelease(1, FinishReason.LENGTH), max_tokens=4,
+                sampling=SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=7), end_token_ids=(2,),
+                context=b"ctx", logprobs=logprobs(1, [-0.5], ([3, 4],), [[-0.5, -1.0]]), continues=True,
+            ),
+        ),
+        tags=BlockTags.of([(8, b"k" * 16)]), last=True,
+    ),
+    """1a8d01
+    0a6f 0a06 0a0174 120172 1000 1802 2208 0100000002000000 2a08 0300000004000000 3002 3a0408000000 4002
+      4a04 0801 1002 5004 5a11 0d00000000 1d0000803f 2500000000 2807 620102 6a03637478 7001
+      7a1e 0801 1204000000bf 1802 2208 0300000004000000 2a08 000000bf000080bf
+    1218 0a0408000000 1210 6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b
+    1801""",
+    [
+        (
+            3,
+            [
+                (
+                    1,
+                    [
+                        (1, [(1, b"t"), (2, b"r")]), (2, 0), (3, 2), (4, ints(1, 2)),
+                        (5, ints(3, 4)), (6, 2), (7, ints(8)), (8, 2), (9, [(1, 1), (2, 2)]), (10, 4),
+                        (11, [(1, floats(0)), (3, floats(1)), (4, floats(0)), (5, 7)]),  # top_k unset: all
+                        (12, b"\x02"), (13, b"ctx"),
+                        (14, 1), (15, [(1, 1), (2, floats(-0.5)), (3, 2), (4, ints(3, 4)), (5, floats(-0.5, -1))]),
+                    ],
+                ),
+                (2, [(1, ints(8)), (2, b"k" * 16)]), (3, 1),
+            ],
+        )
+    ],
+)
+WELCOME = Golden(
+    Welcome(
+        incarnation=1, epoch=2, protocol=2,
+        model=Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, GenerationDefaults(temperature=0.5)),
+        geometry=KvGeometry(64, 16, 4096, "int8"), limits=ExecutorLimits(4, 128, 2048, 3),
+        tag_key=b"kk", tokenizer_digest="d", step_points=(StepPoint(16, 1000),), failed_step=FailedStep(1, 9, "s"),
+    ),
+    """1268 090100000000000000 1002 1802
+    2227 0a016d 12056c6c616d61 188010 208002 2a0102 3001 3801 40e807 4a0451345f31 5205 0d0000003f
+    2a0d 0840 1010 188020 2204696e7438
+    320a 0804 108001 188010 2003
+    3a026b6b 4205 0810 10e807 4a0164 5207 0801 1009 1a0173""",
+    [
+        (
+            2,
+            [
+                (1, fixed64(1)), (2, 2), (3, 2),
+                (
+                    4,
+                    [
+                        (1, b"m"), (2, b"llama"), (3, 2048), (4, 256), (5, b"\x02"), (6, 1), (7, 1), (8, 1000),
+                        (9, b"Q4_1"), (10, [(1, floats(0.5))]),
+                    ],
+                ),
+                (5, [(1, 64), (2, 16), (3, 4096), (4, b"int8")]), (6, [(1, 4), (2, 128), (3, 2048), (4, 3)]),
+                (7, b"kk"), (8, [(1, 16), (2, 1000)]), (9, b"d"), (10, [(1, 1), (2, 9), (3, b"s")]),
+            ],
+        )
+    ],
+)
+IN_LINE = Golden(
+    WaitingInLine(Claim(7, "s", "h:1")), "0a0a 0a0173 1007 1a03683a31", [(1, [(1, b"s"), (2, 7), (3, b"h:1")])]
+)
+BEAT = Golden(Heartbeat(3, 9), "2a04 0803 1009", [(5, [(1, 3), (2, 9)])])
+DRAIN = Golden(
+    Drain("bye", 2.5), "320f 0a03627965 1208 0802 1080cab5ee01", [(6, [(1, b"bye"), (2, [(1, 2), (2, 500_000_000)])])]
+)
+# fmt: on
+SAID = [
+    pytest.param(encode_request, decode_request, DECODE_ONLY, id="a plan that only decodes"),
+    pytest.param(encode_request, decode_request, PLACING, id="a plan with everything"),
+    pytest.param(encode_request, decode_request, HELLO, id="hello"),
+    pytest.param(encode_request, decode_request, Golden(Heartbeat(), "1a00", [(3, b"")]), id="a scheduler's heartbeat"),
+    pytest.param(encode_response, decode_response, RESULT, id="a result"),
+    pytest.param(encode_response, decode_response, SNAPSHOT, id="a part of a snapshot"),
+    pytest.param(encode_response, decode_response, WELCOME, id="a welcome"),
+    pytest.param(encode_response, decode_response, IN_LINE, id="in line"),
+    pytest.param(encode_response, decode_response, BEAT, id="an executor's heartbeat"),
+    pytest.param(encode_response, decode_response, DRAIN, id="a drain"),
+]
+
+
+@pytest.mark.parametrize(("encode", "decode", "golden"), SAID)
+def test_the_bytes_are_what_the_protos_say(encode, decode, golden):
+    """Field numbers, and how each field is written."""
+    assert read_as(golden.fields, golden.data) == golden.fields
+
+
+@pytest.mark.parametrize(("encode", "decode", "golden"), SAID)
+def test_these_bytes_are_written(encode, decode, golden):
+    """Field by field, as protobuf leaves the order of fields open."""
+    assert read_as(golden.fields, encode(golden.value)) == golden.fields
+
+
+@pytest.mark.parametrize(("encode", "decode", "golden"), SAID)
+def test_these_bytes_are_read(encode, decode, golden):
+    """They are the value and nothing else."""
+    (read,) = decode(golden.data)
+    assert type(read) is type(golden.value)
+    np.testing.assert_equal(dataclasses.asdict(read), dataclasses.asdict(golden.value))
+
+
+def test_plans_and_results_that_travel_together_have_a_field_of_their_own():
+    """A list, in the order of the steps."""
+    plan = read_fields(encode_request(DECODE_ONLY.value))[0][1]
+    assert read_as([(4, [])], encode_request(DECODE_ONLY.value, DECODE_ONLY.value)) == [(4, [(1, plan), (1, plan)])]
+    result = read_fields(encode_response(RESULT.value))[0][1]
+    assert read_as([(7, [])], encode_response(RESULT.value, RESULT.value)) == [(7, [(1, result), (1, result)])]
+
+
+def test_a_column_is_little_endian_on_every_machine():
+    """The bytes are fixed by the protocol, not by the processor."""
+    big = np.array([1, -2, 0x01020304], dtype=">i4")
+    assert column_bytes(big) == b"\x01\x00\x00\x00\xfe\xff\xff\xff\x04\x03\x02\x01"
+    read = read_column("rows", b"\x04\x03\x02\x01")
+    assert (read.dtype, read.tolist()) == (np.int32, [0x01020304])
