@@ -18,6 +18,8 @@ BREACHES = {
     "kernels-alone": ("kernels/paceline_kernels/breach.py", "import grpc"),
     "client-alone": ("clients/paceline_client/breach.py", "import numpy"),
     "process-alone": ("protos/paceline/process/breach.py", "import paceline.v1.plan_pb2"),
+    "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),
+    "plan-values-plain": ("protos/paceline/plan/hashes.py", "import paceline.v1.plan_pb2"),
     "core-pure": ("scheduler/paceline_scheduler/core/breach.py", "import time"),
     "scheduler-layers": ("scheduler/paceline_scheduler/link/breach.py", "import paceline_scheduler.api"),
     "core-layers": (
