@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.plan import values as plan
-from paceline.plan.codec import MalformedError, decode_request, decode_response, encode_request, encode_response
+from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
+from paceline.plan.codec.columns import MalformedError
+from paceline.plan.codec.welcomes import HIGHEST
 
 int32s = st.integers(-(2**31), 2**31 - 1)
 uint32s = st.integers(0, 2**32 - 1)
@@ -199,21 +201,34 @@ models = every_field(
     has_chat_template=st.booleans(),
     default_sampling=defaults,
 )
+
+
+def size(name):
+    """A bound or size of an executor as its welcome may name it."""
+    return st.integers(1, HIGHEST[name])
+
+
 welcomes = every_field(
     plan.Welcome,
     incarnation=uint64s,
     epoch=uint64s,
     protocol=uint32s,
     model=models,
-    geometry=every_field(plan.KvGeometry, num_blocks=uint32s, block_size=uint32s, bytes_per_block=uint64s, dtype=names),
+    geometry=every_field(
+        plan.KvGeometry,
+        num_blocks=size("num_blocks"),
+        block_size=size("block_size"),
+        bytes_per_block=uint64s,
+        dtype=names,
+    ),
     limits=every_field(
         plan.ExecutorLimits,
-        max_num_rows=uint32s,
-        max_num_batched_tokens=uint32s,
-        max_model_len=uint32s,
-        max_plans_in_flight=uint32s,
+        max_num_rows=size("max_num_rows"),
+        max_num_batched_tokens=size("max_num_batched_tokens"),
+        max_model_len=size("max_model_len"),
+        max_plans_in_flight=size("max_plans_in_flight"),
     ),
-    tag_key=st.binary(max_size=32),
+    tag_key=st.binary(min_size=1, max_size=64),
     tokenizer_digest=names,
     step_points=some(every_field(plan.StepPoint, num_tokens=uint32s, duration_ns=uint64s)),
     failed_step=st.none() | every_field(plan.FailedStep, epoch=uint64s, step_id=uint64s, message=names),

@@ -11,14 +11,8 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 
-from paceline.plan.codec import (
-    column_bytes,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-    read_column,
-)
+from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
+from paceline.plan.codec.columns import column_bytes, read_column
 from paceline.plan.values import (
     BatchPlan,
     BlockCopies,

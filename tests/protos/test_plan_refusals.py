@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from paceline.plan import codec
-from paceline.plan.codec import ColumnError, MalformedError, decode_request, decode_response
+from paceline.plan.codec import decode_request, decode_response, requests, welcomes
+from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.values import (
     BatchPlan,
     FinishReason,
@@ -229,23 +230,23 @@ def test_generation_defaults_that_nothing_can_be_sampled_with_are_refused(field)
     """Not a number, or out of range."""
     for value in (-1.0, 1000.0, float("nan")):
         with pytest.raises(MalformedError, match=field) as refusal:
-            codec.read_defaults(sampling_pb2.SamplingParams(**{field: value}))
+            welcomes.read_defaults(sampling_pb2.SamplingParams(**{field: value}))
         assert refusal.value.field == "default_sampling"
 
 
 def test_a_keep_all_default_is_sent_as_unset():
     """On the wire 0 is no value of top_k."""
-    sent = codec.write_defaults(GenerationDefaults(temperature=0.0, top_k=0))
+    sent = welcomes.write_defaults(GenerationDefaults(temperature=0.0, top_k=0))
     assert [field.name for field, _ in sent.ListFields()] == ["temperature"]
 
 
 def test_get_info_is_read_like_a_message_of_the_stream():
     """What a scheduler needs of it, or a refusal."""
     sent = executor_pb2.GetInfoResponse(incarnation=2**63, term=7, holder_scheduler_id="s", num_waiting_schedulers=2)
-    info = codec.decode_info(sent.SerializeToString())
+    info = welcomes.decode_info(sent.SerializeToString())
     assert (info.incarnation, info.term, info.holder_scheduler_id, info.num_waiting_schedulers) == (2**63, 7, "s", 2)
     with pytest.raises(MalformedError):
-        codec.decode_info(b"\x08")
+        welcomes.decode_info(b"\x08")
 
 
 # Presence
@@ -255,7 +256,7 @@ def placement(**sampling):
     """A placement as it is sent, with these parameters beside those that change nothing."""
     params = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} | sampling
     empty = np.zeros(0, np.int32)
-    return codec.write_new_request(
+    return requests.write_new_request(
         NewRequest(0, RecordId("", "r"), 1, empty, empty, 0, SamplingParams(**params), (), 1, None, b"")
     )
 

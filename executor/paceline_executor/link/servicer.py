@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from paceline.plan.codec import ColumnError, MalformedError, decode_request, encode_response
+from paceline.plan.codec import decode_request, encode_response
+from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.values import FromExecutor, StepResult, ToExecutor
 from paceline.v1 import executor_pb2, executor_pb2_grpc
 from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault, UnsupportedCallError

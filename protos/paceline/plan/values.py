@@ -22,11 +22,6 @@ UInt64Array = npt.NDArray[np.uint64]
 NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
 NO_COLUMN.setflags(write=False)
 
-
-def _no_column() -> Int32Array:
-    return NO_COLUMN
-
-
 KEY_BYTES = 16
 """The size of a prefix-cache key."""
 
@@ -330,8 +325,8 @@ class BatchPlan:
     incarnation: int
     epoch: int
     step_id: int
-    rows: Int32Array = field(default_factory=_no_column)
-    num_scheduled_tokens: Int32Array = field(default_factory=_no_column)  # [num_rows], drafts included
+    rows: Int32Array = field(default_factory=lambda: NO_COLUMN)
+    num_scheduled_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows], drafts included
     predicted_ns: int = 0
     tags: BlockTags = NO_TAGS
     releases: tuple[Release, ...] = ()
@@ -340,7 +335,7 @@ class BatchPlan:
     new_requests: tuple[NewRequest, ...] = ()
     grants: BlockGrants = NO_GRANTS
     shared: BlockGrants = NO_GRANTS
-    num_draft_tokens: Int32Array = field(default_factory=_no_column)  # [num_rows], or empty when nobody drafts
+    num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows], or empty when nobody drafts
 
     @property
     def num_tokens(self) -> int:
@@ -394,9 +389,7 @@ class StepResult:
     logprobs: tuple[RowLogprobs, ...] = ()
     errors: tuple[RowError, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
-    num_draft_tokens: Int32Array = field(
-        default_factory=_no_column
-    )  # [num_rows] how many drafts were verified, or empty
+    num_draft_tokens: Int32Array = field(default_factory=lambda: NO_COLUMN)  # [num_rows] verified ones, or empty
 
 
 # The snapshot

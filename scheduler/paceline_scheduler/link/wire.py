@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 from google.rpc import error_details_pb2, status_pb2
 
 from paceline.plan import codec
-from paceline.plan.codec import MalformedError, parse, read_defaults
+from paceline.plan.codec import welcomes
+from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline.v1 import executor_pb2
 from paceline_scheduler.backend import TokenizerSource
@@ -65,7 +66,7 @@ def decode_response(data: bytes) -> list[FromExecutor]:
 @_divergence
 def decode_info(data: bytes) -> ExecutorInfo:
     """Return what a GetInfoResponse says about incarnation, holder and tokenizer."""
-    return codec.decode_info(data)
+    return welcomes.decode_info(data)
 
 
 @_divergence
@@ -80,7 +81,7 @@ def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
         eos_token_id=part.eos_token_id if part.HasField("eos_token_id") else None,
         end_token_ids=tuple(part.end_token_ids),
         add_bos=part.add_bos,
-        defaults=read_defaults(part.default_sampling),
+        defaults=welcomes.read_defaults(part.default_sampling),
     )
     return source, part.last
 

@@ -1,6 +1,6 @@
 """What a simulated executor answers those who look at it: who it is, and its rows."""
 
-from paceline.plan.codec import write_geometry, write_limits, write_model
+from paceline.plan.codec.welcomes import write_geometry, write_limits, write_model
 from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.core.executors import Snapshot

@@ -1,0 +1,104 @@
+"""The plan protocol's values to and from bytes: the one codec, for schedulers and executors.
+
+Columns go straight between numpy and little-endian bytes. What comes in and does not have the form it must have is a
+MalformedError that names the field. What a value may mean where it arrives (which rows are in use, which blocks are
+free, whether the columns of a plan belong together) is for whoever takes it.
+"""
+
+from paceline.plan.codec.columns import MalformedError, parse, read_duration, write_duration
+from paceline.plan.codec.requests import read_heartbeat, read_hello, read_plan, write_heartbeat, write_hello, write_plan
+from paceline.plan.codec.results import read_result, write_result
+from paceline.plan.codec.snapshots import read_snapshot, write_snapshot
+from paceline.plan.codec.welcomes import read_welcome, write_welcome
+from paceline.plan.values import (
+    BatchPlan,
+    Claim,
+    Drain,
+    FromExecutor,
+    Heartbeat,
+    Hello,
+    SnapshotPart,
+    StepResult,
+    ToExecutor,
+    WaitingInLine,
+    Welcome,
+)
+from paceline.v1 import inference_pb2, plan_pb2
+
+
+def encode_request(message: ToExecutor, *more: BatchPlan) -> bytes:
+    """Return an AttachRequest: one message, or several plans."""
+    match message:
+        case BatchPlan() if more:
+            plans = [write_plan(plan) for plan in (message, *more)]
+            request = plan_pb2.AttachRequest(plans=plan_pb2.BatchPlans(plans=plans))
+        case BatchPlan():
+            request = plan_pb2.AttachRequest(plan=write_plan(message))
+        case Heartbeat():
+            request = plan_pb2.AttachRequest(heartbeat=write_heartbeat(message))
+        case Hello():
+            request = plan_pb2.AttachRequest(hello=write_hello(message))
+    return request.SerializeToString()
+
+
+def decode_request(data: bytes) -> list[ToExecutor]:
+    """Return what an AttachRequest says: several plans, or one message. Raises MalformedError."""
+    request = parse(plan_pb2.AttachRequest, data)
+    match request.WhichOneof("message"):
+        case "plan":
+            return [read_plan(request.plan)]
+        case "plans" if request.plans.plans:
+            return [read_plan(plan) for plan in request.plans.plans]
+        case "heartbeat":
+            return [read_heartbeat(request.heartbeat)]
+        case "hello":
+            return [read_hello(request.hello)]
+        case _:
+            raise MalformedError("message", "a message on the plan stream is hello, plan, plans or heartbeat")
+
+
+def encode_response(message: FromExecutor, *more: StepResult) -> bytes:
+    """Return an AttachResponse: one message, or several results."""
+    match message:
+        case StepResult() if more:
+            results = [write_result(result) for result in (message, *more)]
+            response = plan_pb2.AttachResponse(results=plan_pb2.StepResults(results=results))
+        case StepResult():
+            response = plan_pb2.AttachResponse(result=write_result(message))
+        case Heartbeat():
+            response = plan_pb2.AttachResponse(heartbeat=write_heartbeat(message))
+        case SnapshotPart():
+            response = plan_pb2.AttachResponse(snapshot=write_snapshot(message))
+        case Welcome():
+            response = plan_pb2.AttachResponse(welcome=write_welcome(message))
+        case WaitingInLine(holder):
+            waiting = plan_pb2.WaitingInLine(
+                holder_scheduler_id=holder.scheduler_id, holder_term=holder.term, holder_address=holder.address
+            )
+            response = plan_pb2.AttachResponse(waiting=waiting)
+        case Drain(reason, grace_s):
+            response = plan_pb2.AttachResponse(drain=inference_pb2.Drain(reason=reason, grace=write_duration(grace_s)))
+    return response.SerializeToString()
+
+
+def decode_response(data: bytes) -> list[FromExecutor]:
+    """Return what an AttachResponse says: several results, or one message. Raises MalformedError."""
+    response = parse(plan_pb2.AttachResponse, data)
+    match response.WhichOneof("message"):
+        case "result":
+            return [read_result(response.result)]
+        case "results" if response.results.results:
+            return [read_result(result) for result in response.results.results]
+        case "heartbeat":
+            return [read_heartbeat(response.heartbeat)]
+        case "waiting":
+            waiting = response.waiting
+            return [WaitingInLine(Claim(waiting.holder_term, waiting.holder_scheduler_id, waiting.holder_address))]
+        case "welcome":
+            return [read_welcome(response.welcome)]
+        case "snapshot":
+            return [read_snapshot(response.snapshot)]
+        case "drain":
+            return [Drain(response.drain.reason, read_duration(response.drain.grace))]
+        case _:
+            raise MalformedError("message", "a message of an executor on the plan stream is of an unknown kind")

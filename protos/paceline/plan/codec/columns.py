@@ -1,0 +1,69 @@
+"""Columns, durations and whole messages, to and from bytes; and what is said of bytes that are none."""
+
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+
+from paceline.plan.values import NO_COLUMN, Float32Array, Int32Array
+
+_MAX_SECONDS = 315_576_000_000.0  # ten thousand years: the most that a Duration holds
+_M = TypeVar("_M", bound=Message)
+
+
+class MalformedError(ValueError):
+    """Bytes that are no message of the protocol; `field` names what is wrong, empty where that is the whole message."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field
+
+
+class ColumnError(MalformedError):
+    """A column that is none, or columns that do not belong together."""
+
+
+def parse(kind: type[_M], data: bytes) -> _M:
+    """Return the protobuf message of these bytes. Raises MalformedError."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise MalformedError("", f"{len(data)} bytes are no {kind.__name__}") from error
+    return message
+
+
+def column_bytes(values: Int32Array) -> bytes:
+    """Return a column as it travels."""
+    return values.astype("<i4", copy=False).tobytes()
+
+
+def read_column(field: str, data: bytes) -> Int32Array:
+    """Return the values of a column, read-only. Raises MalformedError."""
+    if len(data) % 4:
+        raise ColumnError(field, f"{field} has {len(data)} bytes; a column is a multiple of 4")
+    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False) if data else NO_COLUMN
+
+
+def read_floats(field: str, data: bytes) -> Float32Array:
+    if len(data) % 4:
+        raise ColumnError(field, f"{field} has {len(data)} bytes; a column of floats is a multiple of 4")
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def float_bytes(values: Float32Array) -> bytes:
+    return values.astype("<f4", copy=False).tobytes()
+
+
+def write_duration(seconds: float) -> Duration:
+    """Return seconds as a message; beyond its range the longest there is. Never raises: negative and NaN are none."""
+    message = Duration()
+    # In this order, as `max` keeps its first argument where the second one is NaN.
+    message.FromNanoseconds(round(min(max(0.0, seconds), _MAX_SECONDS) * 1e9))
+    return message
+
+
+def read_duration(message: Duration) -> float:
+    """Return the seconds of a message; never raises, since its parts are bounded by its own ranges."""
+    return message.seconds + message.nanos / 1e9

@@ -1,0 +1,144 @@
+"""What came of a step: tokens, log-probabilities, failures."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from google.rpc import error_details_pb2, status_pb2
+
+from paceline.plan.codec.columns import ColumnError, column_bytes, parse, read_column
+from paceline.plan.values import Int32Array, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult, StepTimings
+from paceline.v1 import plan_pb2, sampling_pb2
+
+_ERROR_DOMAIN = "paceline"
+_FINISHES = bytes(RowFinish)  # one byte each
+
+
+def write_result(result: StepResult) -> plan_pb2.StepResult:
+    timings = result.timings
+    message = plan_pb2.StepResult(
+        incarnation=result.incarnation,
+        epoch=result.epoch,
+        step_id=result.step_id,
+        rows=column_bytes(result.rows),
+        num_accepted=column_bytes(result.num_accepted),
+        token_ids=column_bytes(result.token_ids),
+        finishes=result.finishes.tobytes(),
+        grant_hash=result.grant_hash,
+        timings=plan_pb2.StepTimings(
+            waited_ns=timings.waited_ns,
+            prepare_ns=timings.prepare_ns,
+            forward_ns=timings.forward_ns,
+            sample_ns=timings.sample_ns,
+            idle_ns=timings.idle_ns,
+        ),
+    )
+    if result.logprobs:
+        message.logprobs.extend(
+            plan_pb2.RowLogprobs(row=each.row, tokens=write_logprobs(each.columns, each.token_ids))
+            for each in result.logprobs
+        )
+    if result.errors:
+        message.errors.extend(_write_error(error) for error in result.errors)
+    if result.prompt_logprobs:
+        message.prompt_logprobs.extend(
+            plan_pb2.RowPromptLogprobs(
+                row=each.row, position=each.columns.offset, tokens=write_logprobs(each.columns, each.token_ids)
+            )
+            for each in result.prompt_logprobs
+        )
+    if len(result.num_draft_tokens):
+        message.num_draft_tokens = column_bytes(result.num_draft_tokens)
+    return message
+
+
+def read_result(message: plan_pb2.StepResult) -> StepResult:
+    timings = message.timings
+    result = StepResult(
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        step_id=message.step_id,
+        rows=read_column("rows", message.rows),
+        num_accepted=read_column("num_accepted", message.num_accepted),
+        token_ids=read_column("token_ids", message.token_ids),
+        finishes=np.frombuffer(message.finishes, dtype=np.uint8),
+        grant_hash=message.grant_hash,
+        timings=StepTimings(
+            timings.waited_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns, timings.idle_ns
+        ),
+        logprobs=tuple(_read_row_logprobs(each.row, 0, each.tokens) for each in message.logprobs),
+        errors=tuple(_read_error(error) for error in message.errors),
+        prompt_logprobs=tuple(
+            _read_row_logprobs(each.row, each.position, each.tokens) for each in message.prompt_logprobs
+        ),
+        num_draft_tokens=read_column("num_draft_tokens", message.num_draft_tokens),
+    )
+    _check_columns(result)
+    return result
+
+
+def _check_columns(result: StepResult) -> None:
+    """Raise ColumnError unless the columns of a result belong together."""
+    step = f"step {result.step_id}"
+    if not len(result.rows) == len(result.num_accepted) == len(result.finishes):
+        raise ColumnError("num_accepted", f"{step}: columns of the result differ in length")
+    # Without the bytes that are a RowFinish nothing is left; cheaper than a reduction, which every step would pay.
+    if result.finishes.tobytes().strip(_FINISHES):
+        raise ColumnError("finishes", f"{step}: a finish is no RowFinish")
+    if len(result.num_draft_tokens) not in (0, len(result.rows)):
+        raise ColumnError("num_draft_tokens", f"{step}: not every row says how many drafts were verified")
+    # As unsigned numbers, so that one below 0 is more than all tokens there can be.
+    if int(np.add.reduce(result.num_accepted.view(np.uint32), dtype=np.uint64)) != len(result.token_ids):
+        raise ColumnError("num_accepted", f"{step}: the result's tokens do not add up")
+    if result.logprobs:
+        num_of_row = dict(zip(result.rows.tolist(), result.num_accepted.tolist(), strict=True))
+        if any(each.columns.num_tokens != num_of_row.get(each.row, 0) for each in result.logprobs):
+            raise ColumnError("logprobs", f"{step}: the log-probabilities are not those of the tokens")
+
+
+def write_logprobs(columns: LogprobColumns, token_ids: Int32Array) -> list[sampling_pb2.TokenLogprobs]:
+    """Return columns of log-probabilities in the form that people can read; `token_ids` are at least their tokens."""
+    tokens = columns.of(columns.offset, token_ids[: columns.num_tokens])
+    return [
+        sampling_pb2.TokenLogprobs(
+            token_id=token.token_id,
+            logprob=token.logprob,
+            top=[sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top],
+        )
+        for token in tokens
+    ]
+
+
+def _read_row_logprobs(row: int, offset: int, tokens: Sequence[sampling_pb2.TokenLogprobs]) -> RowLogprobs:
+    num_top = len(tokens[0].top) if tokens else 0
+    if any(len(token.top) != num_top for token in tokens):
+        raise ColumnError("logprobs.top", f"row {row}: not as many alternatives for each token")
+    shape = (len(tokens), num_top)
+    top = [best for token in tokens for best in token.top]
+    columns = LogprobColumns(
+        offset=offset,
+        logprobs=np.array([token.logprob for token in tokens], dtype=np.float32),
+        top_token_ids=np.array([best.token_id for best in top], dtype=np.int32).reshape(shape),
+        top_logprobs=np.array([best.logprob for best in top], dtype=np.float32).reshape(shape),
+    )
+    return RowLogprobs(row, np.array([token.token_id for token in tokens], dtype=np.int32), columns)
+
+
+def _write_error(error: RowError) -> plan_pb2.RowError:
+    status = status_pb2.Status(code=error.code, message=error.message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_ERROR_DOMAIN))
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    # RequestError has the fields and numbers of google.rpc.Status.
+    return plan_pb2.RowError(row=error.row, error=sampling_pb2.RequestError.FromString(status.SerializeToString()))
+
+
+def _read_error(message: plan_pb2.RowError) -> RowError:
+    reason, field = "UNKNOWN", None
+    for detail in message.error.details:
+        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+            reason = parse(error_details_pb2.ErrorInfo, detail.value).reason
+        elif detail.type_url.endswith("/google.rpc.BadRequest"):
+            violations = parse(error_details_pb2.BadRequest, detail.value).field_violations
+            field = violations[0].field if violations else None
+    return RowError(message.row, message.error.code, reason, message.error.message, field)

@@ -1,0 +1,177 @@
+"""Who an executor is: its model, its cache, its bounds."""
+
+from paceline.plan.codec.columns import MalformedError, parse
+from paceline.plan.values import (
+    ExecutorInfo,
+    ExecutorLimits,
+    FailedStep,
+    GenerationDefaults,
+    KvGeometry,
+    Model,
+    StepPoint,
+    Welcome,
+)
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+
+MAX_TAG_KEY_BYTES = 64  # of BLAKE2b
+# What is more than this is no executor but a mistake, and would cost a scheduler its memory.
+HIGHEST = {
+    "num_blocks": 1 << 26,
+    "block_size": 1 << 12,
+    "max_num_rows": 1 << 15,
+    "max_num_batched_tokens": 1 << 20,
+    "max_model_len": 1 << 24,
+    "max_plans_in_flight": 1 << 10,
+}
+
+
+def write_welcome(welcome: Welcome) -> plan_pb2.Welcome:
+    failed = welcome.failed_step
+    return plan_pb2.Welcome(
+        incarnation=welcome.incarnation,
+        epoch=welcome.epoch,
+        protocol=welcome.protocol,
+        model=write_model(welcome.model),
+        geometry=write_geometry(welcome.geometry),
+        limits=write_limits(welcome.limits),
+        tag_key=welcome.tag_key,
+        step_points=[
+            plan_pb2.StepPoint(num_tokens=point.num_tokens, duration_ns=point.duration_ns)
+            for point in welcome.step_points
+        ],
+        tokenizer_digest=welcome.tokenizer_digest,
+        failed_step=None
+        if failed is None
+        else plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=failed.message),
+    )
+
+
+def read_welcome(message: plan_pb2.Welcome) -> Welcome:
+    failed = message.failed_step
+    _check_sizes("geometry", message.geometry)
+    _check_sizes("limits", message.limits)
+    if not 1 <= len(message.tag_key) <= MAX_TAG_KEY_BYTES:
+        raise MalformedError("tag_key", f"tag_key has {len(message.tag_key)} bytes, not 1 to {MAX_TAG_KEY_BYTES}")
+    return Welcome(
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        protocol=message.protocol,
+        model=_read_model(message.model),
+        geometry=_read_geometry(message.geometry),
+        limits=_read_limits(message.limits),
+        tag_key=message.tag_key,
+        tokenizer_digest=message.tokenizer_digest,
+        step_points=tuple(StepPoint(point.num_tokens, point.duration_ns) for point in message.step_points),
+        failed_step=FailedStep(failed.epoch, failed.step_id, failed.message)
+        if message.HasField("failed_step")
+        else None,
+    )
+
+
+def _check_sizes(field: str, message: plan_pb2.KvGeometry | plan_pb2.ExecutorLimits) -> None:
+    for name, highest in HIGHEST.items():
+        value = getattr(message, name, 1)
+        if not 1 <= value <= highest:
+            raise MalformedError(f"{field}.{name}", f"{field}.{name} is {value}, not 1 to {highest}")
+
+
+def write_model(model: Model) -> inference_pb2.Model:
+    """Return the description of an executor's model."""
+    return inference_pb2.Model(
+        name=model.name,
+        architecture=model.architecture,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        end_token_ids=model.end_token_ids,
+        has_chat_template=model.has_chat_template,
+        num_executors=1,
+        num_parameters=model.num_parameters,
+        quantization=model.quantization,
+        default_sampling=write_defaults(model.default_sampling),
+    )
+
+
+def _read_model(message: inference_pb2.Model) -> Model:
+    return Model(
+        name=message.name,
+        architecture=message.architecture,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        num_parameters=message.num_parameters,
+        quantization=message.quantization,
+        end_token_ids=tuple(message.end_token_ids),
+        has_chat_template=message.has_chat_template,
+        default_sampling=read_defaults(message.default_sampling),
+    )
+
+
+def write_defaults(defaults: GenerationDefaults) -> sampling_pb2.SamplingParams:
+    """Return the generation defaults that came with a model; 0 for top_k, which keeps all, is sent as unset."""
+    return sampling_pb2.SamplingParams(
+        temperature=defaults.temperature,
+        top_k=defaults.top_k or None,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+    )
+
+
+def read_defaults(message: sampling_pb2.SamplingParams) -> GenerationDefaults:
+    """Return the generation defaults that a message names. Raises MalformedError."""
+    try:
+        return _defaults(message)
+    except ValueError as error:
+        raise MalformedError("default_sampling", f"default_sampling: {error}") from error
+
+
+def _defaults(message: sampling_pb2.SamplingParams) -> GenerationDefaults:
+    return GenerationDefaults(
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+    )
+
+
+def write_geometry(geometry: KvGeometry) -> plan_pb2.KvGeometry:
+    """Return the shape of the KV cache."""
+    return plan_pb2.KvGeometry(
+        num_blocks=geometry.num_blocks,
+        block_size=geometry.block_size,
+        bytes_per_block=geometry.bytes_per_block,
+        dtype=geometry.dtype,
+    )
+
+
+def _read_geometry(message: plan_pb2.KvGeometry) -> KvGeometry:
+    return KvGeometry(message.num_blocks, message.block_size, message.bytes_per_block, message.dtype)
+
+
+def write_limits(limits: ExecutorLimits) -> plan_pb2.ExecutorLimits:
+    """Return the bounds that plans keep to."""
+    return plan_pb2.ExecutorLimits(
+        max_num_rows=limits.max_num_rows,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_plans_in_flight=limits.max_plans_in_flight,
+    )
+
+
+def _read_limits(message: plan_pb2.ExecutorLimits) -> ExecutorLimits:
+    return ExecutorLimits(
+        message.max_num_rows, message.max_num_batched_tokens, message.max_model_len, message.max_plans_in_flight
+    )
+
+
+def decode_info(data: bytes) -> ExecutorInfo:
+    """Return what a GetInfoResponse says about incarnation, holder and tokenizer. Raises MalformedError."""
+    info = parse(executor_pb2.GetInfoResponse, data)
+    return ExecutorInfo(
+        incarnation=info.incarnation,
+        term=info.term,
+        holder_scheduler_id=info.holder_scheduler_id,
+        vocab_size=info.model.vocab_size,
+        tokenizer_digest=info.tokenizer_digest,
+        num_waiting_schedulers=info.num_waiting_schedulers,
+    )
