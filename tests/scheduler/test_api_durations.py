@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.plan.codec.columns import write_duration
+from paceline.plan.durations import write_duration
 from paceline_scheduler.link.wire_contexts import write_context
 from paceline_scheduler.testing.requests import make_placement, make_request
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from paceline.plan.codec.columns import write_duration
 from paceline.plan.codec.results import write_logprobs
 from paceline.plan.codec.welcomes import write_defaults, write_geometry, write_limits, write_model
+from paceline.plan.durations import write_duration
 from paceline.plan.values import RowState
 from paceline.v1 import executor_pb2, plan_pb2, sampling_pb2
 from paceline_executor.errors import InvalidFieldError

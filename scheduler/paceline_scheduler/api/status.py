@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from paceline.plan.codec.columns import write_duration
+from paceline.plan.durations import write_duration
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DeadlineUnreachableError,

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from paceline.plan.codec.columns import read_duration, write_duration
+from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import GenerationDefaults, TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from paceline.plan.codec.columns import read_duration, write_duration
 from paceline.plan.codec.requests import read_sampling, write_sampling
+from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import BatchPlan, NewRequest, RecordId
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext

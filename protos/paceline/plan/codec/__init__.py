@@ -5,11 +5,12 @@ MalformedError that names the field. What a value may mean where it arrives (whi
 free, whether the columns of a plan belong together) is for whoever takes it.
 """
 
-from paceline.plan.codec.columns import MalformedError, parse, read_duration, write_duration
+from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.codec.requests import read_heartbeat, read_hello, read_plan, write_heartbeat, write_hello, write_plan
 from paceline.plan.codec.results import read_result, write_result
 from paceline.plan.codec.snapshots import read_snapshot, write_snapshot
 from paceline.plan.codec.welcomes import read_welcome, write_welcome
+from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import (
     BatchPlan,
     Claim,

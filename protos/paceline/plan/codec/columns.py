@@ -1,14 +1,12 @@
-"""Columns, durations and whole messages, to and from bytes; and what is said of bytes that are none."""
+"""Columns and whole messages, to and from bytes; and what is said of bytes that are none."""
 
 from typing import TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from paceline.plan.values import NO_COLUMN, Float32Array, Int32Array
 
-_MAX_SECONDS = 315_576_000_000.0  # ten thousand years: the most that a Duration holds
 _M = TypeVar("_M", bound=Message)
 
 
@@ -54,16 +52,3 @@ def read_floats(field: str, data: bytes) -> Float32Array:
 
 def float_bytes(values: Float32Array) -> bytes:
     return values.astype("<f4", copy=False).tobytes()
-
-
-def write_duration(seconds: float) -> Duration:
-    """Return seconds as a message; beyond its range the longest there is. Never raises: negative and NaN are none."""
-    message = Duration()
-    # In this order, as `max` keeps its first argument where the second one is NaN.
-    message.FromNanoseconds(round(min(max(0.0, seconds), _MAX_SECONDS) * 1e9))
-    return message
-
-
-def read_duration(message: Duration) -> float:
-    """Return the seconds of a message; never raises, since its parts are bounded by its own ranges."""
-    return message.seconds + message.nanos / 1e9
