@@ -24,6 +24,8 @@ from paceline_client.cli.supervisor.programs import (
 
 FAKE_SERVICES = Path(__file__).with_name("fake_services.py")
 
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 @pytest.fixture
 def fake_scripts(tmp_path):
@@ -272,6 +274,14 @@ def test_free_ports_are_different():
     numbers = [port for one in (ports.scheduler, ports.standby) for port in (one.api, one.admin, one.health)]
     numbers += [number for executor in ports.executors for number in (executor.api, executor.health)]
     assert len(set(numbers)) == 10
+
+
+@pytest.mark.skipif(not PORT_RANGE.exists(), reason="only Linux says which ports it gives to outgoing connections")
+def test_free_ports_are_none_that_an_outgoing_connection_may_get():
+    """Else a connection made meanwhile, anywhere on the machine, takes the port before its program binds it."""
+    lowest, highest = map(int, PORT_RANGE.read_text().split())
+    ports = free_ports(20)
+    assert not [port.api for port in ports.executors if lowest <= port.api <= highest]
 
 
 def test_scripts_are_found_beside_the_interpreter_then_on_the_path(fake_scripts, monkeypatch, tmp_path):

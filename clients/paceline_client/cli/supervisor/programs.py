@@ -3,7 +3,9 @@
 Knows the options of `paceline-scheduler` and `paceline-executor`. Never imports the services.
 """
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import sys
@@ -21,6 +23,9 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _EXECUTOR_PORT_STEP = 10
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
+# Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
+_OWN_PORTS = range(10_000, 32_000)
+_MAX_PORT_TRIES = 100
 # In which a standby has taken over: the start of the one that died would take the processor from it.
 _STAND_IN_SECONDS = 0.5
 
@@ -124,16 +129,23 @@ def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> 
 
 def free_ports(num_executors: int) -> Ports:
     """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(6 + 2 * num_executors)]
-    numbers = [held_socket.getsockname()[1] for held_socket in held]
-    for held_socket in held:
-        held_socket.close()
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(_listen_somewhere()) for _ in range(6 + 2 * num_executors)]
+        numbers = [listening.getsockname()[1] for listening in sockets]
     pairs = zip(numbers[6::2], numbers[7::2], strict=True)
     return Ports(
         SchedulerPorts(*numbers[:3]),
         SchedulerPorts(*numbers[3:6]),
         tuple(ExecutorPorts(first, second) for first, second in pairs),
     )
+
+
+def _listen_somewhere() -> socket.socket:
+    """Listen on a port that no outgoing connection is given: until a program binds it, another one could get it."""
+    for _ in range(_MAX_PORT_TRIES):
+        with contextlib.suppress(OSError):
+            return socket.create_server((LOOPBACK, random.choice(_OWN_PORTS)))  # noqa: S311  # no secret
+    return socket.create_server((LOOPBACK, 0))
 
 
 def programs_of(deployment: Deployment) -> list[Program]:
