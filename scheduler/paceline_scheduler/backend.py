@@ -1,4 +1,4 @@
-"""The seam between edge and link: what the edge may ask, and what it is told.
+"""The seam between edge, core and links: what the edge may do and ask, and what it is told.
 
 Edge and link do not import each other; the process's composition root joins them here.
 """
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from paceline.plan.values import FinishReason, GenerationDefaults, RecordId
-from paceline_scheduler.core.outputs import Outputs, Resumed
-from paceline_scheduler.core.request import Request, Resumption
-from paceline_scheduler.core.views import Estimate, Explanation
+from paceline.plan.values import GenerationDefaults
+from paceline_scheduler.core.events import Event, ReplyT
+from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.observers.steps import StepTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +48,6 @@ class ServedModel:
         return tuple(token_id for token_id in self.tokenizer.end_token_ids if token_id < self.vocab_size)
 
 
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over the finished steps of an executor; times in nanoseconds. It changes with every step.
-
-    `starved_ns` is the part of `idle_ns` in which there was something to run, and its plan was late.
-    """
-
-    num_steps: int = 0
-    num_rows: int = 0
-    num_output_tokens: int = 0
-    waited_ns: int = 0
-    prepare_ns: int = 0
-    forward_ns: int = 0
-    sample_ns: int = 0
-    idle_ns: int = 0
-    starved_ns: int = 0
-    planning_ns: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
     """One executor for operators; `state` is the number of paceline.v1.ExecutorState.
@@ -92,40 +74,6 @@ class ExecutorStatus:
     holder: Holder | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One finished step for operators; times in nanoseconds."""
-
-    address: str
-    epoch: int
-    step_id: int
-    num_rows: int
-    num_tokens: int
-    num_output_tokens: int
-    predicted_ns: int
-    waited_ns: int
-    prepare_ns: int
-    forward_ns: int
-    sample_ns: int
-    idle_ns: int
-    planning_ns: int
-    num_waiting_requests: int
-    num_total_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_used_blocks: int
-    num_quarantined_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class LimitValues:
-    """Bounds that can change while running."""
-
-    max_num_queued_reqs: int
-    max_num_queued_tokens: int
-    max_num_batched_tokens: int
-
-
 class Arrival(Enum):
     """How a request comes: for the first time, or its client has dealt with it before and comes back."""
 
@@ -141,32 +89,25 @@ class OutputSink(Protocol):
         ...
 
 
-class StepSink(Protocol):
-    """A watcher of steps. Called on the event loop; must not block."""
+class Backend(Protocol):
+    """The core, as the edge and the admin service use it. Calls are made on the event loop and do not block."""
 
-    def step_finished(self, record: StepRecord) -> None:
-        """Take one finished step."""
+    @property
+    def views(self) -> CoreViews:
+        """What can be asked of the core."""
         ...
 
-
-class Backend(Protocol):
-    """What the edge may ask of the core and the link. All calls are made on the event loop and do not block."""
+    def feed(self, event: Event[ReplyT]) -> ReplyT:
+        """Let something happen; returns the answer. What it raises, as `core.events` says of each, changed nothing."""
+        ...
 
     def now_s(self) -> float:
         """Return the injected monotonic clock's time, in seconds: the clock of `Request.deadline_s`."""
         ...
 
-    def require_room(self, num_requests: int) -> None:
-        """Raise QueueFullError when the queue would not take so many requests, however short. Costs little."""
-        ...
 
-    def require_time(self, model: str) -> None:
-        """Raise QueueFullError when nothing of usual urgency would get its first token in time. Costs little."""
-        ...
-
-    def submit(self, *requests: Request) -> None:
-        """Queue all completions of a request, or none: raises a RequestRefusedError when one is not taken."""
-        ...
+class Executors(Protocol):
+    """What the links know of executors beside the core. Calls are made on the event loop and do not block."""
 
     async def until_synced(self, arrival: Arrival) -> None:
         """Return when every executor that is looked for has told what it runs, or is lost: what was begun is known.
@@ -180,79 +121,10 @@ class Backend(Protocol):
         """Raise StandbyError while another scheduler is known to drive the executors. Costs little."""
         ...
 
-    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
-        """Return a request to a model that runs, waits or ran, if its body has this digest."""
-        ...
-
-    def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
-        """Attach listeners to all completions of a request, or to none; what is not known yet is queued.
-
-        From the return on the handles of these requests hear of everything beyond what is returned. A listener that a
-        request had before hears nothing more. Raises StaleAttachmentError, ResumeMismatchError, DuplicateRequestError
-        and what `submit` raises.
-        """
-        ...
-
-    def detach(self, handle: int) -> None:
-        """Nobody listens to a request for now: a resumable one goes on for `core.live.RESUME_WINDOW_S`, then it is
-        cancelled; another one is cancelled at once. Unknown handles are ignored."""
-        ...
-
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
-        """End a request from the edge's side: a stop text was found, or the client went away.
-
-        Nothing more is delivered for the handle; its record is cut to `num_output_tokens`. Returns how many tokens of
-        its prompt came from the prefix cache. Unknown handles are ignored: the request may just have ended by itself.
-        """
-        ...
-
-    def cancel(self, key: RecordId) -> None:
-        """End a request as CANCELLED; its stream is told. Raises UnknownRequestError."""
-        ...
-
-    def explain(self, key: RecordId) -> Explanation:
-        """Say where a request is and what it waits for; raises UnknownRequestError."""
-        ...
-
-    def estimate(self, request: Request) -> Estimate:
-        """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
-        ...
-
-    def acknowledge(self, keys: tuple[RecordId, ...]) -> None:
-        """Let the executors forget the records of finished requests; unknown ones are ignored."""
-        ...
-
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that attached executors serve now, by name."""
         ...
 
-    def executors(self) -> tuple[ExecutorStatus, ...]:
-        """Return all executors that are known."""
-        ...
-
-    def num_waiting(self) -> tuple[int, int]:
-        """Return the length of the queue in requests and in prompt tokens."""
-        ...
-
-    def drain_executor(self, address: str) -> int:
-        """Place nothing new on an executor; returns how many requests still run there.
-
-        Raises KeyError if it is unknown, or was not attached yet.
-        """
-        ...
-
-    def limits(self) -> LimitValues:
-        """Return the bounds in force."""
-        ...
-
-    def set_limits(self, limits: LimitValues) -> None:
-        """Change the bounds; values are validated by the caller."""
-        ...
-
-    def watch_steps(self, sink: StepSink) -> None:
-        """Tell `sink` about every finished step until `unwatch_steps`."""
-        ...
-
-    def unwatch_steps(self, sink: StepSink) -> None:
-        """Stop telling `sink`."""
+    def statuses(self) -> tuple[ExecutorStatus, ...]:
+        """Return all executors that are looked for, by address."""
         ...

@@ -11,6 +11,7 @@ import random
 import resource
 import secrets
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
 
@@ -27,16 +28,20 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import BeginDrain
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
-from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.observers.steps import StepObserver
+from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
 
@@ -46,13 +51,24 @@ _SETTLE_S = 0.5  # for executors to hear how the last requests ended
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    runtime: Runtime
+    executors: Executors
+    listener: Listener
+    edge: Edge
+    services: Services
+    fleet: Fleet
+
+
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     """Serve on open ports until a signal says to stop; returns whether all requests were finished then."""
     _take_all_descriptors()
     hurrying = asyncio.Event()
     stopping = follow_signals(again=lambda _: hurrying.set())
     broken = watch_callbacks(asyncio.get_running_loop())
-    driver, edge, services, fleet = _assemble(config, log, ports)
+    parts = _assemble(config, log, ports)
+    edge, executors, services, fleet = parts.edge, parts.executors, parts.services, parts.fleet
     numbers = ports.numbers
     where = {
         "host": config.host,
@@ -68,17 +84,18 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     announcer = Announcer(
         frozenset(ready_when),
         services.set_ready,
-        lambda: [model.name for model in driver.open_models()],
+        lambda: [model.name for model in executors.open_models()],
         stopping.is_set,
         where,
     )
-    driver.connect(edge, announcer.changed)
+    executors.on_readiness(announcer.changed)
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
     try:
         await until_set_or_ended(stopping, links, broken)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s)
-        return await _drain(driver, edge, fleet, links, broken, config.shutdown_timeout_s, hurrying)
+        waited_for = links, broken
+        return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
         await _end(links)
         await ports.stop()
@@ -86,7 +103,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         _log.info("stopped")
 
 
-def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> tuple[Driver, Edge, Services, Fleet]:
+def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     """Build the object graph of the process behind its ports."""
     clock = time.monotonic
     core_limits = CoreLimits(
@@ -98,37 +115,44 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> tuple[D
     )
     edge_limits = EdgeLimits()
     identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
-    driver = Driver(lambda: Core(core_limits), clock, asyncio.get_running_loop())
+    runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
+    steps = StepObserver(runtime.views)
+    executors = Executors(runtime, steps, asyncio.get_running_loop())
+    listener = Listener(runtime, executors)
     cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
-    texts = Texts(edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: driver.is_at_rest)
-    edge = Edge(driver, texts, edge_limits)
-    admin = AdminServicer(driver, identity.scheduler_id, lambda: log.num_lost)
+    texts = Texts(
+        edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: executors.is_at_rest
+    )
+    edge = Edge(runtime, executors, texts, edge_limits)
+    runtime.deliver_to(edge)
+    admin = AdminServicer(runtime, executors, steps.watch, identity.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare, cache)
-    fleet = Fleet(discovery, GrpcTransport(), identity, driver, clock, random.random, tokenizers)
-    return driver, edge, services, fleet
+    fleet = Fleet(discovery, GrpcTransport(), identity, listener, clock, random.random, tokenizers)
+    return _Parts(runtime, executors, listener, edge, services, fleet)
 
 
 async def _drain(
-    driver: Driver,
+    runtime: Runtime,
+    listener: Listener,
     edge: Edge,
     fleet: Fleet,
-    links: asyncio.Task[NoReturn],
-    broken: asyncio.Future[NoReturn],
+    parts: tuple[asyncio.Task[NoReturn], asyncio.Future[NoReturn]],
     timeout_s: float,
     hurrying: asyncio.Event,
 ) -> bool:
     """Take nothing new, let what runs finish; what does not in time, or is hurried, is given up.
 
     So is what another scheduler can go on with, if one stands in line: it gets the executors at once.
-    Returns whether all finished, here or there; raises what `links` or `broken` failed with meanwhile.
+    Returns whether all finished, here or there; raises what one of the `parts` failed with meanwhile: links, callbacks.
     """
-    driver.begin_drain()
+    links, broken = parts
+    runtime.feed(BeginDrain())
     edge.drain("the scheduler is shutting down", timeout_s)
     finished = asyncio.create_task(edge.drained())
-    handing_over = asyncio.create_task(until_handed_over(driver, fleet))
+    handing_over = asyncio.create_task(until_handed_over(runtime.views, fleet))
     try:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until_set_or_ended(hurrying, finished, handing_over, links, broken), timeout_s)
@@ -137,12 +161,12 @@ async def _drain(
         handing_over.cancel()
     if not finished.done():
         await _end(links)
-        driver.give_up("the scheduler is shutting down; send the request again")
+        listener.give_up("the scheduler is shutting down; send the request again")
         await asyncio.wait((finished,), timeout=_GIVE_UP_S)
         finished.cancel()
         return is_succeeded
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(driver.wait_until_settled(), _SETTLE_S)
+        await asyncio.wait_for(runtime.until_settled(), _SETTLE_S)
     return True
 
 

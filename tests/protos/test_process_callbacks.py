@@ -18,7 +18,7 @@ def failing(module):
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize(
-    "module", ["paceline_scheduler.link.driver", "paceline_executor.link.driver", "paceline.process.signals"]
+    "module", ["paceline_scheduler.link.fleet", "paceline_executor.link.service", "paceline.process.signals"]
 )
 def test_a_callback_that_fails_is_heard_of(new_loop, module):
     """One of a library only reaches the log, which is as far as libraries take it."""

@@ -6,16 +6,18 @@ import pytest
 
 from paceline_executor import process as executor_process
 from paceline_scheduler import process as scheduler_process
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.testing.deployment import Deployment, scenario
 
 
 class EndlessDrain:
-    """A driver and an edge whose requests do not end."""
+    """A runtime and an edge whose requests do not end."""
 
-    can_be_succeeded = False
+    views = Core(CoreLimits()).views
 
-    def begin_drain(self):
-        """As a driver."""
+    def feed(self, event):
+        """As a runtime."""
 
     async def drained(self):
         """As an edge."""
@@ -23,6 +25,14 @@ class EndlessDrain:
 
     def drain(self, *_):
         """As an edge."""
+
+
+class HeirlessFleet:
+    """Nobody stands in line."""
+
+    async def has_heir(self):
+        """Whatever is asked."""
+        return False
 
 
 class EndlessService:
@@ -35,7 +45,8 @@ class EndlessService:
 
 async def drain_scheduler(part, broken):
     """Drain for longer than a test waits."""
-    await scheduler_process._drain(EndlessDrain(), EndlessDrain(), None, part, broken, 3600.0, asyncio.Event())
+    runtime, edge, fleet = EndlessDrain(), EndlessDrain(), HeirlessFleet()
+    await scheduler_process._drain(runtime, None, edge, fleet, (part, broken), 3600.0, asyncio.Event())
 
 
 async def drain_executor(part, broken):
@@ -64,7 +75,7 @@ async def test_a_link_that_fails_ends_all_links():
         def fail(*_):
             raise RuntimeError("a bug")
 
-        rig.driver.detached = fail
+        rig.listener.detached = fail
         deployment["executor:1"].break_stream()
         with pytest.raises(RuntimeError, match="a bug"):
             await rig._task

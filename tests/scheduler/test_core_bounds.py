@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DivergenceError
 from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule
@@ -48,7 +49,7 @@ def granted(plan):
 
 def planned_of_row_0(harness):
     """Return the bound of row 0, and what it was planned to be after each step in flight."""
-    executor = harness.core.executor(FIRST)
+    executor = harness.views.executor(FIRST)
     return int(executor.rows.num_scheduled[0]), [step.num_scheduled_after.tolist() for step in executor.in_flight]
 
 
@@ -98,7 +99,7 @@ def test_what_a_step_that_fails_was_to_compute_is_told_as_lowered():
     harness.plan()
     harness.run()
     harness.complete()
-    (step,) = harness.core.executor(FIRST).unanswered_steps()
+    (step,) = harness.views.executor(FIRST).unanswered_steps()
     assert [(live.request.handle, position) for live, position in step.positions] == [(request.handle, 8)]
 
 
@@ -181,7 +182,7 @@ def test_drafts_take_what_the_token_bound_leaves_and_leave_a_prompt_its_share():
 def test_no_drafts_are_taken_where_a_step_would_take_too_long():
     """Half a second is the bound of a step."""
     harness = drafting(4, 1, make_request(3, 20))
-    harness.core.executor(FIRST).step_time._weights = [0.0, 0.2e9 * 64, 0.0]
+    harness.views.executor(FIRST).step_time._weights = [0.0, 0.2e9 * 64, 0.0]
     assert scheduled(harness.plan()) == {0: (1, 0)}
 
 
@@ -204,7 +205,7 @@ def test_a_result_with_more_than_was_planned_changes_nothing(change):
     result = harness.results[FIRST][0]
     before = planned_of_row_0(harness)
     with pytest.raises(DivergenceError):
-        harness.core.complete(FIRST, replace(result, **change), harness.clock())
+        harness.feed(StepFinished(FIRST, replace(result, **change)))
     assert planned_of_row_0(harness) == before
     harness.finish()
     assert_whole(harness, *requests)
@@ -215,7 +216,7 @@ def test_drafts_that_were_not_verified_do_not_count_as_computed():
     harness = drafting(4, 1, make_request(3, 20))
     harness.plan()
     harness.run()
-    executor, observed = harness.core.executor(FIRST), []
+    executor, observed = harness.views.executor(FIRST), []
     executor.step_time.observe = lambda *step: observed.append(step[:2])
     harness.results[FIRST][0] = replace(harness.results[FIRST][0], num_draft_tokens=column())
     harness.complete()
@@ -228,7 +229,7 @@ def test_steps_are_learnt_from_at_the_positions_that_they_had():
     for _ in range(2):
         harness.plan()
         harness.run()
-    executor, observed = harness.core.executor(FIRST), []
+    executor, observed = harness.views.executor(FIRST), []
     executor.step_time.observe = lambda *step: observed.append(step[:2])
     harness.complete()
     harness.complete()
@@ -256,7 +257,7 @@ def test_output_and_log_probabilities_are_those_of_plain_decoding(
     harness.drafts = drafts
     harness.expect_short_outputs()
     harness.submit(*requests)
-    while harness.core.num_unfinished():
+    while harness.views.num_unfinished():
         for _ in range(num_ahead):
             harness.plan()
         harness.run()

@@ -3,13 +3,14 @@
 import pytest
 
 from paceline.plan.values import FinishReason
+from paceline_scheduler.core.events import Cancel
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import make_executor, make_request
 
 
 def used_blocks(harness):
     """Return how many blocks belong to requests."""
-    return harness.core.counts("executor-0").blocks.used
+    return harness.views.counts("executor-0").blocks.used
 
 
 @pytest.mark.parametrize("num_steps", range(12))
@@ -23,7 +24,7 @@ def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
         harness.step()
     for _ in range(in_flight):
         harness.plan()
-    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
+    harness.feed(Cancel(request.key))
     for _ in range(in_flight):
         harness.run()
         harness.complete()
@@ -32,7 +33,7 @@ def test_blocks_are_back_within_two_steps_of_a_cancel(num_steps, in_flight):
     assert used_blocks(harness) == 0
     assert harness.client.finishes[request.handle].reason == FinishReason.CANCELLED
     assert harness.plan() is None
-    harness.core.check()
+    harness.views.check()
 
 
 def test_a_preempted_request_is_cancelled_before_it_has_left_its_row():
@@ -48,8 +49,8 @@ def test_a_preempted_request_is_cancelled_before_it_has_left_its_row():
             break
         harness.run()
         harness.complete()
-    harness.client.deliver(harness.core.cancel(requests[1].key, harness.clock()))
+    harness.feed(Cancel(requests[1].key))
     harness.finish()
     assert harness.client.finishes[requests[1].handle].reason == FinishReason.CANCELLED
     assert used_blocks(harness) == 0
-    assert harness.core.num_waiting() == (0, 0)
+    assert harness.views.num_waiting() == (0, 0)

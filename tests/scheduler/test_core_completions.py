@@ -46,7 +46,7 @@ def test_a_partly_filled_block_is_copied_for_each_completion():
     assert len(plan.copies.sources) == 3
     assert len(set(plan.copies.sources.tolist())) == 1
     assert set(plan.copies.destinations.tolist()) <= set(plan.grants.block_ids.tolist())
-    harness.core.check()
+    harness.views.check()
 
 
 def test_others_are_not_held_up_by_completions_that_wait_for_their_prompt():
@@ -65,7 +65,7 @@ def test_a_completion_that_was_preempted_starts_behind_the_prompt_again():
     placements = []
     while (plan := harness.step()) is not None:
         placements += plan.new_requests
-        harness.core.check()
+        harness.views.check()
     again = [placement for placement in placements if placement.attempt > 1]
     assert again
     assert all(placement.num_cached_tokens >= 8 for placement in again)
@@ -98,6 +98,6 @@ def test_completions_are_weighed_as_what_they_cost():
     """On an idle system 16 completions of a long prompt are taken like one: the prompt is computed once."""
     harness = CoreHarness(make_executor(num_blocks=256, max_num_rows=32), limits=CoreLimits(ttft_budget_s=0.1))
     harness.submit(*completions(list(range(200)), 2, 16))
-    assert harness.core.num_waiting() == (16, 200 + 15)
+    assert harness.views.num_waiting() == (16, 200 + 15)
     harness.finish()
     assert len(harness.client.ended) == 16

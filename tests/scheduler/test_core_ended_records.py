@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from paceline.plan.values import FinishReason, RowFinish
+from paceline_scheduler.core.events import ExecutorAttached, StreamEnded
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
 
@@ -16,15 +17,15 @@ def test_an_end_that_nobody_heard_of_beats_being_taken_off_the_row():
     for _ in range(2):
         harness.plan()
         harness.run()
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.results["executor-0"].clear()
     description, snapshot = harness.executors["executor-0"].attach("executor-0")
     (seen,) = snapshot.rows
     assert seen.finish is RowFinish.LENGTH
     record = replace(seen, row=None, block_ids=column(), num_computed_tokens=0)
-    harness.client.deliver(harness.core.attach(description, replace(snapshot, rows=(record,)), harness.clock()))
+    harness.feed(ExecutorAttached(description, replace(snapshot, rows=(record,))))
 
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
     assert harness.client.finishes[request.handle].reason is FinishReason.LENGTH
-    assert harness.core.num_unfinished() == 0
-    assert harness.core.num_waiting() == (0, 0)
+    assert harness.views.num_unfinished() == 0
+    assert harness.views.num_waiting() == (0, 0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import RecordId
+from paceline_scheduler.core.events import DrainExecutor, ExecutorLost
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.harness import CoreHarness
@@ -36,10 +37,10 @@ def test_a_request_goes_where_its_prefix_is():
     """The executor that is asked first leaves it to the one that has computed the prompt before."""
     harness = pair(max_num_batched_tokens=256)
     prompt = list(range(120))
-    harness.core.executor("executor-0").draining = True
+    harness.views.executor("executor-0").draining = True
     harness.submit(make_request(prompt, 1, handle=1))
     harness.finish()
-    harness.core.executor("executor-0").draining = False
+    harness.views.executor("executor-0").draining = False
     harness.submit(make_request([*prompt, 7], 1, handle=2))
     assert placed_by(harness, *BOTH) == {2: "executor-1"}
     harness.finish()
@@ -49,10 +50,10 @@ def test_a_request_goes_where_its_prefix_is():
 def test_without_a_prefix_a_request_goes_where_less_is_to_do():
     """One executor decodes five requests, the other nothing."""
     harness = pair()
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     harness.submit(*(make_request(2, 40) for _ in range(5)))
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
+    harness.views.executor("executor-1").draining = False
     harness.submit(make_request(2, 5, handle=1000))
     assert placed_by(harness, *BOTH) == {1000: "executor-1"}
 
@@ -60,12 +61,12 @@ def test_without_a_prefix_a_request_goes_where_less_is_to_do():
 def test_a_prefix_is_worth_no_more_than_the_time_it_saves():
     """A single cached block does not outweigh a long prompt that is still to be computed there."""
     harness = pair(num_blocks=256, max_model_len=1024)
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     harness.submit(make_request([1, 2, 3, 4, 5], 1, handle=1))
     harness.finish()
     harness.submit(make_request(600, 2, handle=2))
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
+    harness.views.executor("executor-1").draining = False
     harness.submit(make_request([1, 2, 3, 4, 9], 2, handle=3))
     assert placed_by(harness, *BOTH) == {3: "executor-1"}
 
@@ -74,10 +75,10 @@ def test_an_executor_without_room_is_not_waited_for():
     """The prefix is where no row is free: the other executor computes it anew."""
     harness = pair(max_num_rows=1)
     prompt = list(range(40))
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     harness.submit(make_request(prompt, 30, handle=1))
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
+    harness.views.executor("executor-1").draining = False
     harness.submit(make_request(prompt, 2, handle=2))
     assert placed_by(harness, *BOTH) == {2: "executor-1"}
 
@@ -85,10 +86,10 @@ def test_an_executor_without_room_is_not_waited_for():
 def test_a_request_is_left_to_another_executor_only_so_long():
     """The one it was meant for never plans: half a second later the other one takes it, however often it planned."""
     harness = pair(num_blocks=256)
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     harness.submit(*(make_request(2, 100) for _ in range(5)))
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
+    harness.views.executor("executor-1").draining = False
     harness.submit(make_request(2, 5, handle=1000))
     assert not any(placed_by(harness, "executor-0") for _ in range(20))
     harness.clock.advance(MAX_LEFT_S + 0.01)
@@ -106,17 +107,17 @@ def test_executors_of_different_models_have_lines_of_their_own():
 def test_draining_moves_what_runs_to_another_executor_without_changing_a_token():
     """Requests leave with the tokens they have and are computed again elsewhere; none fails, none is lost."""
     harness = pair(max_num_rows=16, num_blocks=256)
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     requests = [make_request(3 + handle % 4, 40, handle=handle) for handle in range(1, 13)]
     harness.submit(*requests)
     for _ in range(5):
         harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
-    assert harness.core.drain("executor-0") == 12
+    harness.views.executor("executor-1").draining = False
+    assert harness.feed(DrainExecutor("executor-0")) == 12
     for _ in range(12):
         for address in BOTH:
             harness.step(address)
-    assert harness.core.counts("executor-0").num_running_requests == 0
+    assert harness.views.counts("executor-0").num_running_requests == 0
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
 
@@ -127,7 +128,7 @@ def test_draining_the_only_executor_lets_what_runs_end_there():
     request = make_request(3, 20, handle=1)
     harness.submit(request)
     harness.step()
-    harness.core.drain("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert tuple(harness.client.token_ids[1]) == expected_output(request)
 
@@ -135,14 +136,14 @@ def test_draining_the_only_executor_lets_what_runs_end_there():
 def test_a_move_does_not_count_as_a_preemption():
     """An operator's draining must not use up what protects a request."""
     harness = pair()
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     request = make_request(3, 20, handle=1)
     harness.submit(request)
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
-    harness.core.drain("executor-0")
+    harness.views.executor("executor-1").draining = False
+    harness.feed(DrainExecutor("executor-0"))
     harness.step("executor-0")
-    explanation = harness.core.explain(request.key)
+    explanation = harness.views.explain(request.key)
     assert explanation.num_preemptions == 0
     assert explanation.preemption_reason == "executor-0 is being drained"
 
@@ -150,16 +151,16 @@ def test_a_move_does_not_count_as_a_preemption():
 def test_requests_move_only_as_fast_as_others_take_them():
     """The other executor has two rows: the rest goes on where it is until there is room."""
     harness = CoreHarness(make_executor(max_num_rows=16), make_executor(max_num_rows=2, incarnation=2))
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     requests = [make_request(3, 60, handle=handle) for handle in range(1, 12)]
     harness.submit(*requests)
     harness.step("executor-0")
-    harness.core.executor("executor-1").draining = False
-    harness.core.drain("executor-0")
+    harness.views.executor("executor-1").draining = False
+    harness.feed(DrainExecutor("executor-0"))
     for _ in range(10):
         for address in BOTH:
             harness.step(address)
-    assert harness.core.counts("executor-0").num_running_requests == 3
+    assert harness.views.counts("executor-0").num_running_requests == 3
     harness.finish()
     assert harness.client.ended == set(range(1, 12))
 
@@ -171,7 +172,7 @@ def test_what_moves_leaves_its_row_once():
         for count in (24, 400)
     )
     harness = CoreHarness(small, large)
-    harness.core.executor("executor-1").draining = True
+    harness.views.executor("executor-1").draining = True
     harness.expect_short_outputs()
     requests = [make_request(8, 60, handle=1), make_request(8, 60, handle=2)]
     harness.submit(*requests)
@@ -180,8 +181,8 @@ def test_what_moves_leaves_its_row_once():
     harness.submit(*requests[2:])
     for _ in range(8):
         harness.step()
-    harness.core.executor("executor-1").draining = False
-    harness.core.drain("executor-0")
+    harness.views.executor("executor-1").draining = False
+    harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
 
@@ -191,7 +192,7 @@ def test_draining_moves_nothing_that_no_other_executor_can_hold():
     harness = CoreHarness(make_executor(), make_executor(num_blocks=8, incarnation=9))
     harness.submit(make_request(60, 20, handle=1), make_request(3, 20, handle=2))
     harness.step("executor-0")
-    harness.core.drain("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert harness.client.ended == {1, 2}
 
@@ -202,7 +203,7 @@ def test_a_request_that_is_preempted_on_the_only_executor_while_it_drains_still_
     harness.expect_short_outputs()
     harness.submit(*(make_request(8, 20, handle=handle) for handle in (1, 2)))
     harness.step()
-    harness.core.drain("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert harness.client.ended == {1, 2}
 
@@ -210,7 +211,7 @@ def test_a_request_that_is_preempted_on_the_only_executor_while_it_drains_still_
 def test_what_only_a_draining_executor_could_hold_is_refused():
     """It would wait for ever."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.core.drain("executor-1")
+    harness.feed(DrainExecutor("executor-1"))
     with pytest.raises(InvalidRequestError):
         harness.submit(make_request(100, 10))
 
@@ -218,7 +219,7 @@ def test_what_only_a_draining_executor_could_hold_is_refused():
 def test_many_requests_for_a_lost_executor_hold_nobody_up():
     """However many wait for it: what fits elsewhere runs."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
-    harness.core.lose("executor-1", harness.clock())
+    harness.feed(ExecutorLost("executor-1"))
     harness.submit(*(make_request(60, 10) for _ in range(200)), make_request(3, 2, handle=5000))
     harness.finish()
     assert harness.client.ended == {5000}
@@ -245,8 +246,8 @@ def test_what_was_learnt_of_an_executor_survives_a_broken_stream():
     harness.submit(*(make_request(3, 30) for _ in range(4)))
     for _ in range(20):
         harness.step()
-    before = harness.core.executor("executor-0")
+    before = harness.views.executor("executor-0")
     harness.attach("executor-0")
-    after = harness.core.executor("executor-0")
+    after = harness.views.executor("executor-0")
     assert after is not before
     assert (after.step_time, after.output_lengths) == (before.step_time, before.output_lengths)

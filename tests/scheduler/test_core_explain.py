@@ -5,8 +5,9 @@ from collections import deque
 import pytest
 
 from paceline.plan.values import StepPoint
+from paceline_scheduler.core.answers import RequestState
+from paceline_scheduler.core.events import DrainExecutor, StreamEnded
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.views import RequestState
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.executor import SimulatedExecutor
@@ -21,7 +22,7 @@ def test_a_running_request_names_its_executor_and_how_far_it_is():
     harness.submit(request)
     harness.step()
     harness.step()
-    explanation = harness.core.explain(request.key)
+    explanation = harness.views.explain(request.key)
     assert explanation.state is RequestState.RUNNING
     assert (explanation.executor, explanation.waiting_for, explanation.queue_position) == ("executor-0", "", 0)
     assert (explanation.num_computed_tokens, explanation.num_output_tokens) == (6, 2)
@@ -33,7 +34,7 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
     requests = [make_request(3, 9) for _ in range(3)]
     harness.submit(*requests)
     harness.step()
-    second, third = (harness.core.explain(request.key) for request in requests[1:])
+    second, third = (harness.views.explain(request.key) for request in requests[1:])
     assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
     assert second.waiting_for == "every row of executor-0 is taken (1)"
     assert third.queue_position == 1
@@ -54,7 +55,7 @@ def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, runni
     harness.step()
     request = make_request(*waiting)
     harness.submit(request)
-    assert sentence in harness.core.explain(request.key).waiting_for
+    assert sentence in harness.views.explain(request.key).waiting_for
 
 
 def test_a_request_waits_for_executors_by_name():
@@ -62,9 +63,9 @@ def test_a_request_waits_for_executors_by_name():
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     request = make_request(3, 3)
     harness.submit(request)
-    harness.core.detach_executor("executor-0")
-    harness.core.drain("executor-1")
-    assert harness.core.explain(request.key).waiting_for == "executor-0 has to attach; executor-1 is being drained"
+    harness.feed(StreamEnded("executor-0"))
+    harness.feed(DrainExecutor("executor-1"))
+    assert harness.views.explain(request.key).waiting_for == "executor-0 has to attach; executor-1 is being drained"
 
 
 def test_a_preempted_request_says_why_and_how_often():
@@ -74,9 +75,9 @@ def test_a_preempted_request_says_why_and_how_often():
     requests = [make_request(8, 20), make_request(8, 20)]
     harness.submit(*requests)
     harness.step()
-    while not harness.core.num_waiting()[0]:
+    while not harness.views.num_waiting()[0]:
         harness.step()
-    explanation = harness.core.explain(requests[1].key)
+    explanation = harness.views.explain(requests[1].key)
     assert (explanation.state, explanation.num_preemptions) == (RequestState.PREEMPTED, 1)
     assert "all 8 blocks of executor-0 were taken" in explanation.preemption_reason
     assert explanation.num_output_tokens > 0
@@ -89,7 +90,7 @@ def test_what_has_left_is_unknown():
     harness.submit(request)
     harness.finish()
     with pytest.raises(UnknownRequestError):
-        harness.core.explain(request.key)
+        harness.views.explain(request.key)
 
 
 class TimedHarness(CoreHarness):
@@ -145,7 +146,7 @@ def test_an_estimate_comes_true(num_running, num_waiting, num_prompt):
             harness.pass_step()
     harness.submit(*(make_request(150, 60) for _ in range(num_waiting)))
     request = make_request(num_prompt, 30)
-    estimate = harness.core.estimate(request, harness.clock())
+    estimate = harness.views.estimate(request, harness.clock())
     first_s, between_s = harness.measured(request)
     assert estimate.refusal is None
     assert estimate.time_to_first_token_s == pytest.approx(first_s, rel=0.34)
@@ -159,7 +160,7 @@ def test_an_estimate_counts_the_steps_that_are_planned_already():
     for _ in range(8):
         harness.pass_planned_step()
     request = make_request(4, 2)
-    estimate, start = harness.core.estimate(request, harness.clock()), harness.clock()
+    estimate, start = harness.views.estimate(request, harness.clock()), harness.clock()
     harness.submit(request)
     while not harness.client.token_ids.get(request.handle):
         harness.pass_planned_step()
@@ -172,7 +173,7 @@ def test_an_estimate_knows_the_prefix_cache():
     prompt = [token % 900 for token in range(1200)]
     harness.measured(make_request(prompt, 2))
     request = make_request(prompt, 2)
-    estimate = harness.core.estimate(request, harness.clock())
+    estimate = harness.views.estimate(request, harness.clock())
     assert (estimate.num_prompt_tokens, estimate.num_cached_tokens) == (1200, 1196)
     assert estimate.time_to_first_token_s == pytest.approx(harness.measured(request)[0], rel=0.34)
 
@@ -181,9 +182,9 @@ def test_an_estimate_names_the_refusal():
     """A full queue is told without sending the request."""
     harness = TimedHarness(max_num_queued_reqs=1)
     harness.submit(make_request(8, 4))
-    estimate = harness.core.estimate(make_request(8, 4), harness.clock())
+    estimate = harness.views.estimate(make_request(8, 4), harness.clock())
     assert isinstance(estimate.refusal, QueueFullError)
-    assert harness.core.num_waiting()[0] == 1
+    assert harness.views.num_waiting()[0] == 1
 
 
 def executor_of(num_rows, *, num_blocks=4096, max_model_len=1024):
@@ -205,7 +206,7 @@ def test_a_burst_beside_one_running_request_is_not_refused():
     harness.submit(make_request(3, 400))
     harness.step()
     harness.submit(*(make_request(3, 400) for _ in range(256)))
-    assert harness.core.num_waiting()[0] == 256
+    assert harness.views.num_waiting()[0] == 256
 
 
 def test_a_burst_that_no_row_will_be_free_for_is_refused_although_nothing_runs_yet():
@@ -213,7 +214,7 @@ def test_a_burst_that_no_row_will_be_free_for_is_refused_although_nothing_runs_y
     harness = CoreHarness(executor_of(4), limits=CoreLimits(ttft_budget_s=2.0))
     with pytest.raises(QueueFullError):
         harness.submit(*(make_request(3, 400) for _ in range(500)))
-    assert harness.core.num_waiting()[0] < 16
+    assert harness.views.num_waiting()[0] < 16
 
 
 def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
@@ -227,4 +228,4 @@ def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
     harness.submit(make_request(1500, 4))
     harness.step("executor-0")
     harness.step("executor-1")
-    assert harness.core.estimate(make_request(60, 4), 0.0).time_to_first_token_s > 10
+    assert harness.views.estimate(make_request(60, 4), 0.0).time_to_first_token_s > 10

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plan.values import FailedStep
+from paceline_scheduler.core.events import Cancel, ExecutorAttached, ExecutorLost
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 from paceline_scheduler.simulator.failures import SimulatedStepError
 from paceline_scheduler.testing.harness import CoreHarness
@@ -63,7 +64,7 @@ def test_exactly_the_requests_that_make_steps_fail_do_fail(
     over = {request.handle for request in failing if request.handle in harness.client.finishes}
     failing_in(harness, *failing)
     harness.finish()
-    harness.core.check()
+    harness.views.check()
     failed = {request.handle for request in failing} - over
     assert harness.client.failures.keys() == failed
     kinds = StepFailedError if not harness.num_ended_by_themselves else (StepFailedError, QuarantinedError)
@@ -177,10 +178,10 @@ def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
     with pytest.raises(SimulatedStepError):
         executor.run_next()
     for _ in range(2):  # as often as it cannot be reached
-        harness.client.deliver(harness.core.lose(FIRST, harness.clock()))
+        harness.feed(ExecutorLost(FIRST))
     harness.attach(FIRST)
     assert len(plan.rows) == 3
-    assert harness.core.executor(FIRST).suspect_rows == {0, 1, 2}
+    assert harness.views.executor(FIRST).suspects.rows == {0, 1, 2}
     harness.finish()
     assert harness.client.failures.keys() == {requests[1].handle}
     assert_whole(harness, requests[0], requests[2])
@@ -195,7 +196,7 @@ def test_a_failure_of_another_schedulers_step_accuses_nobody():
     executor = harness.executors[FIRST]
     description, snapshot = executor.attach(FIRST)
     told = replace(description, failed_step=FailedStep(description.epoch - 2, 1, "of somebody else"))
-    harness.client.deliver(harness.core.attach(told, snapshot, harness.clock()))
+    harness.feed(ExecutorAttached(told, snapshot))
     harness.finish()
     assert not harness.client.failures
     assert_whole(harness, request)
@@ -208,7 +209,7 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
     harness.submit(request)
     failing_in(harness, request)
     harness.plan()
-    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
+    harness.feed(Cancel(request.key))
     harness.run()
     harness.submit(other)
     harness.finish()
@@ -229,7 +230,7 @@ def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(reason, num_hit):
     assert first.handle in harness.client.failures
     harness.submit(second)
     harness.finish()
-    harness.core.check()
+    harness.views.check()
     assert harness.client.finishes[second.handle].num_cached_tokens == num_hit
-    assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(harness.core.executor(FIRST).pool._keys)
+    assert len(harness.executors[FIRST].snapshot().tags.block_ids) == len(harness.views.executor(FIRST).pool._keys)
     assert_whole(harness, second)

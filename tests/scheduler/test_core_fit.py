@@ -1,8 +1,11 @@
 """Executors of different size: nothing runs where it could never end, and nothing waits for what will never come."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.plan.values import FinishReason
+from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, ExecutorRemoved, SetLimits
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, NoLongerServedError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -47,7 +50,7 @@ def test_what_waits_for_a_lost_executor_holds_nobody_up():
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     large, tiny = make_request(100, 10, handle=1), make_request(4, 4, handle=2)
     harness.submit(large)
-    harness.core.lose(LARGE, harness.clock())
+    harness.feed(ExecutorLost(LARGE))
     harness.submit(tiny)
     for _ in range(8):
         harness.step(SMALL)
@@ -61,11 +64,11 @@ def test_what_only_a_forgotten_executor_could_hold_fails():
     """Nobody waits for what is not expected back."""
     harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
     harness.submit(make_request(100, 10, handle=1))
-    harness.core.lose(LARGE, harness.clock())
-    harness.client.deliver(harness.core.forget_executor(LARGE, harness.clock()))
+    harness.feed(ExecutorLost(LARGE))
+    harness.feed(ExecutorRemoved(LARGE))
     assert isinstance(harness.client.failures[1], NoLongerServedError)
     assert "33 tokens" in str(harness.client.failures[1])
-    assert harness.core.num_waiting() == (0, 0)
+    assert harness.views.num_waiting() == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +81,19 @@ def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hol
     harness = CoreHarness(make_executor())
     harness.submit(make_request(100, 40, handle=1))
     harness.step()
-    harness.core.lose("executor-0", harness.clock())
+    harness.feed(ExecutorLost("executor-0"))
     harness.executors["executor-0"] = make_executor(incarnation=7, **restarted)
     harness.attach("executor-0")
     assert isinstance(harness.client.failures[1], NoLongerServedError)
     assert sentence in str(harness.client.failures[1])
-    harness.core.check()
-    assert harness.core.num_unfinished() == 0
+    harness.views.check()
+    assert harness.views.num_unfinished() == 0
 
 
 def test_a_prompt_longer_than_the_queue_is_refused_for_good():
     """There is no time at which it would be taken."""
     harness = CoreHarness(make_executor())
-    harness.core.limits = harness.core.limits.__class__(max_num_queued_tokens=10)
+    harness.feed(SetLimits(replace(harness.views.limits(), max_num_queued_tokens=10)))
     with pytest.raises(InvalidRequestError, match="11 tokens are more than the 10 that may wait"):
         harness.submit(make_request(11))
 
@@ -98,7 +101,7 @@ def test_a_prompt_longer_than_the_queue_is_refused_for_good():
 def test_while_every_executor_drains_new_requests_are_refused_with_a_time_to_try_again():
     """None of them would place it."""
     harness = CoreHarness(make_executor())
-    harness.core.drain("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
     with pytest.raises(NoExecutorError, match="draining") as refusal:
         harness.submit(make_request())
     assert refusal.value.retry_after_s > 0

@@ -8,6 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.plan.values import FinishReason, RecordId, StepResult
+from paceline_scheduler.core.events import (
+    Acknowledge,
+    Cancel,
+    Detach,
+    DrainExecutor,
+    ExecutorLost,
+    StepFinished,
+    StreamEnded,
+    Tick,
+)
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Request
@@ -128,7 +138,7 @@ class CoreMachine(RuleBasedStateMachine):
         """I5: of an earlier stream, or for the second time: it changes nothing."""
         address, result = data.draw(st.sampled_from(self.old_results))
         try:
-            self.harness.core.complete(address, result, self.harness.clock())
+            self.harness.feed(StepFinished(address, result))
         except DivergenceError:
             return
         raise AssertionError("an old result was taken")
@@ -152,7 +162,7 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, data):
         """A client cancels."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.client.deliver(self.harness.core.cancel(self.requests[handle].key, self.harness.clock()))
+        self.harness.feed(Cancel(self.requests[handle].key))
         assert self.harness.client.finishes[handle].reason == FinishReason.CANCELLED
         self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
 
@@ -172,7 +182,7 @@ class CoreMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         """Deadlines pass with the time."""
         self.harness.clock.advance(seconds)
-        outputs = self.harness.core.expire(self.harness.clock())
+        outputs = self.harness.core.apply(Tick(), self.harness.clock()).outputs
         for failure in outputs.failures:
             self.cut[failure.handle] = len(self.harness.client.token_ids.get(failure.handle, []))
         self.harness.client.deliver(outputs)
@@ -197,7 +207,7 @@ class CoreMachine(RuleBasedStateMachine):
     def connection_is_lost(self, data, num_steps, holds_tokens):
         """A client is away for some steps, then it attaches anew."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.core.detach(handle, self.harness.clock())
+        self.harness.feed(Detach(handle))
         self.harness.client.close(handle)
         for address in ADDRESSES * num_steps:
             self.harness.step(address)
@@ -215,7 +225,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(address=address)
     def stream_breaks(self, address):
         """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
-        self.harness.core.detach_executor(address)
+        self.harness.feed(StreamEnded(address))
         self.old_results += [(address, result) for result in self.harness.results[address]]
         assert self.harness.plan(address) is None
         self.harness.attach(address)
@@ -228,14 +238,14 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(address=address)
     def a_plan_never_runs(self, address):
         """The stream breaks with plans that were sent and did not run, whatever they hold."""
-        self.harness.core.detach_executor(address)
+        self.harness.feed(StreamEnded(address))
         self.harness.executors[address].drop_waiting()
         self.harness.attach(address)
 
     @rule(address=address)
     def executor_drains(self, address):
-        """What runs there moves to the other one, if it can; it serves again once it attaches anew."""
-        self.harness.core.drain(address)
+        """What runs there moves to the other one, if it can; it serves again as another process."""
+        self.harness.feed(DrainExecutor(address))
 
     @rule(address=address)
     def executor_restarts(self, address):
@@ -255,7 +265,7 @@ class CoreMachine(RuleBasedStateMachine):
     def acknowledge(self, data):
         """A client has all of an output, or says so of a request whose end it ended itself."""
         handle = data.draw(st.sampled_from(sorted(self.harness.client.finishes)))
-        self.harness.core.acknowledge((self.requests[handle].key,))
+        self.harness.feed(Acknowledge((self.requests[handle].key,)))
 
     @precondition(lambda self: self.harness.client.finishes)
     @rule(data=st.data())
@@ -275,7 +285,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(address=address)
     def executor_is_lost_for_a_while(self, address):
         """An executor is given up, others go on, then it returns with rows that are no longer its own."""
-        self.harness.core.lose(address, self.harness.clock())
+        self.harness.feed(ExecutorLost(address))
         for other in ADDRESSES:
             if other != address:
                 self.harness.step(other)
@@ -289,14 +299,14 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved(self):
         """I1: free + cached + used = total, and a reference count is the number of owners."""
-        self.harness.core.check()
+        self.harness.views.check()
 
     @invariant()
     def nobody_is_preempted_without_end(self):
         """I7: at most three times each."""
-        executors = map(self.harness.core.executor, ADDRESSES)
+        executors = map(self.harness.views.executor, ADDRESSES)
         running = [live for executor in executors for live in executor.rows.live if live is not None]
-        assert all(live.num_preemptions <= 3 for live in (*running, *self.harness.core.waiting_requests()))
+        assert all(live.num_preemptions <= 3 for live in (*running, *self.harness.views.waiting_requests()))
 
     @invariant()
     def streams_are_prefixes(self):
@@ -321,11 +331,12 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self):
         """Liveness and I6: when the disturbances stop, everything ends, and ends exactly once."""
         self.harness.finish()
-        self.harness.core.check()
-        if any(self.harness.core.executor(address).draining for address in ADDRESSES):
+        self.harness.views.check()
+        if any(self.harness.views.executor(address).draining for address in ADDRESSES):
             # Draining takes nothing new; what had begun has ended all the same.
-            assert all(not live.attempt for live in self.harness.core.waiting_requests())
+            assert all(not live.attempt for live in self.harness.views.waiting_requests())
             for address in ADDRESSES:
+                self.harness.executors[address].restart()
                 self.harness.attach(address)
             self.harness.finish()
         client = self.harness.client
@@ -340,12 +351,12 @@ class CoreMachine(RuleBasedStateMachine):
                 reference = expected_output(request, TokenRule(end_probability=END_PROBABILITY))
                 assert tuple(client.token_ids[handle]) == reference
         self.harness.clock.advance(2 * RESUME_WINDOW_S)  # what nobody came back for ends
-        self.harness.core.expire(self.harness.clock())
+        self.harness.feed(Tick())
         self.harness.finish()
-        assert self.harness.core.num_unfinished() == 0
-        assert self.harness.core.num_waiting() == (0, 0)
+        assert self.harness.views.num_unfinished() == 0
+        assert self.harness.views.num_waiting() == (0, 0)
         for address in ADDRESSES:
-            counts = self.harness.core.counts(address)
+            counts = self.harness.views.counts(address)
             assert counts.blocks.used == 0
             assert counts.num_owned_slots == 0
         assert not np.any([executor.rows for executor in self.harness.executors.values()])
@@ -372,7 +383,7 @@ class DraftingMachine(CoreMachine):
     @invariant()
     def what_is_planned_is_what_was_computed_and_is_in_flight(self):
         """A bound goes up with a plan, down with what a result does not bring; each step in flight has it so."""
-        for executor in map(self.harness.core.executor, ADDRESSES):
+        for executor in map(self.harness.views.executor, ADDRESSES):
             bounds = executor.rows.num_computed.copy()
             for step in executor.in_flight:
                 bounds[step.index] += step.num_scheduled
@@ -386,7 +397,7 @@ class DraftingMachine(CoreMachine):
     def bounds_are_never_below_the_truth_and_are_the_truth_when_nothing_is_in_flight(self):
         """The truth is what the executor has computed."""
         for address in ADDRESSES:
-            executor, rows = self.harness.core.executor(address), self.harness.executors[address].rows
+            executor, rows = self.harness.views.executor(address), self.harness.executors[address].rows
             for row in (executor.rows.state == RUNNING).nonzero()[0].tolist():
                 if row not in rows:
                     continue  # it is placed by a plan that has not run

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import StepPoint
+from paceline_scheduler.core.events import DrainExecutor, SetLimits, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -64,7 +65,7 @@ def test_a_request_is_admitted_only_with_a_block_left_for_every_running_one():
     harness.step()
     harness.submit(make_request(13, 1, handle=3))
     assert scheduled(harness.step()) == {0: 1, 1: 1}
-    assert harness.core.num_waiting() == (1, 13)
+    assert harness.views.num_waiting() == (1, 13)
     harness.finish()
     assert harness.client.ended == {1, 2, 3}
 
@@ -88,7 +89,7 @@ def test_the_head_of_the_queue_is_not_passed_over():
     harness.step()
     harness.submit(make_request(20, 1, handle=2), make_request(2, 1, handle=3))
     harness.step()
-    assert harness.core.num_waiting()[0] == 2
+    assert harness.views.num_waiting()[0] == 2
 
 
 def test_when_blocks_run_out_the_newest_request_is_preempted_and_continues_later():
@@ -112,7 +113,7 @@ def test_all_decodes_take_turns_when_a_step_is_too_small_for_them():
     harness = CoreHarness(make_executor())
     harness.submit(*(make_request(1, 20, handle=handle) for handle in range(1, 6)))
     harness.step()
-    harness.core.limits = CoreLimits(max_num_batched_tokens=2)
+    harness.feed(SetLimits(replace(harness.views.limits(), max_num_batched_tokens=2)))
     for _ in range(20):
         assert harness.step().num_tokens == 2
     turns = [len(tokens) for tokens in harness.client.token_ids.values()]
@@ -141,14 +142,14 @@ def test_decodes_that_take_longer_than_a_step_may_take_turns():
     harness.submit(*(make_request(1, 60, handle=handle) for handle in range(1, 65)))
     harness.step()
     slow = (StepPoint(1, 290_000_000), StepPoint(64, 1_000_000_000))
-    harness.core.executor("executor-0").step_time = StepTimeModel(slow)
+    harness.views.executor("executor-0").step_time = StepTimeModel(slow)
     plans = []
     for _ in range(40):
         plans.append(harness.plan())
         harness.run()
         result = harness.results["executor-0"].popleft()
         timings = replace(result.timings, forward_ns=plans[-1].predicted_ns)
-        harness.client.deliver(harness.core.complete("executor-0", replace(result, timings=timings), harness.clock()))
+        harness.feed(StepFinished("executor-0", replace(result, timings=timings)))
     assert all(0 < plan.predicted_ns <= 500_000_000 for plan in plans)
     assert all(plan.num_tokens > 8 for plan in plans)
     turns = [len(tokens) for tokens in harness.client.token_ids.values()]
@@ -163,7 +164,7 @@ def test_decodes_that_use_up_the_token_bound_leave_something_to_a_prompt():
     harness.step()
     harness.submit(make_request(6, 3, handle=4))
     harness.step()
-    harness.core.limits = CoreLimits(max_num_batched_tokens=3)
+    harness.feed(SetLimits(replace(harness.views.limits(), max_num_batched_tokens=3)))
     for _ in range(20):
         harness.step()
     assert harness.client.ended == {4}
@@ -280,7 +281,7 @@ def test_a_draining_executor_takes_nothing_new():
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
     harness.submit(make_request(2, 5, handle=1))
     harness.step("executor-0")
-    assert harness.core.drain("executor-0") == 1
+    assert harness.feed(DrainExecutor("executor-0")) == 1
     harness.submit(make_request(2, 5, handle=2))
     assert not harness.step("executor-0").new_requests
     assert len(harness.step("executor-1").new_requests) == 1
@@ -298,5 +299,5 @@ def test_limits_change_while_running():
     harness = CoreHarness(make_executor(), limits=CoreLimits(max_num_batched_tokens=8))
     harness.submit(make_request(20, 1, handle=1))
     assert harness.step().num_tokens == 8
-    harness.core.limits = CoreLimits(max_num_batched_tokens=3)
+    harness.feed(SetLimits(replace(harness.views.limits(), max_num_batched_tokens=3)))
     assert harness.step().num_tokens == 3

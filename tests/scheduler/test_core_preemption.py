@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline_scheduler.core.events import StreamEnded
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
 from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
 from paceline_scheduler.errors import InvalidRequestError
@@ -32,11 +33,11 @@ def test_no_request_is_preempted_more_than_three_times():
         harness.expect_short_outputs()
         plan = harness.plan()
         if plan is not None:
-            rows = harness.core.executor("executor-0").rows
+            rows = harness.views.executor("executor-0").rows
             preempted |= {rows.live[row] for row in preempted_rows(plan)}
         harness.run()
         harness.complete()
-        harness.core.check()
+        harness.views.check()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
     assert max(live.num_preemptions for live in preempted) == MAX_PREEMPTIONS
 
@@ -46,7 +47,7 @@ def test_a_request_that_was_preempted_often_gets_blocks_for_its_whole_length():
     harness = CoreHarness(make_executor(num_blocks=8))
     request = make_request(4, 20, handle=1)
     harness.submit(request)
-    next(iter(harness.core.waiting_requests())).num_preemptions = MAX_PREEMPTIONS
+    next(iter(harness.views.waiting_requests())).num_preemptions = MAX_PREEMPTIONS
     plan = harness.step()
     assert len(plan.grants.rows) == 6, "23 slots"
     harness.finish()
@@ -61,7 +62,7 @@ def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_
     harness.submit(requests[0])
     harness.step()
     harness.submit(*requests[1:])
-    for live in harness.core.waiting_requests()[:2]:
+    for live in harness.views.waiting_requests()[:2]:
         live.num_preemptions = MAX_PREEMPTIONS
     assert [placement.request.handle for placement in harness.step().new_requests] == [2, 4]
     harness.finish()
@@ -79,7 +80,7 @@ def test_what_is_expected_to_outgrow_the_pool_waits_instead_of_being_preempted()
     """64 slots: after outputs of 40 tokens were seen, a second request that may get as long is not begun beside one."""
     harness = CoreHarness(make_executor(num_blocks=16))
     for _ in range(100):
-        harness.core.executor("executor-0").output_lengths.observe(40)
+        harness.views.executor("executor-0").output_lengths.observe(40)
     harness.submit(make_request(8, 40, handle=1), make_request(8, 40, handle=2))
     plans = []
     while (plan := harness.step()) is not None:
@@ -125,9 +126,9 @@ def test_a_full_pool_never_stands_still():
     preempted, num_steps = set(), 0
     while (plan := harness.step()) is not None:
         num_steps += 1
-        rows = harness.core.executor("executor-0").rows
+        rows = harness.views.executor("executor-0").rows
         preempted |= {rows.handle[row] for row in preempted_rows(plan)}
-        counts = harness.core.counts("executor-0")
+        counts = harness.views.counts("executor-0")
         assert num_steps < 20_000
     assert counts.blocks.used == 0
     assert harness.client.ended == {request.handle for request in requests}
@@ -144,10 +145,10 @@ def test_a_preemption_that_never_ran_does_not_count():
     for _ in range(100):
         plan = harness.plan()
         if plan is not None and preempted_rows(plan):
-            harness.core.detach_executor("executor-0")
+            harness.feed(StreamEnded("executor-0"))
             harness.executors["executor-0"].drop_waiting()
             harness.attach("executor-0")
-            assert all(harness.core.explain(request.key).num_preemptions == 0 for request in requests)
+            assert all(harness.views.explain(request.key).num_preemptions == 0 for request in requests)
             break
         harness.run()
         harness.complete()
@@ -168,7 +169,7 @@ def test_tokens_of_a_preempted_request_whose_results_were_lost_are_delivered():
         harness.complete()
     harness.run()
     harness.run()
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.attach("executor-0")
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}

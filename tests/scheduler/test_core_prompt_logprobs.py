@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import LogprobColumns
+from paceline_scheduler.core.events import ExecutorLost, StepFinished
 from paceline_scheduler.errors import DivergenceError, NoTokenLeftError
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
@@ -82,7 +83,7 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
     harness.submit(request)
     address = next(address for address in harness.executors if harness.step(address) is not None)
     harness.step(address)
-    harness.core.lose(address, harness.clock())
+    harness.feed(ExecutorLost(address))
     other = next(name for name in harness.executors if name != address)
     plan = harness.step(other)
     assert [placement.num_prompt_logprobs for placement in plan.new_requests] == [None]
@@ -104,10 +105,8 @@ def test_ones_that_do_not_follow_are_a_divergence():
     row, told = of_row.row, of_row.columns
     for wrong in (replace(told, offset=2), LogprobColumns(1, *(array.repeat(3, 0) for array in _arrays(told)))):
         with pytest.raises(DivergenceError, match="do not follow"):
-            harness.core.complete(
-                "executor-0", replace(result, prompt_logprobs=(replace(of_row, columns=wrong),)), harness.clock()
-            )
-    assert harness.core.executor("executor-0").rows.num_computed[row] == 0
+            harness.feed(StepFinished("executor-0", replace(result, prompt_logprobs=(replace(of_row, columns=wrong),))))
+    assert harness.views.executor("executor-0").rows.num_computed[row] == 0
     assert column(row).tolist() == result.rows.tolist()
     harness.finish()
     assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}

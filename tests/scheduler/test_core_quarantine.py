@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline_scheduler.core.events import ExecutorLost
 from paceline_scheduler.errors import QuarantinedError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -12,7 +13,7 @@ FIRST = "executor-0"
 def dies(harness, address=FIRST):
     """The executor dies in the step that is planned now, and comes back with nothing."""
     plan = harness.plan(address)
-    harness.client.deliver(harness.core.lose(address, harness.clock()))
+    harness.feed(ExecutorLost(address))
     harness.executors[address].restart()
     harness.attach(address)
     return plan
@@ -81,9 +82,9 @@ def test_who_waited_is_not_suspected():
     harness.submit(first, second)
     for _ in range(2):
         dies(harness)
-    waiting = {live.request.handle: live for live in harness.core.waiting_requests()}
+    waiting = {live.request.handle: live for live in harness.views.waiting_requests()}
     assert waiting[first.handle].is_suspect
-    assert waiting[second.handle].num_executor_deaths == 0
+    assert waiting[second.handle].suspicion.num_executor_deaths == 0
 
 
 def test_an_executor_that_was_only_frozen_accuses_nobody():
@@ -93,7 +94,7 @@ def test_an_executor_that_was_only_frozen_accuses_nobody():
     harness.submit(request)
     for _ in range(4):
         harness.plan()
-        harness.client.deliver(harness.core.lose(FIRST, harness.clock()))
+        harness.feed(ExecutorLost(FIRST))
         harness.executors[FIRST].drop_waiting()
         harness.attach(FIRST)
     harness.finish()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.plan.values import LogprobColumns, RowFinish
+from paceline_scheduler.core.events import ExecutorAttached, ExecutorLost, StreamEnded
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
@@ -31,11 +32,11 @@ def running(request, *executors):
 
 def attach_with(harness, **changes):
     """Break the stream and attach again, with another state of the one row in the snapshot."""
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.results["executor-0"].clear()
     description, snapshot = harness.executors["executor-0"].attach("executor-0")
     row = replace(snapshot.rows[0], **changes)
-    harness.client.deliver(harness.core.attach(description, replace(snapshot, rows=(row,)), harness.clock()))
+    harness.feed(ExecutorAttached(description, replace(snapshot, rows=(row,))))
 
 
 def assert_aligned(harness, request):
@@ -53,7 +54,7 @@ def test_tokens_from_the_snapshot_come_with_their_logprobs(num_logprobs):
     """Those of the two lost results, at once."""
     request = asking(num_logprobs)
     harness = running(request)
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.attach("executor-0")
 
     assert len(harness.client.token_ids[1]) == len(harness.client.logprobs[1]) == 3
@@ -79,7 +80,7 @@ def test_logprobs_count_from_the_output_of_an_earlier_attempt():
     """On the second executor they begin where the first one's ended, and a broken stream there moves nothing."""
     request = asking()
     harness = running(request, make_executor(), make_executor(incarnation=2))
-    harness.core.lose("executor-0", harness.clock())
+    harness.feed(ExecutorLost("executor-0"))
     harness.results["executor-0"].clear()
     harness.step("executor-1")
     for _ in range(2):
@@ -129,7 +130,7 @@ def test_a_row_that_has_nothing_new_needs_no_logprobs():
         harness.complete()
     attach_with(harness, logprobs=None)
 
-    assert harness.core.executor("executor-0").rows.num_running == 1
+    assert harness.views.executor("executor-0").rows.num_running == 1
 
 
 def test_each_completion_of_a_request_goes_on_as_itself():
@@ -141,7 +142,7 @@ def test_each_completion_of_a_request_goes_on_as_itself():
     harness.step()
     harness.plan()
     harness.run()
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.attach("executor-0")
     harness.finish()
 

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.plan.values import FinishReason
+from paceline_scheduler.core.events import Acknowledge, Cancel, DrainExecutor
 from paceline_scheduler.errors import DuplicateRequestError
 from paceline_scheduler.testing.harness import CoreHarness
 from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
@@ -36,7 +37,7 @@ def test_the_record_of_an_end_is_kept_until_it_is_acknowledged():
     harness.submit(request)
     harness.finish()
     assert request.key in executor.records
-    harness.core.acknowledge((request.key,))
+    harness.feed(Acknowledge((request.key,)))
     harness.finish()
     assert request.key not in executor.records
 
@@ -48,7 +49,7 @@ def test_a_client_may_acknowledge_an_end_before_the_row_is_free():
     request = make_request(4, 2)
     harness.submit(request)
     run_until_ended(harness, request.handle)
-    harness.core.acknowledge((request.key,))
+    harness.feed(Acknowledge((request.key,)))
     assert executor.rows, "the row is still there"
     harness.finish()
     assert request.key not in executor.records
@@ -61,7 +62,7 @@ def test_acknowledging_what_still_runs_changes_nothing():
     request = make_request(4, 8)
     harness.submit(request)
     harness.step()
-    harness.core.acknowledge((request.key,))
+    harness.feed(Acknowledge((request.key,)))
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
     assert request.key in executor.records
@@ -72,7 +73,7 @@ def test_a_preempted_request_that_is_cancelled_leaves_no_open_record():
     executor = make_executor(num_blocks=6)
     harness = CoreHarness(executor)
     request = preempt_one(harness)
-    harness.client.deliver(harness.core.cancel(request.key, harness.clock()))
+    harness.feed(Cancel(request.key))
     harness.finish()
     assert request.key not in executor.records
 
@@ -81,12 +82,12 @@ def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
     """Preempted on one executor, finished on another."""
     first, second = make_executor(num_blocks=6), make_executor(num_blocks=6, incarnation=50)
     harness = CoreHarness(first, second)
-    harness.core.drain("executor-1")
+    harness.feed(DrainExecutor("executor-1"))
     request = preempt_one(harness)
     harness.run("executor-0")
     harness.complete("executor-0")
     harness.attach("executor-1")  # that is: it takes requests again
-    harness.core.drain("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
     assert request.key not in first.records
@@ -122,7 +123,7 @@ def test_what_an_executor_still_holds_for_nobody_is_forgotten():
     successor.submit(ended)
     successor.finish()
     assert executor.records.keys() == {ended.key, *(key for key in executor.records if executor.records[key].released)}
-    successor.core.acknowledge((ended.key,))
+    successor.feed(Acknowledge((ended.key,)))
     successor.attach("executor-0")
     successor.finish()
     assert ended.key not in executor.records

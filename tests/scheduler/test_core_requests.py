@@ -6,6 +6,7 @@ import pytest
 
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import Cancel, ExecutorLost, StepFinished, StreamEnded, Submit, Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import (
     DeadlineExceededError,
@@ -23,7 +24,7 @@ from paceline_scheduler.testing.requests import expected_output, make_executor, 
 def test_without_an_executor_a_request_is_refused_with_a_time_to_try_again():
     """Nobody can say what fits before the first executor attached."""
     with pytest.raises(NoExecutorError) as refusal:
-        Core(CoreLimits()).submit(make_request(), 0.0)
+        Core(CoreLimits()).apply(Submit((make_request(),)), 0.0)
     assert refusal.value.retry_after_s > 0
 
 
@@ -43,7 +44,7 @@ def test_what_can_never_fit_the_context_is_refused(num_prompt, max_tokens, field
     with pytest.raises(InvalidRequestError) as refusal:
         harness.submit(make_request(num_prompt, max_tokens))
     assert refusal.value.field == field
-    assert harness.core.num_waiting() == (0, 0)
+    assert harness.views.num_waiting() == (0, 0)
 
 
 def test_what_can_never_fit_the_pool_is_refused():
@@ -85,10 +86,10 @@ def test_cancelling_gives_the_blocks_back_within_two_steps():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(8, 50, handle=1, request_id="r"))
     harness.step()
-    harness.client.deliver(harness.core.cancel(RecordId("", "r"), harness.clock()))
+    harness.feed(Cancel(RecordId("", "r")))
     assert harness.client.finishes[1].reason == FinishReason.CANCELLED
     harness.step()
-    assert harness.core.counts("executor-0").blocks.used == 0
+    assert harness.views.counts("executor-0").blocks.used == 0
 
 
 def test_another_tenants_request_is_unknown():
@@ -96,7 +97,7 @@ def test_another_tenants_request_is_unknown():
     harness = CoreHarness(make_executor())
     harness.submit(make_request(request_id="r", tenant="red"))
     with pytest.raises(UnknownRequestError):
-        harness.core.cancel(RecordId("blue", "r"), harness.clock())
+        harness.feed(Cancel(RecordId("blue", "r")))
 
 
 def test_a_stop_text_cuts_the_record():
@@ -120,14 +121,14 @@ def test_a_deadline_that_passes_fails_the_request_wherever_it_is():
     harness = CoreHarness(make_executor(max_num_rows=1))
     harness.submit(make_request(3, 50, handle=1, deadline_s=5.0), make_request(3, 50, handle=2, deadline_s=6.0))
     harness.step()
-    assert harness.core.next_deadline() == 5.0
+    assert harness.wake_at == 5.0
     harness.clock.advance(7)
-    harness.client.deliver(harness.core.expire(harness.clock()))
+    harness.feed(Tick())
     assert {type(error) for error in harness.client.failures.values()} == {DeadlineExceededError}
     harness.finish()
     assert harness.client.ended == {1, 2}
-    assert harness.core.next_deadline() is None
-    assert harness.core.counts("executor-0").blocks.used == 0
+    assert harness.wake_at is None
+    assert harness.views.counts("executor-0").blocks.used == 0
 
 
 def test_a_row_that_fails_alone_leaves_its_neighbours_running():
@@ -151,7 +152,7 @@ def test_a_broken_stream_loses_and_doubles_nothing():
     harness.step()
     harness.plan()
     harness.run()  # the result is lost with the stream
-    harness.core.detach_executor("executor-0")
+    harness.feed(StreamEnded("executor-0"))
     harness.attach("executor-0")
     assert len(harness.client.token_ids[1]) == 2
     harness.finish()
@@ -180,12 +181,12 @@ def test_the_requests_of_a_lost_executor_continue_on_another_one():
     request = make_request(5, 12, handle=1)
     harness.submit(request)
     harness.step("executor-0")
-    harness.core.lose("executor-0", harness.clock())
+    harness.feed(ExecutorLost("executor-0"))
     harness.step("executor-1")
     harness.attach("executor-0")
     harness.finish()
     assert tuple(harness.client.token_ids[1]) == expected_output(request)
-    assert harness.core.counts("executor-0").blocks.used == 0
+    assert harness.views.counts("executor-0").blocks.used == 0
 
 
 def test_the_prefix_cache_survives_a_broken_stream():
@@ -212,9 +213,9 @@ def test_a_result_that_does_not_fit_its_plan_changes_nothing(change):
     harness.run()
     result = harness.results["executor-0"][0]
     with pytest.raises(DivergenceError):
-        harness.core.complete("executor-0", replace(result, **change), harness.clock())
+        harness.feed(StepFinished("executor-0", replace(result, **change)))
     assert harness.client.token_ids == {}
     harness.complete()
     with pytest.raises(DivergenceError):
-        harness.core.complete("executor-0", result, harness.clock())
+        harness.feed(StepFinished("executor-0", result))
     assert len(harness.client.token_ids[1]) == 1

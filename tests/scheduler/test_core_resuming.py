@@ -7,6 +7,7 @@ import pytest
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
+from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Progress, Resumption
@@ -44,18 +45,18 @@ def holding(token_ids, last_attempt=1, prior=None):
 def come_back(harness, request, progress, attachment=2):
     """The client attaches anew; returns what it is told."""
     again = replace(request, attachment=attachment)
-    return harness.core.resume((Resumption(again, progress),), harness.clock())[0]
+    return harness.feed(Resume((Resumption(again, progress),)))[0]
 
 
 def test_a_detached_request_runs_on_and_is_told_later():
     """Everything from what the client holds."""
     request = resumable()
     harness = running(request)
-    harness.core.detach(request.handle, harness.clock())
+    harness.feed(Detach(request.handle))
     executor = harness.executors["executor-0"]
     for _ in range(3):
         plan = harness.core.plan("executor-0", harness.clock())
-        harness.core.complete("executor-0", executor.execute(plan), harness.clock())
+        harness.feed(StepFinished("executor-0", executor.execute(plan)))
     resumed = come_back(harness, request, holding(expected_output(request)[:2]))
     assert resumed.prefix_token_ids.tolist() == list(expected_output(request)[:2])
     assert resumed.outputs.offsets.tolist() == [2]
@@ -74,12 +75,12 @@ def test_after_the_window_nobody_is_waited_for(steps):
     """The row leaves, unless the end had come before."""
     request = resumable()
     harness = running(request)
-    harness.core.detach(request.handle, harness.clock())
-    assert harness.core.next_deadline() == RESUME_WINDOW_S
+    harness.feed(Detach(request.handle))
+    assert harness.wake_at == RESUME_WINDOW_S
     for _ in range(steps):
         harness.step()
     harness.clock.advance(RESUME_WINDOW_S)
-    harness.core.expire(harness.clock())
+    harness.feed(Tick())
     harness.finish()
     assert not harness.executors["executor-0"].rows
     resumed = come_back(harness, request, holding([]))
@@ -90,10 +91,10 @@ def test_who_came_back_in_time_is_waited_for_no_more():
     """The window is over when somebody listens."""
     request = resumable(100)
     harness = running(request)
-    harness.core.detach(request.handle, harness.clock())
+    harness.feed(Detach(request.handle))
     come_back(harness, request, holding(expected_output(request)[:3]))
     harness.clock.advance(2 * RESUME_WINDOW_S)
-    harness.core.expire(harness.clock())
+    harness.feed(Tick())
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
@@ -102,7 +103,7 @@ def test_what_is_not_resumable_ends_with_its_listener():
     """Nobody could ask for it."""
     request = make_request(5, 12)
     harness = running(request)
-    harness.core.detach(request.handle, harness.clock())
+    harness.feed(Detach(request.handle))
     harness.finish()
     assert not harness.executors["executor-0"].rows
 
@@ -122,10 +123,10 @@ def test_the_end_of_an_older_attachment_has_no_effect():
     request = resumable(100)
     harness = running(request)
     newer = replace(request, handle=request.handle + 1000, attachment=2)
-    harness.core.resume((Resumption(newer, holding([])),), harness.clock())
-    harness.core.detach(request.handle, harness.clock())
-    assert harness.core.next_deadline() is None
-    assert harness.core.end(request.handle, 0, FinishReason.CANCELLED, harness.clock()) == 0
+    harness.feed(Resume((Resumption(newer, holding([])),)))
+    harness.feed(Detach(request.handle))
+    assert harness.wake_at is None
+    assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) == 0
     assert harness.plan() is not None
 
 
@@ -182,7 +183,7 @@ def test_another_tenant_starts_a_request_of_its_own():
     harness = running(request)
     stranger = replace(request, handle=999, key=RecordId("red", request.key.request_id))
     assert come_back(harness, stranger, holding([])).outputs is None
-    assert harness.core.num_unfinished() == 2
+    assert harness.views.num_unfinished() == 2
 
 
 def test_an_unknown_request_goes_on_from_what_its_client_sends():
@@ -214,7 +215,7 @@ def test_a_client_that_lacks_only_the_finish_gets_it(end, reason):
     resumed = come_back(harness, request, holding(held, prior=held))
     notice = resumed.outputs.finishes[request.handle]
     assert (notice.reason, notice.num_output_tokens) == (reason, 4)
-    assert harness.core.num_unfinished() == 0
+    assert harness.views.num_unfinished() == 0
 
 
 def test_output_that_fills_the_context_is_an_end():
@@ -231,7 +232,7 @@ def test_the_prompt_stays_what_it_was():
     harness = running(request)
     again = replace(request, prompt_token_ids=column(1, 2))
     come_back(harness, again, holding(expected_output(request)[:3]))
-    harness.core.lose("executor-0", harness.clock())
+    harness.feed(ExecutorLost("executor-0"))
     harness.attach("executor-0")
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
@@ -243,7 +244,7 @@ def test_an_end_is_kept_for_a_minute():
     harness = running(request, steps=6)
     assert come_back(harness, request, holding([])).outputs.finishes
     harness.clock.advance(KEEP_S + 1)
-    harness.core.expire(harness.clock())
+    harness.feed(Tick())
     assert come_back(harness, request, holding([]), 3).outputs is None
 
 
@@ -251,8 +252,8 @@ def test_a_cancelled_request_does_not_begin_again():
     """Somebody cancelled it while its client was away."""
     request = resumable()
     harness = running(request)
-    harness.core.detach(request.handle, harness.clock())
-    harness.core.cancel(request.key, harness.clock())
+    harness.feed(Detach(request.handle))
+    harness.feed(Cancel(request.key))
     harness.finish()
     resumed = come_back(harness, request, holding(expected_output(request)[:2]))
     assert resumed.outputs.finishes[request.handle].reason is FinishReason.CANCELLED
@@ -266,7 +267,7 @@ def test_one_that_waits_keeps_its_place():
     newer, older = resumable(), replace(resumable(), waited_s=7.0)
     harness.submit(newer)
     come_back(harness, older, holding([]))
-    assert [live.request.handle for live in harness.core.waiting_requests()] == [older.handle, newer.handle]
+    assert [live.request.handle for live in harness.views.waiting_requests()] == [older.handle, newer.handle]
 
 
 def test_what_was_taken_once_is_not_refused_for_the_time_it_will_take():
@@ -288,8 +289,8 @@ def test_completions_come_back_together_or_not_at_all():
     first = replace(resumable(), num_completions=2, attachment=2)
     second = replace(first, handle=first.handle + 1, key=replace(first.key, index=1))
     with pytest.raises(QueueFullError):
-        harness.core.resume([Resumption(each, holding([])) for each in (first, second)], harness.clock())
-    assert (harness.core.num_unfinished(), harness.core.num_waiting()) == (0, (0, 0))
+        harness.feed(Resume(tuple([Resumption(each, holding([])) for each in (first, second)])))
+    assert (harness.views.num_unfinished(), harness.views.num_waiting()) == (0, (0, 0))
 
 
 def test_the_deadline_is_that_of_the_newest_attachment():
@@ -298,4 +299,4 @@ def test_the_deadline_is_that_of_the_newest_attachment():
     harness = running(request)
     later = replace(request, deadline_s=50.0)
     come_back(harness, later, holding([]))
-    assert harness.core.next_deadline() == 50.0
+    assert harness.wake_at == 50.0

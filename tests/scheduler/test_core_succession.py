@@ -5,9 +5,20 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import FinishReason, RecordId, RowFinish
+from paceline_scheduler.core.answers import RequestState
+from paceline_scheduler.core.events import (
+    Acknowledge,
+    Cancel,
+    Detach,
+    DrainExecutor,
+    ExecutorAttached,
+    ExecutorLost,
+    ExecutorRemoved,
+    ExpectExecutors,
+    Tick,
+)
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.views import RequestState
 from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
 from paceline_scheduler.simulator.tokens import TokenRule
 from paceline_scheduler.testing.harness import CoreHarness
@@ -91,12 +102,12 @@ def test_what_was_acknowledged_is_not_kept():
     """Neither here nor on the executor."""
     request = resumable(4)
     harness = running(request, steps=6)
-    harness.core.acknowledge((request.key,))
+    harness.feed(Acknowledge((request.key,)))
     harness.finish()
     assert not harness.executors[FIRST].records
     harness.succeed()
     with pytest.raises(UnknownRequestError):
-        harness.core.explain(request.key)
+        harness.views.explain(request.key)
 
 
 def test_a_request_that_cannot_be_resumed_is_let_go():
@@ -113,9 +124,9 @@ def test_a_client_that_does_not_come_back_is_waited_for_in_vain():
     request = resumable(40)
     harness = running(request)
     harness.succeed()
-    assert harness.core.next_deadline() == RESUME_WINDOW_S
+    assert harness.wake_at == RESUME_WINDOW_S
     harness.clock.advance(RESUME_WINDOW_S + 0.1)
-    harness.client.deliver(harness.core.expire(harness.clock()))
+    harness.feed(Tick())
     harness.finish()
     assert not harness.executors[FIRST].rows
     harness.resume(again(request))
@@ -141,7 +152,7 @@ def test_counters_and_deadlines_go_on():
     harness = running(request)
     harness.succeed()
     harness.clock.advance(20.5)
-    harness.core.expire(harness.clock())
+    harness.feed(Tick())
     harness.finish()
     assert not harness.executors[FIRST].rows
 
@@ -150,9 +161,9 @@ def test_nothing_is_admitted_before_every_executor_has_spoken():
     """What is new might be on the one that has not."""
     request = resumable()
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))
-    harness.core.await_executor(SECOND)
-    harness.core.lose(SECOND, harness.clock())
-    harness.core.await_executor(SECOND)
+    harness.feed(ExpectExecutors((SECOND,)))
+    harness.feed(ExecutorLost(SECOND))
+    harness.feed(ExpectExecutors((SECOND,)))
     harness.submit(request)
     assert harness.plan(FIRST) is None
     harness.attach(SECOND)
@@ -164,10 +175,10 @@ def test_rows_of_synced_executors_run_on_meanwhile():
     request = resumable()
     harness = running(request)
     harness.succeed()
-    harness.core.await_executor("executor-9")
+    harness.feed(ExpectExecutors(("executor-9",)))
     assert harness.step() is not None
-    harness.core.lose("executor-9", harness.clock())
-    assert harness.core.is_synced
+    harness.feed(ExecutorLost("executor-9"))
+    assert harness.views.is_synced
 
 
 def moved(request):
@@ -175,7 +186,7 @@ def moved(request):
     harness = running(request, executors=(make_executor(), make_executor(incarnation=2)), steps=2)
     address = FIRST if harness.executors[FIRST].rows else SECOND
     other = SECOND if address == FIRST else FIRST
-    harness.core.lose(address, harness.clock())
+    harness.feed(ExecutorLost(address))
     for _ in range(3):
         harness.step(other)
     return harness, address, other
@@ -200,7 +211,7 @@ def test_a_frozen_executor_that_wakes_with_the_row_of_a_waiting_request_runs_on(
     """Nobody else had room for it: it need not be computed again."""
     request = resumable()
     harness = running(request)
-    harness.core.lose(FIRST, harness.clock())
+    harness.feed(ExecutorLost(FIRST))
     harness.attach(FIRST)
     harness.finish()
     assert_whole(harness, request)
@@ -211,18 +222,18 @@ def test_a_preempted_request_waits_on():
     """Its record has no end; it is placed again, with what it had."""
     request = resumable()
     harness = running(request)
-    live = harness.core.executor(FIRST).rows.live[0]
-    harness.core.executor(FIRST).draining = False
+    live = harness.views.executor(FIRST).rows.live[0]
+    harness.views.executor(FIRST).draining = False
     snapshot = harness.executors[FIRST].snapshot()
     (seen,) = snapshot.rows
     record = replace(seen, row=None, block_ids=column(), num_computed_tokens=0)
     other = make_executor(incarnation=2)
     harness = CoreHarness(other)
     description, _ = other.attach(FIRST)
-    harness.core.lose(FIRST, 0.0)
-    harness.core.forget_executor(FIRST, 0.0)
-    harness.core.attach(description, Snapshot(rows=(record,)), 0.0)
-    assert harness.core.explain(request.key).state is RequestState.WAITING
+    harness.feed(ExecutorLost(FIRST))
+    harness.feed(ExecutorRemoved(FIRST))
+    harness.feed(ExecutorAttached(description, Snapshot(rows=(record,))))
+    assert harness.views.explain(request.key).state is RequestState.WAITING
     harness.client.token_ids[request.handle] = live.output_token_ids.tolist()
     harness.resume(again(request))
     harness.finish()
@@ -263,7 +274,7 @@ def test_completions_are_adopted_one_by_one():
     harness.succeed()
     for index in (0, 1):
         key = RecordId(first.key.tenant, first.key.request_id, index)
-        outputs = harness.core.cancel(key, harness.clock())
+        outputs = harness.core.apply(Cancel(key), harness.clock()).outputs
         assert [notice.reason for notice in outputs.tokens[0].finishes.values()] == [FinishReason.CANCELLED]
     harness.finish()
     assert not harness.executors[FIRST].rows
@@ -293,11 +304,11 @@ def test_output_of_an_older_request_is_not_taken_for_that_of_a_newer_one_of_its_
     """An executor that was given up comes back with the row of what was cancelled since."""
     request = resumable()
     harness = running(request)
-    harness.core.lose(FIRST, harness.clock())
-    harness.core.cancel(request.key, harness.clock())
+    harness.feed(ExecutorLost(FIRST))
+    harness.feed(Cancel(request.key))
     newer = used_again(request, prompt_token_ids=column(9, 9, 9))
     harness.submit(newer)
-    harness.core.detach(newer.handle, harness.clock())
+    harness.feed(Detach(newer.handle))
     harness.attach(FIRST)
     harness.resume(replace(newer, attachment=2))
     harness.finish()
@@ -308,7 +319,7 @@ def test_an_id_that_was_used_again_before_its_row_left_is_the_newer_requests():
     """The scheduler that knew of the cancel is dead; what it had not released is given up for the newer request."""
     request = resumable()
     harness = running(request)
-    harness.core.cancel(request.key, harness.clock())
+    harness.feed(Cancel(request.key))
     newer = used_again(request, prompt_token_ids=column(9, 9, 9))
     harness.submit(newer)
     harness.succeed()
@@ -335,8 +346,8 @@ def test_a_restart_shares_no_block_of_the_output_it_gave_up():
     """The keys of its blocks are made anew, from the tokens that its client holds."""
     request = make_request(list(range(6)), 24, is_resumable=True)
     harness = running(request, steps=12)
-    harness.core.drain(FIRST)
-    harness.core.lose(FIRST, harness.clock())
+    harness.feed(DrainExecutor(FIRST))
+    harness.feed(ExecutorLost(FIRST))
     harness.attach(FIRST)
     held = [int(token) + 1 for token in harness.client.token_ids[request.handle]]
     harness.client.token_ids[request.handle] = held
@@ -352,14 +363,14 @@ def test_a_suspect_that_is_found_on_a_row_runs_alone_again():
     harness.submit(*(make_request(100, 8, is_resumable=True) for _ in range(2)))
     for _ in range(2):
         harness.plan()
-        harness.core.lose(FIRST, harness.clock())
+        harness.feed(ExecutorLost(FIRST))
         harness.executors[FIRST].restart()
         harness.attach(FIRST)
     harness.step()  # a part of its prompt
     harness.attach(FIRST)
-    assert harness.core.executor(FIRST).suspect_rows == {0}
+    assert harness.views.executor(FIRST).suspects.rows == {0}
     harness.succeed()
-    assert harness.core.executor(FIRST).suspect_rows == {0}
+    assert harness.views.executor(FIRST).suspects.rows == {0}
     assert len(harness.plan().rows) == 1
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import StepPoint
+from paceline_scheduler.core.events import Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import PATIENCE_S
 from paceline_scheduler.errors import DeadlineExceededError, DeadlineUnreachableError, QueueFullError
@@ -63,7 +64,7 @@ def test_nothing_starves_behind_newcomers_that_are_more_urgent(priority, patienc
     harness.clock.advance(2.0)
     harness.submit(make_request(2, 1, handle=3, deadline_s=harness.clock() + 0.5))
     harness.submit(make_request(2, 1, handle=4))
-    assert [live.request.handle for live in harness.core.waiting_requests()] == [2, 1, 3, 4]
+    assert [live.request.handle for live in harness.views.waiting_requests()] == [2, 1, 3, 4]
 
 
 def test_a_preempted_request_keeps_its_place():
@@ -72,7 +73,7 @@ def test_a_preempted_request_keeps_its_place():
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1), make_request(8, 20, handle=2))
     harness.step()
-    while not harness.core.num_waiting()[0]:
+    while not harness.views.num_waiting()[0]:
         harness.step()
     harness.submit(make_request(2, 1, handle=3))
     assert order_of_placement(harness) == [2, 3]
@@ -84,9 +85,9 @@ def test_the_least_urgent_request_is_preempted_not_the_newest():
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1), make_request(8, 20, handle=2, deadline_s=25.0))
     harness.step()
-    while not harness.core.num_waiting()[0]:
+    while not harness.views.num_waiting()[0]:
         harness.step()
-    assert [live.request.handle for live in harness.core.waiting_requests()] == [1]
+    assert [live.request.handle for live in harness.views.waiting_requests()] == [1]
 
 
 def slow_harness(**limits):
@@ -138,7 +139,7 @@ def test_a_deadline_that_passes_while_running_is_told_apart():
     harness.submit(make_request(50, 100, handle=1, deadline_s=1.0))
     harness.step()
     harness.clock.advance(1.1)
-    harness.client.deliver(harness.core.expire(harness.clock()))
+    harness.feed(Tick())
     assert type(harness.client.failures[1]) is DeadlineExceededError
 
 
@@ -155,12 +156,12 @@ def test_a_request_whose_first_token_would_come_too_late_is_refused_with_the_tim
 def test_a_queue_that_takes_too_long_refuses_before_a_prompt_is_known():
     """What waits is more than the budget allows: whatever comes behind it need not be tokenised."""
     harness = slow_harness(ttft_budget_s=2.0)
-    harness.core.require_time("simulated", harness.clock())
+    harness.views.require_time("simulated", harness.clock())
     fill(harness)
     harness.submit(make_request(64, 4, priority=-1))
     with pytest.raises(QueueFullError, match="are allowed"):
-        harness.core.require_time("simulated", harness.clock())
-    harness.core.require_time("another model", harness.clock())
+        harness.views.require_time("simulated", harness.clock())
+    harness.views.require_time("another model", harness.clock())
 
 
 def test_an_urgent_request_is_not_refused_for_what_would_wait_behind_it():
@@ -178,7 +179,7 @@ def test_background_work_does_not_refuse_what_is_more_urgent():
         harness.submit(make_request(64, 4, priority=50))
     with pytest.raises(QueueFullError):
         harness.submit(make_request(64, 4, priority=50))
-    harness.core.require_time("simulated", harness.clock())
+    harness.views.require_time("simulated", harness.clock())
 
 
 def test_a_machine_whose_lone_step_is_slow_still_runs_requests_beside_each_other():
@@ -194,7 +195,7 @@ def test_requests_are_not_refused_for_ever_on_the_word_of_a_stale_forecast():
     points = (StepPoint(1, 2_000_000), StepPoint(64, 66_000_000))
     harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)))
     for _ in range(100):
-        harness.core.executor("executor-0").step_time.observe(50, 1000, 600_000_000)
+        harness.views.executor("executor-0").step_time.observe(50, 1000, 600_000_000)
     for handle in range(1, 201):
         harness.submit(make_request(50, 1, handle=handle, deadline_s=harness.clock() + 0.5))
         harness.finish()
@@ -209,10 +210,10 @@ def test_what_has_begun_is_not_called_hopeless():
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1, deadline_s=5.0), make_request(8, 20, handle=2, deadline_s=6.0))
     harness.step()
-    while not harness.core.num_waiting()[0]:
+    while not harness.views.num_waiting()[0]:
         harness.step()
     harness.clock.advance(5.99)
-    assert not harness.core.refuse_hopeless(harness.clock())
+    assert not harness.feed(Tick())
 
 
 def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_is_less_so():
@@ -231,7 +232,7 @@ def test_plans_that_run_nothing_teach_nothing():
     for _ in range(50):
         harness.submit(make_request(3, 1))
         harness.finish()
-    assert harness.core.executor("executor-0").step_time.predict_ns(3, 6) == pytest.approx(50_300_000, rel=0.1)
+    assert harness.views.executor("executor-0").step_time.predict_ns(3, 6) == pytest.approx(50_300_000, rel=0.1)
 
 
 def test_the_time_to_come_back_is_that_of_rows_where_these_are_short():
@@ -240,7 +241,7 @@ def test_the_time_to_come_back_is_that_of_rows_where_these_are_short():
     config = SimulatorConfig(step_points=points, max_num_rows=2, num_blocks=1024, max_model_len=1024)
     harness = CoreHarness(SimulatedExecutor(config), limits=CoreLimits(max_num_queued_reqs=4, ttft_budget_s=1e6))
     for _ in range(60):
-        harness.core.executor("executor-0").output_lengths.observe(800)
+        harness.views.executor("executor-0").output_lengths.observe(800)
     harness.submit(*(make_request(3, 800) for _ in range(2)))
     harness.step()
     harness.submit(*(make_request(3, 800) for _ in range(4)))

@@ -10,7 +10,9 @@ from google.rpc.status_pb2 import Status
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.plan_pb2 import StepTimings
-from paceline_scheduler.backend import ExecutorStatus, LimitValues, StepRecord, StepTotals
+from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.core.limits import LimitValues
+from paceline_scheduler.observers.steps import StepRecord, StepTotals
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
@@ -116,7 +118,7 @@ async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stu
     code, details = await refusal(call.read() if method == "WatchSteps" else call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
     assert (await call.details()).endswith(f"there is {EXECUTOR.address}")
-    assert not backend.watchers
+    assert not backend.watch.sinks
 
 
 async def test_limits_change_where_they_are_set_and_stay_elsewhere(stub, backend):
@@ -146,8 +148,8 @@ async def test_a_limit_out_of_range_changes_nothing(stub, backend, name, value):
 async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backend):
     """Every field; the watcher is gone when the call is."""
     call = stub.WatchSteps(pb.WatchStepsRequest())
-    await wait_until(lambda: backend.watchers)
-    backend.watchers[0].step_finished(step(41))
+    await wait_until(lambda: backend.watch.sinks)
+    backend.watch.sinks[0].step_finished(step(41))
     response = await call.read()
     assert (response.address, response.step_id, response.epoch) == ("10.0.0.1:50061", 41, 2)
     assert (response.num_rows, response.num_tokens, response.num_output_tokens) == (8, 20, 8)
@@ -162,16 +164,16 @@ async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backen
     assert (response.predicted_ns, response.planning.ToNanoseconds(), response.num_waiting_requests) == (1000, 6, 3)
     assert (response.blocks.total, response.num_dropped) == (100, 0)
     call.cancel()
-    await wait_until(lambda: not backend.watchers)
+    await wait_until(lambda: not backend.watch.sinks)
 
 
 async def test_one_executor_can_be_watched_alone(stub, backend):
     """By its address, attached or not."""
     backend.known_executors = (EXECUTOR, replace(EXECUTOR, address="b", state=pb.EXECUTOR_STATE_CONNECTING))
     call = stub.WatchSteps(pb.WatchStepsRequest(address="b"))
-    await wait_until(lambda: backend.watchers)
-    backend.watchers[0].step_finished(step(1, address="a"))
-    backend.watchers[0].step_finished(step(2, address="b"))
+    await wait_until(lambda: backend.watch.sinks)
+    backend.watch.sinks[0].step_finished(step(1, address="a"))
+    backend.watch.sinks[0].step_finished(step(2, address="b"))
     assert (await call.read()).step_id == 2
     call.cancel()
 
@@ -179,9 +181,9 @@ async def test_one_executor_can_be_watched_alone(stub, backend):
 async def test_a_slow_watcher_is_told_how_many_steps_it_missed(stub, backend):
     """The latest are kept."""
     call = stub.WatchSteps(pb.WatchStepsRequest())
-    await wait_until(lambda: backend.watchers)
+    await wait_until(lambda: backend.watch.sinks)
     for step_id in range(1, 301):
-        backend.watchers[0].step_finished(step(step_id))
+        backend.watch.sinks[0].step_finished(step(step_id))
     first, second = await call.read(), await call.read()
     assert (first.step_id, first.num_dropped, second.step_id, second.num_dropped) == (45, 44, 46, 0)
     call.cancel()

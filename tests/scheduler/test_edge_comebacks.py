@@ -168,7 +168,8 @@ def seconds_until_the_end(*messages, at_most, thinks_s=0.0):
 
     async def last():
         limits = EdgeLimits()
-        edge = Edge(ScriptedBackend(MODEL), Texts(limits, lambda: NOON), limits)
+        backend = ScriptedBackend(MODEL)
+        edge = Edge(backend, backend, Texts(limits, lambda: NOON), limits)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         async with aclosing(serve_session(edge, send())) as responses:

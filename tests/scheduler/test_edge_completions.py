@@ -11,7 +11,7 @@ from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawSampling, RawStopping, TextPrompt
-from paceline_scheduler.core.views import Estimate, RequestState
+from paceline_scheduler.core.answers import Estimate, RequestState
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
@@ -348,11 +348,11 @@ async def test_an_estimate_is_of_all_completions_and_of_the_timeout(edge, backen
     """The queue must have room for each, any of them can be refused, and the last one counts."""
     asked = []
 
-    def estimate(request):
+    def estimate(request, _):
         asked.append(request)
         return Estimate(float(request.key.index), 0.1, 3, 0, None)
 
-    monkeypatch.setattr(backend, "estimate", estimate)
+    monkeypatch.setattr(backend.views, "estimate", estimate)
     backend.num_places = 2
     assert (await edge.estimate(replace(asking(n=2), timeout_s=4.0))).time_to_first_token_s == 1.0
     assert [(request.key.index, request.deadline_s) for request in asked] == [(0, 4.0), (1, 4.0)]

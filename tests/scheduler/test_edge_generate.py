@@ -225,10 +225,10 @@ async def refusal_of_read(call):
 async def test_an_unexpected_error_shows_nothing_of_itself(stub, backend, monkeypatch):
     """INTERNAL, and the log has the rest."""
 
-    def broken(request):
+    def broken(event):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(backend, "submit", broken)
+    monkeypatch.setattr(backend, "feed", broken)
     call = stub.Generate(pb.GenerateRequest(text="hi"))
     code, details = await refusal(call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")

@@ -49,10 +49,10 @@ def test_a_successor_knows_what_runs_by_key_and_body():
     harness.submit(request)
     harness.step()
     harness.succeed()
-    found = harness.core.known(request.key, request.body_digest, request.model)
+    found = harness.views.known(request.key, request.body_digest, request.model)
     assert found is not None
     assert np.array_equal(found.prompt_token_ids, request.prompt_token_ids)
-    assert harness.core.known(request.key, b"another body", request.model) is None
-    assert harness.core.known(make_request().key, request.body_digest, request.model) is None
+    assert harness.views.known(request.key, b"another body", request.model) is None
+    assert harness.views.known(make_request().key, request.body_digest, request.model) is None
     # A body that names no model meant the only one there was.
-    assert harness.core.known(request.key, request.body_digest, "another model") is None
+    assert harness.views.known(request.key, request.body_digest, "another model") is None

@@ -1,4 +1,4 @@
-"""However a client's stream ends, nothing of it stays: in the edge, in the driver, on the executor, in gRPC."""
+"""However a client's stream ends, nothing of it stays: in the edge, in the core, on the executor, in gRPC."""
 
 import asyncio
 import gc
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.plan.values import StepPoint
+from paceline_scheduler.core.events import Acknowledge
 from paceline_scheduler.simulator.measured_processes import module_process, next_line, scheduler_of
 from paceline_scheduler.simulator.server import SimulatedServer, server_config
 from paceline_scheduler.testing.stream_ends import leave_often, ways
@@ -61,14 +62,14 @@ async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
         executor = server.service.executor
 
         def nothing_is_open():
-            (status,) = scheduler.driver.executors()
+            (status,) = scheduler.executors.statuses()
             is_free = status.num_free_blocks + status.num_cached_blocks == status.num_total_blocks
             return is_free and not (scheduler.edge.requests.calls() or scheduler.edge.requests.running or executor.rows)
 
         async def leave(num_streams):
             keys = await leave_often(scheduler.address, num_streams)
             await settled(nothing_is_open)
-            scheduler.driver.acknowledge(keys)  # else records of their ends would be kept for a minute
+            scheduler.runtime.feed(Acknowledge(keys))  # else records of their ends would be kept for a minute
             await settled(lambda: not executor.records)
 
         await leave(len(ways()))

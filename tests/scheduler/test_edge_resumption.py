@@ -249,8 +249,8 @@ async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend
         raise QueueFullError("full", 1.0)
 
     client.call.leave()
-    monkeypatch.setattr(backend, "require_room", full)
-    monkeypatch.setattr(backend, "require_time", full)
+    monkeypatch.setattr(backend.views, "require_room", full)
+    monkeypatch.setattr(backend.views, "require_time", full)
     await client.come()
     other = ReturningClient(edge)
     other.raw = replace(other.raw, request_id="new")

@@ -136,11 +136,11 @@ async def test_a_failing_request_fails_alone(session, backend):
 async def test_a_request_that_breaks_the_scheduler_is_told_nothing_of_how(session, backend, monkeypatch):
     """INTERNAL, and the session goes on."""
 
-    def broken(request):
+    def broken(event):
         raise RuntimeError("secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "submit", broken)
+        patch.setattr(backend, "feed", broken)
         await session.generate("r")
         failure = (await session.read()).failures[0]
     assert (failure.error.code, "secret" in str(failure)) == (13, False)

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from paceline_scheduler.core.events import DrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.errors import NoExecutorError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Readiness, Standing
@@ -30,7 +32,7 @@ async def test_requests_run_to_their_end_with_the_right_tokens():
         await rig.until_ready()
         requests = [make_request(5, 6) for _ in range(12)]
         rig.submit(*requests)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
         assert rig.standings == [Standing.READY]
 
@@ -41,7 +43,7 @@ async def test_requests_that_arrive_together_are_planned_together():
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         rig.submit(*(make_request(2, 1) for _ in range(8)))
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         rows_of_first_plan = deployment[FIRST].executor.num_steps
         assert rows_of_first_plan <= 2
 
@@ -57,7 +59,7 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
             await asyncio.sleep(0.02)
             deployment[FIRST].break_stream()
             await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
         assert deployment[FIRST].executor.epoch == 5
         assert rig.standings == [Standing.READY], "a stream that comes back at once is no reason to tell clients"
@@ -74,9 +76,9 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
         deployment.network.stop(FIRST)
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
         deployment.network.start(FIRST)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
-        assert rig.driver.executors()[0].incarnation == 1001
+        assert rig.executors.statuses()[0].incarnation == 1001
         assert set(rig.client.attempts.values()) == {2}
         assert rig.standings == [Standing.READY, Standing.UNREADY, Standing.READY]
 
@@ -91,7 +93,7 @@ async def test_requests_of_a_lost_executor_run_on_another_one():
         await asyncio.sleep(0.02)
         assert deployment[FIRST].executor.rows
         deployment.network.stop(FIRST)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
 
 
@@ -110,7 +112,7 @@ async def test_a_frozen_executor_is_noticed_by_its_silence_and_given_up():
         assert 1.2 <= noticed_s - frozen_s <= 1.5
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.LOST)
         assert asyncio.get_running_loop().time() - noticed_s == pytest.approx(1.5, abs=0.02)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
 
 
@@ -121,7 +123,7 @@ async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come(
         await rig.until_ready()
         deployment[FIRST].time_scale = 1e6
         rig.submit(make_request(3, 2))
-        await rig.until(lambda: "beyond its bound" in rig.driver.executors()[0].last_error)
+        await rig.until(lambda: "beyond its bound" in rig.executors.statuses()[0].last_error)
 
 
 @scenario
@@ -133,7 +135,7 @@ async def test_the_tokenizer_is_fetched_once_per_digest():
         await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
         await rig.until_ready(2)
         assert deployment.network.num_tokenizer_calls == 1
-        (model,) = rig.driver.models()
+        (model,) = rig.executors.models()
         assert (model.name, model.num_executors) == ("simulated", 2)
 
 
@@ -165,7 +167,7 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
             await asyncio.sleep(10)
             assert deployment[FIRST].executor.epoch == 1
             assert sorted(rig.states().values()) == [ExecutorState.READY, ExecutorState.LOST]
-            assert any("is the one at" in status.last_error for status in rig.driver.executors())
+            assert any("is the one at" in status.last_error for status in rig.executors.statuses())
 
 
 @scenario
@@ -196,9 +198,9 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         await rig.until(lambda: request.handle in rig.client.failures)
         assert "took over" in str(rig.client.failures[request.handle])
         assert rig.identity.term > 9
-        assert rig.driver.num_waiting() == (0, 0)
+        assert rig.runtime.views.num_waiting() == (0, 0)
         await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
-        assert rig.driver.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-z", 9))
+        assert rig.executors.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-z", 9))
 
 
 @scenario
@@ -214,7 +216,7 @@ async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
         await rig.until(lambda: rig.states()[busy] is ExecutorState.DRAINING)
         late = [make_request(9, 5) for _ in range(6)]
         rig.submit(*late)
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, [early, *late])
         await rig.until(lambda: not deployment[busy].executor.rows)
         await rig.until(lambda: not deployment[busy].executor.records)
@@ -237,14 +239,14 @@ async def test_executors_come_and_go_while_requests_run():
             await rig.until_ready()
             requests = [make_request(9, 240) for _ in range(16)]
             answers.append(("10.0.0.1", "10.0.0.2"))
-            await asyncio.sleep(asked_s[-1] + 4.9 - rig.driver.now_s())  # the name is looked up every 5 s
+            await asyncio.sleep(asked_s[-1] + 4.9 - rig.runtime.now_s())  # the name is looked up every 5 s
             rig.submit(*requests[:8])
             await rig.until(lambda: bool(deployment["10.0.0.2:1"].executor.rows))
             answers.append(("10.0.0.2",))
             rig.submit(*requests[8:])
             await asyncio.sleep(0.05)
             deployment.network.stop("10.0.0.1:1")
-            await rig.driver.wait_until_idle()
+            await rig.until_idle()
             assert_right_tokens(rig, requests)
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:1"})
 
@@ -263,13 +265,13 @@ async def test_an_operators_drain_survives_a_broken_stream():
     """The executor attaches again and still gets nothing new."""
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
-        assert rig.driver.drain_executor(FIRST) == 0
+        assert rig.runtime.feed(DrainExecutor(FIRST)) == 0
         assert rig.standings == [Standing.READY, Standing.UNREADY]
         deployment[FIRST].break_stream()
         await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
-        with pytest.raises(KeyError):
-            rig.driver.drain_executor("nobody:1")
+        with pytest.raises(NoExecutorError):
+            rig.runtime.feed(DrainExecutor("nobody:1"))
 
 
 @scenario
@@ -277,9 +279,9 @@ async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
     """Nothing else has to happen for it."""
     async with Deployment(FIRST) as deployment, deployment.rig(limits=CoreLimits()) as rig:
         await rig.until_ready()
-        request = make_request(3, 240, deadline_s=rig.driver.now_s() + 0.05)
+        request = make_request(3, 240, deadline_s=rig.runtime.now_s() + 0.05)
         rig.submit(request)
-        await rig.driver.wait_until_idle()
-        assert rig.driver.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
+        await rig.until_idle()
+        assert rig.runtime.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
         assert "timeout" in str(rig.client.failures[request.handle])
         await rig.until(lambda: not deployment[FIRST].executor.rows)

@@ -69,7 +69,7 @@ def test_executors_come_and_go_with_the_answers_of_dns():
             network.stop("10.0.0.1:7")
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:7"})
             rig.submit(make_request(3, 2))
-            await rig.driver.wait_until_idle()
+            await rig.until_idle()
             assert not rig.client.failures
         for task in steps:
             task.cancel()

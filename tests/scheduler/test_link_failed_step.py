@@ -48,7 +48,7 @@ async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_othe
             await asyncio.sleep(0.5)
             seen.append(rig.states()["executor:1"])
         began_s = asyncio.get_running_loop().time()
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         lasted_s = asyncio.get_running_loop().time() - began_s
 
     assert ExecutorState.LOST not in seen

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler import process
 from paceline_scheduler.backend import Arrival
+from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
@@ -41,7 +42,9 @@ def drain(rig):
     never = asyncio.get_running_loop().create_future()
     edge = CallsOf(rig)
     return asyncio.create_task(
-        process._drain(rig.driver, edge, rig.fleet, rig._task, never, SHUTDOWN_TIMEOUT_S, asyncio.Event())
+        process._drain(
+            rig.runtime, rig.listener, edge, rig.fleet, (rig._task, never), SHUTDOWN_TIMEOUT_S, asyncio.Event()
+        )
     )
 
 
@@ -51,7 +54,7 @@ def go_on(request, before, after):
     after.client.token_ids[request.handle] = held.tolist()
     after.client.forget_after(request.handle, len(held))
     progress = Progress(len(held), rolling_hash(HASH_START, held), 1, held)
-    (resumed,) = after.driver.resume(Resumption(replace(request, attachment=2), progress))
+    (resumed,) = after.runtime.feed(Resume((Resumption(replace(request, attachment=2), progress),)))
     if resumed.outputs is not None:
         after.client.deliver(Outputs((resumed.outputs,)))
 
@@ -80,7 +83,7 @@ async def test_resumable_requests_go_on_at_the_standby_at_once():
         stopping = drain(active)
         await active.until(lambda: len(active.client.failures) == len(requests))
         assert {type(error) for error in active.client.failures.values()} == {GivenUpError}
-        await standby.driver.until_synced(Arrival.BACK)
+        await standby.executors.until_synced(Arrival.BACK)
         for request in requests:
             go_on(request, active, standby)
         new = make_request(5, 3)

@@ -48,7 +48,7 @@ async def test_64_requests_of_mixed_lengths_all_get_the_right_tokens():
         first.service.break_stream()
         await rig.until(lambda: len(rig.client.ended) > 25)
         second.service.break_stream()
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
 
 
@@ -56,14 +56,14 @@ async def test_an_executor_that_restarts_is_attached_as_another_incarnation():
     """What it had forgotten is sent again."""
     async with servers(1) as (server,), rig_for(server) as rig:
         await rig.until_ready()
-        before = rig.driver.executors()[0].incarnation
+        before = rig.executors.statuses()[0].incarnation
         requests = [make_request(40, 30) for _ in range(4)]
         rig.submit(*requests)
         await rig.until(lambda: len(rig.client.token_ids) == 4)
         server.service.restart()
-        await rig.driver.wait_until_idle()
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
-        assert rig.driver.executors()[0].incarnation == before + 1
+        assert rig.executors.statuses()[0].incarnation == before + 1
 
 
 async def test_a_refused_connection_is_told_at_once_and_tried_again():
@@ -73,7 +73,7 @@ async def test_a_refused_connection_is_told_at_once_and_tried_again():
     await server.stop()
     async with rig_for(server) as rig:
         await rig.until(lambda: rig.states().get(server.address) is ExecutorState.LOST)
-        assert "refused" in rig.driver.executors()[0].last_error.lower()
+        assert "refused" in rig.executors.statuses()[0].last_error.lower()
         late = await SimulatedServer.start(CONFIG, port)
         await rig.until_ready()
         await late.stop()
@@ -95,7 +95,7 @@ async def test_the_tokenizer_arrives_whole_over_many_parts():
     """The parts are joined in order."""
     async with servers(1) as (server,), rig_for(server) as rig:
         await rig.until_ready()
-        tokenizer = rig.driver.models()[0].tokenizer
+        tokenizer = rig.executors.models()[0].tokenizer
         assert tokenizer.json == server.servicer._tokenizer.json
         assert tokenizer.end_token_ids == (258, 256)
 
@@ -107,8 +107,8 @@ async def test_a_plan_that_breaks_a_rule_ends_the_stream_and_the_link_recovers()
         requests = [make_request(9, 40)]
         rig.submit(*requests)
         await rig.until(lambda: bool(rig.client.token_ids))
-        rig.driver._core.executor(server.address)._next_step_id += 1  # a gap
-        await rig.driver.wait_until_idle()
+        rig.runtime.views.executor(server.address)._next_step_id += 1  # a gap
+        await rig.until_idle()
         assert_right_tokens(rig, requests)
     assert server.service.violations[0].startswith("no gap between plans")
 

@@ -37,7 +37,7 @@ async def refusal_of(rig, arrival):
     """How long it takes until a request is refused, and by what."""
     started_s = asyncio.get_running_loop().time()
     with pytest.raises(StandbyError) as refusal:
-        await rig.driver.until_synced(arrival)
+        await rig.executors.until_synced(arrival)
     return asyncio.get_running_loop().time() - started_s, refusal.value
 
 
@@ -63,7 +63,7 @@ async def test_a_request_that_was_begun_is_sent_there_when_its_holder_surely_liv
 async def test_a_request_that_was_begun_waits_for_the_lease_of_a_holder_that_has_died():
     """50 ms at an executor whose stream has ended, and nothing on top of it."""
     async with active_and_standby(FIRST, SECOND) as (_, active, standby):
-        waiting = asyncio.create_task(standby.driver.until_synced(Arrival.BACK))
+        waiting = asyncio.create_task(standby.executors.until_synced(Arrival.BACK))
         await asyncio.sleep(0.01)
         await active.stop()
         died_s = asyncio.get_running_loop().time()
@@ -78,7 +78,7 @@ async def test_while_the_executors_change_hands_new_requests_are_not_sent_to_the
         deployment.network.freeze(SECOND)
         await active.stop()
         await standby.until_ready(1)
-        waiting = asyncio.create_task(standby.driver.until_synced(Arrival.NEW))
+        waiting = asyncio.create_task(standby.executors.until_synced(Arrival.NEW))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         deployment.network.start(SECOND)
@@ -100,9 +100,9 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
     """Once for each holder, for health checks, the log and operators."""
     async with active_and_standby(FIRST) as (deployment, active, standby):
         told = []
-        standby.driver.connect(standby.client, told.append)
-        assert standby.driver.readiness == Readiness(Standing.STANDING_BY, ACTIVE)
-        assert [status.holder for status in standby.driver.executors()] == [ACTIVE]
+        standby.executors.on_readiness(told.append)
+        assert standby.executors.readiness == Readiness(Standing.STANDING_BY, ACTIVE)
+        assert [status.holder for status in standby.executors.statuses()] == [ACTIVE]
         third = deployment[FIRST].hello("scheduler-c", 2, fence.Approach.TAKE_OVER, address="c:1")
         await standby.until(lambda: bool(told))
         await active.stop()
@@ -112,7 +112,7 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
             Readiness(Standing.STANDING_BY, Holder("scheduler-c", 2, "c:1")),
             Readiness(Standing.READY),
         ]
-        assert [status.holder for status in standby.driver.executors()] == [None]
+        assert [status.holder for status in standby.executors.statuses()] == [None]
 
 
 @scenario
@@ -229,13 +229,13 @@ async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_st
             deployment[FIRST].leave(first)
             await standby.until_ready(1)
             await asyncio.sleep(2)
-            assert standby.driver.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-0", 1, "a:1"))
+            assert standby.executors.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-0", 1, "a:1"))
             seconds, refusal = await refusal_of(standby, Arrival.NEW)
             assert (seconds, refusal.active.address) == (0, "a:1")
             alive[1].cancel()
             deployment[SECOND].leave(second)
             await standby.until_ready(2)
-            assert standby.driver.readiness == Readiness(Standing.READY)
+            assert standby.executors.readiness == Readiness(Standing.READY)
 
 
 def test_each_time_a_scheduler_comes_to_stand_by_it_says_that_it_is_ready():

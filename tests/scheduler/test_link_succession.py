@@ -7,6 +7,7 @@ import numpy as np
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler.backend import Arrival
+from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
@@ -24,11 +25,11 @@ def resumable(max_tokens=40):
 
 async def move(requests, before, after):
     """The clients of these requests go to another scheduler with all they hold."""
-    await after.driver.until_synced(Arrival.BACK)
+    await after.executors.until_synced(Arrival.BACK)
     for request in requests:
         held = np.array(before.client.token_ids.get(request.handle, []), dtype=np.int32)
         progress = Progress(len(held), rolling_hash(HASH_START, held), 1, held)
-        (resumed,) = after.driver.resume(Resumption(replace(request, attachment=2), progress))
+        (resumed,) = after.runtime.feed(Resume((Resumption(replace(request, attachment=2), progress),)))
         if len(held):
             after.client.token_ids[request.handle] = held.tolist()
             after.client.forget_after(request.handle, len(held))
@@ -67,7 +68,7 @@ async def test_requests_wait_until_an_executor_that_says_nothing_is_given_up():
         deployment.network.freeze(SECOND)
         started_s = loop.time()
         async with deployment.rig() as rig:
-            await rig.driver.until_synced(Arrival.BACK)
+            await rig.executors.until_synced(Arrival.BACK)
             # GetInfo of the frozen one takes its second before anybody attaches.
             assert 1.5 <= loop.time() - started_s <= 3.0
             request = resumable()
@@ -82,7 +83,7 @@ async def test_a_dead_executor_holds_nobody_up():
     async with Deployment(FIRST, SECOND) as deployment:
         deployment.network.stop(SECOND)
         async with deployment.rig() as rig:
-            await rig.driver.until_synced(Arrival.BACK)
+            await rig.executors.until_synced(Arrival.BACK)
             assert loop.time() < 0.5
 
 
@@ -128,7 +129,7 @@ async def test_a_standby_that_gets_some_executors_gives_up_one_that_says_nothing
             deployment.network.freeze(SECOND)
             await first.stop()
             await second.until_ready(1)
-            await second.driver.until_synced(Arrival.BACK)
+            await second.executors.until_synced(Arrival.BACK)
             request = resumable()
             second.submit(request)
             await ended(second, [request])

@@ -59,7 +59,7 @@ async def test_ranges_that_do_not_meet_are_refused_with_a_sentence(executor_rang
         scheduler_for(executor, protocols=ProtocolRange(*scheduler_range)) as rig,
     ):
         await rig.until(lambda: rig.states().get(executor.address) is ExecutorState.LOST)
-        (status,) = rig.driver.executors()
+        (status,) = rig.executors.statuses()
 
     (low, high), (from_low, to_high) = executor_range, scheduler_range
     sentence = f"this executor speaks protocol {low} to {high}, the scheduler {from_low} to {to_high}"
@@ -76,7 +76,7 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
             await new.until_ready()
             fence = executor.service.attachments.fence
             await old.until(lambda: fence.num_waiting == 1)
-            (status,) = old.driver.executors()
+            (status,) = old.executors.statuses()
 
             assert status.holder == Holder("scheduler-a", new.identity.term, "scheduler-a:50051")
             assert await served(new)

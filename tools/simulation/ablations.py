@@ -14,7 +14,7 @@ from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepR
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.raw import RawResumption
 from paceline_scheduler.api.stream import RequestStream
-from paceline_scheduler.core import core, recovery
+from paceline_scheduler.core import intake, recovery
 from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
@@ -26,6 +26,7 @@ from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.suspects import Suspicion
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.plan_stream import PlanStreamDriver
@@ -206,7 +207,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "body": Ablation(
         "a request is resumed only as the same request",
-        ((core, "way_back", _way_back_with_any_body),),
+        ((intake, "way_back", _way_back_with_any_body),),
         FaultKind.BAD_RESUME,
     ),
     "attachment": Ablation(
@@ -225,7 +226,7 @@ ABLATIONS: dict[str, Ablation] = {
     "tenant": Ablation("no tenant hits another one's blocks", ((PrefixChain, "__init__", _chain_of_all_tenants),)),
     "suspects": Ablation(
         "what may have made a step fail runs alone",
-        ((LiveRequest, "is_suspect", property(_no)),),
+        ((Suspicion, "is_suspect", _no),),
         FaultKind.FAIL_STEPS,
     ),
     "silence": Ablation(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
-from paceline.plan.values import ProtocolRange, RecordId, StepResult
+from paceline.plan.values import ProtocolRange, RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status
 from paceline_scheduler.api.edge import Edge
@@ -15,19 +15,21 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.core.events import BeginAnew, BeginDrain, Effects, Event, ExecutorAttached, ReplyT, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.discovery import Discovery, parse_executors
-from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.hand_over import until_handed_over
 from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.observers.steps import StepObserver
+from paceline_scheduler.runtime import Runtime
 from simulation.loop import Node, NodeState, SimulationLoop
 from simulation.network import Call, CallEndedError, Network
 from simulation.transport import SimulatedTransport
@@ -45,19 +47,15 @@ class _CheckedCore(Core):
         super().__init__(limits)
         self._attempts: dict[RecordId, tuple[LiveRequest, int]] = {}
 
-    def attach(self, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-        """Take over an executor, and check."""
-        outputs = super().attach(description, snapshot, now)
-        self.check()
-        self._check_attempts()
-        return outputs
-
-    def complete(self, address: str, result: StepResult, now: float) -> Outputs:
-        """Apply a result, and check."""
-        outputs = super().complete(address, result, now)
-        self.check()
-        self._check_attempts()
-        return outputs
+    def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
+        """Let something happen, and check after what executors say."""
+        effects = super().apply(event, now)
+        if isinstance(event, BeginAnew):
+            self._attempts = {}
+        elif isinstance(event, ExecutorAttached | StepFinished):
+            self.views.check()
+            self._check_attempts()
+        return effects
 
     def _check_attempts(self) -> None:
         before = self._attempts
@@ -83,9 +81,10 @@ class SchedulerHost:
     ) -> None:
         self.name = name
         self.node: Node | None = None
-        self.core: Core | None = None
-        self.driver: Driver | None = None
+        self.runtime: Runtime | None = None
+        self.executors: Executors | None = None
         self.is_draining = False
+        self._listener: Listener | None = None
         self._edge: Edge | None = None
         self._fleet: Fleet | None = None
         self._links: asyncio.Task[NoReturn] | None = None
@@ -118,7 +117,7 @@ class SchedulerHost:
     @property
     def _standing(self) -> Standing:
         is_running = self.node is not None and self.node.state is NodeState.RUNNING
-        return self.driver.readiness.standing if is_running and self.driver is not None else Standing.UNREADY
+        return self.executors.readiness.standing if is_running and self.executors is not None else Standing.UNREADY
 
     def kill(self) -> None:
         """End the process at once."""
@@ -128,48 +127,52 @@ class SchedulerHost:
 
     async def drain(self, seconds: float) -> None:
         """Let what runs end, for so long, as the process does when it is told to stop. To be run on its node."""
-        driver, edge, fleet, links = self.driver, self._edge, self._fleet, self._links
-        assert driver is not None, "it runs"
+        runtime, listener, edge, fleet, links = self.runtime, self._listener, self._edge, self._fleet, self._links
+        assert runtime is not None, "it runs"
+        assert listener is not None, "it runs"
         assert edge is not None, "it runs"
         assert fleet is not None, "it runs"
         assert links is not None, "it runs"
         self.is_draining = True
-        driver.begin_drain()
+        runtime.feed(BeginDrain())
         edge.drain("the scheduler is shutting down", seconds)
-        parts = [asyncio.ensure_future(part) for part in (edge.drained(), until_handed_over(driver, fleet))]
+        parts = [asyncio.ensure_future(part) for part in (edge.drained(), until_handed_over(runtime.views, fleet))]
         finished, handing_over = parts
         await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         handing_over.cancel()
         if not finished.done():
             finished.cancel()
             links.cancel()
-            driver.give_up("the scheduler is shutting down; send the request again")
+            listener.give_up("the scheduler is shutting down; send the request again")
             await asyncio.sleep(_GIVE_UP_S)
 
     def left(self) -> list[str]:
         """Return what the core still knows of requests and blocks."""
-        core, driver = self.core, self.driver
-        if core is None or driver is None or self.node is None or self.node.is_dead:
+        runtime, executors = self.runtime, self.executors
+        if runtime is None or executors is None or self.node is None or self.node.is_dead:
             return []
-        left = [f"{core.num_unfinished()} requests in {self.name}"] if core.num_unfinished() else []
+        num_unfinished = runtime.views.num_unfinished()
+        left = [f"{num_unfinished} requests in {self.name}"] if num_unfinished else []
         left += [
             f"{executor.num_used_blocks} blocks of {executor.address} in {self.name}"
-            for executor in driver.executors()
+            for executor in executors.statuses()
             if executor.num_used_blocks
         ]
         return left
 
     def _assemble(self, node: Node, identity: Identity) -> None:
         loop = self._loop
-        self.driver = Driver(self._make_core, loop.time, loop)
+        runtime = self.runtime = Runtime(_CheckedCore(self._limits), loop.time, loop)
+        executors = self.executors = Executors(runtime, StepObserver(runtime.views), loop)
+        listener = self._listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
-        self._edge = Edge(self.driver, texts, _LIMITS, self._random.random)
-        self.driver.connect(self._edge)
+        self._edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
+        runtime.deliver_to(self._edge)
         self._fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
             identity,
-            self.driver,
+            listener,
             loop.time,
             self._random.random,
             TokenizerShelf(texts.prepare),
@@ -177,10 +180,6 @@ class SchedulerHost:
         self._network.listen(node, self._serve)
         self._links = loop.create_task(self._fleet.run())
         self._links.add_done_callback(self._stopped)
-
-    def _make_core(self) -> Core:
-        self.core = _CheckedCore(self._limits)
-        return self.core
 
     def _stopped(self, task: asyncio.Task[NoReturn]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -10,6 +10,7 @@ How a stream ends, and what becomes of its request:
   request that asked to be resumable goes on without a listener for a while, another one ends.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from paceline_scheduler.api.registry import OpenRequests
 from paceline_scheduler.api.resumption import claimed_end
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
+from paceline_scheduler.core.events import Detach, End
 from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Resumption
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
@@ -132,7 +134,7 @@ class Delivery:
 
     # A client that came back
 
-    def go_on(self, stream: RequestStream, resumptions: list[Resumption], found: tuple[Resumed, ...]) -> None:
+    def go_on(self, stream: RequestStream, resumptions: Sequence[Resumption], found: tuple[Resumed, ...]) -> None:
         """Go on with every completion where its client's copy ends: the text up to there is made, but not told."""
         beyond = []
         for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
@@ -178,7 +180,7 @@ class Delivery:
         if notice is not None:
             num_cached_tokens = notice.num_cached_tokens
         else:
-            num_cached_tokens = self._backend.end(completion.handle, completion.num_tokens, FinishReason.STOP)
+            num_cached_tokens = self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
         return Finish(
             reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
             stop_text=None if match is None else match.stop_text,
@@ -232,14 +234,14 @@ class Delivery:
         running = tuple(stream.running)
         self._requests.forget(stream)
         for completion in running:
-            self._backend.detach(completion.handle)
+            self._backend.feed(Detach(completion.handle))
 
     def _end(self, stream: RequestStream, reason: FinishReason) -> None:
         """End what the backend, if it knows it, still runs of a request."""
         running = tuple(stream.running)
         self._requests.forget(stream)
         for completion in running:
-            self._backend.end(completion.handle, completion.num_tokens, reason)
+            self._backend.feed(End(completion.handle, completion.num_tokens, reason))
 
     def _drop(self, stream: RequestStream) -> None:
         for handle in stream.handles:

@@ -36,10 +36,11 @@ from paceline_scheduler.api.validation import (
     num_completions,
     validate,
 )
-from paceline_scheduler.backend import Arrival, Backend
+from paceline_scheduler.backend import Arrival, Backend, Executors
+from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
+from paceline_scheduler.core.events import Cancel, Resume, Submit
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Request, Resumption
-from paceline_scheduler.core.views import Estimate, Explanation, RequestState
 from paceline_scheduler.errors import (
     DrainingError,
     DuplicateRequestError,
@@ -73,9 +74,15 @@ class Edge:
     """
 
     def __init__(
-        self, backend: Backend, texts: Texts, limits: EdgeLimits, draw: Callable[[], float] = _CHANCE.random
+        self,
+        backend: Backend,
+        executors: Executors,
+        texts: Texts,
+        limits: EdgeLimits,
+        draw: Callable[[], float] = _CHANCE.random,
     ) -> None:
         self.backend = backend
+        self.executors = executors
         self.texts = texts
         self.limits = limits
         self.draw = draw
@@ -129,7 +136,7 @@ class Edge:
     def require_serving(self) -> None:
         """Raise DrainingError when nothing new is taken, StandbyError when another scheduler drives the executors."""
         self.require_open()
-        self.backend.require_lead()
+        self.executors.require_lead()
 
     def open(
         self, key: RecordId, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
@@ -148,8 +155,8 @@ class Edge:
         before = self._before(key, resumption)
         if not resumption.is_begun:  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
-            self.backend.require_lead()
-            self.backend.require_room(num)
+            self.executors.require_lead()
+            self.backend.views.require_room(num)
         if before is not None and before.outbox is outbox:
             self._delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
             before = self.requests.by_key(key)
@@ -178,9 +185,9 @@ class Edge:
         came_s = self.backend.now_s()
         try:
             arrival = Arrival.BACK if raw.resumption.is_begun else Arrival.NEW
-            await self.backend.until_synced(arrival)
+            await self.executors.until_synced(arrival)
             prepared = await self._prepare(raw, came_s, max_seconds)
-            await self.backend.until_synced(arrival)  # it may have lost the executors meanwhile
+            await self.executors.until_synced(arrival)  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
                 self._run(stream, prepared)
         except SchedulerError:
@@ -192,14 +199,14 @@ class Edge:
             raise
 
     async def _prepare(self, raw: RawRequest, came_s: float, max_seconds: float | None) -> _Prepared:
-        valid = validate(raw, self.backend.models(), came_s, max_seconds, self.limits)
+        valid = validate(raw, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
-            self.backend.require_time(valid.model.name)  # before it is tokenised
+            self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
         text_model = await self.texts.model(valid.model)
         # Of a client that comes back the request is known in tokens as a rule, and all come back at once.
         known = None
         if valid.resumption.is_begun:
-            known = self.backend.known(valid.key, raw.body_digest, valid.model.name)
+            known = self.backend.views.known(valid.key, raw.body_digest, valid.model.name)
         if known is None:
             token_ids = await self.texts.token_ids(valid.prompt, valid.model)
             bad_words = await self.texts.bad_word_token_ids(valid.bad_words, valid.model) if valid.bad_words else ()
@@ -218,10 +225,10 @@ class Edge:
         requests = core_requests(valid, prepared.token_ids, stream.handles)
         self.requests.run(stream, [_completion(stream, request, prepared) for request in requests])
         if not valid.resumption.is_attachment:
-            self.backend.submit(*requests)
+            self.backend.feed(Submit(requests))
             return
-        resumptions = [Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True)]
-        found = self.backend.resume(*resumptions)
+        resumptions = tuple(Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True))
+        found = self.backend.feed(Resume(resumptions))
         self._delivery.take_over(stream)
         self._delivery.go_on(stream, resumptions, found)
 
@@ -245,7 +252,7 @@ class Edge:
             return False
         if stream.state is StreamState.RUNNING:
             for completion in tuple(stream.running):
-                self.backend.cancel(completion.key)
+                self.backend.feed(Cancel(completion.key))
             return True
         self._delivery.cancel_unsubmitted(stream)
         return not stream.resumption.is_begun
@@ -255,7 +262,7 @@ class Edge:
 
         Raises UnknownRequestError, and NoExecutorError while it cannot be known.
         """
-        await self.backend.until_synced(Arrival.BACK)
+        await self.executors.until_synced(Arrival.BACK)
         stream = self.requests.by_key(key)
         if stream is not None and stream.state is StreamState.PREPARING:
             return
@@ -266,7 +273,7 @@ class Edge:
         num_cancelled = 0
         for index in range(MAX_COMPLETIONS):  # how many it has only its client knows
             with contextlib.suppress(UnknownRequestError):
-                self.backend.cancel(replace(key, index=index))
+                self.backend.feed(Cancel(replace(key, index=index)))
                 num_cancelled += 1
         return num_cancelled > 0
 
@@ -277,7 +284,7 @@ class Edge:
 
         Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
         """
-        self.backend.require_lead()
+        self.executors.require_lead()
         key = RecordId(raw.tenant, raw.request_id)
         try:
             check_key(key)
@@ -285,12 +292,13 @@ class Edge:
             self._before(key, raw.resumption)
             num = num_completions(raw.sampling.n)
             if not raw.resumption.is_begun:
-                self.backend.require_room(num)
+                self.backend.views.require_room(num)
             prepared = await self._prepare(raw, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
         requests = core_requests(prepared.valid, prepared.token_ids, (_NO_HANDLE,) * num)
-        estimates = [self.backend.estimate(request) for request in requests]
+        now_s = self.backend.now_s()
+        estimates = [self.backend.views.estimate(request, now_s) for request in requests]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 
@@ -302,17 +310,17 @@ class Edge:
         check_key(key)
         stream = self.requests.by_key(key)
         if stream is None:
-            self.backend.require_lead()
+            self.executors.require_lead()
             return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
-        return self.backend.explain(stream.running[0].key)
+        return self.backend.views.explain(stream.running[0].key)
 
     def _explain_detached(self, key: RecordId) -> Explanation:
         found = []
         for index in range(MAX_COMPLETIONS):
             with contextlib.suppress(UnknownRequestError):
-                found.append(self.backend.explain(replace(key, index=index)))
+                found.append(self.backend.views.explain(replace(key, index=index)))
         if not found:
             raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])

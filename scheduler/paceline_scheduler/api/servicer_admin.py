@@ -16,12 +16,13 @@ from typing_extensions import override
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
-from paceline_scheduler.backend import Backend, StepRecord
-from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownExecutorError, UnsupportedError
+from paceline_scheduler.backend import Backend, Executors
+from paceline_scheduler.core.events import DrainExecutor, SetLimits
+from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
+from paceline_scheduler.observers.steps import StepRecord, StepWatch
 
 _MAX_WAITING_STEPS = 256
 _MAX_ADDRESS_BYTES = 128  # of an unknown one, told back
-_NOT_ATTACHED_RETRY_S = 1.0
 _MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -34,17 +35,26 @@ class AdminServicer(AdminServiceServicer):
     `num_lost_log_lines` counts what could not be logged.
     """
 
-    def __init__(self, backend: Backend, scheduler_id: str, num_lost_log_lines: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        executors: Executors,
+        steps: StepWatch,
+        scheduler_id: str,
+        num_lost_log_lines: Callable[[], int],
+    ) -> None:
         self._backend = backend
+        self._executors = executors
+        self._steps = steps
         self._scheduler_id = scheduler_id
         self._num_lost_log_lines = num_lost_log_lines
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
         """Show the executors and the queue."""
-        num_requests, num_tokens = self._backend.num_waiting()
+        num_requests, num_tokens = self._backend.views.num_waiting()
         return pb.ListExecutorsResponse(
-            executors=[wire.executor_view(executor) for executor in self._backend.executors()],
+            executors=[wire.executor_view(executor) for executor in self._executors.statuses()],
             scheduler_id=self._scheduler_id,
             num_waiting_requests=num_requests,
             num_waiting_tokens=num_tokens,
@@ -56,26 +66,22 @@ class AdminServicer(AdminServiceServicer):
         """Place nothing new on an executor."""
         address = request.address
         self._check_address(address)
-        try:
-            num_running = self._backend.drain_executor(address)
-        except KeyError:
-            sentence = f"executor {address!r} is known but not attached now; try again"
-            raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S) from None
+        num_running = self._backend.feed(DrainExecutor(address))
         _log.info("executor_draining", address=address, reason="an operator asked for it")
         return pb.DrainExecutorResponse(num_running_requests=num_running)
 
     @override
     async def GetLimits(self, request: pb.GetLimitsRequest, context: _Context) -> pb.GetLimitsResponse:
         """Return the bounds in force."""
-        return pb.GetLimitsResponse(limits=wire.limits(self._backend.limits()))
+        return pb.GetLimitsResponse(limits=wire.limits(self._backend.views.limits()))
 
     @override
     async def SetLimits(self, request: pb.SetLimitsRequest, context: _Context) -> pb.SetLimitsResponse:
         """Change bounds; all or none."""
-        limits, current = request.limits, self._backend.limits()
+        limits, current = request.limits, self._backend.views.limits()
         changes = {field.name: _checked(field.name, value) for field, value in limits.ListFields()}
-        self._backend.set_limits(replace(current, **changes))
-        return pb.SetLimitsResponse(limits=wire.limits(self._backend.limits()))
+        self._backend.feed(SetLimits(replace(current, **changes)))
+        return pb.SetLimitsResponse(limits=wire.limits(self._backend.views.limits()))
 
     @override
     async def WatchSteps(
@@ -85,13 +91,13 @@ class AdminServicer(AdminServiceServicer):
         if request.address:
             self._check_address(request.address)
         watch = _StepWatch(request.address)
-        self._backend.watch_steps(watch)
+        self._steps.add(watch)
         try:
             while True:
                 record, num_dropped = await watch.next()
                 yield wire.step_response(record, num_dropped)
         finally:
-            self._backend.unwatch_steps(watch)
+            self._steps.remove(watch)
 
     @override
     async def SetPlanRecording(
@@ -103,7 +109,7 @@ class AdminServicer(AdminServiceServicer):
 
     def _check_address(self, address: str) -> None:
         """Raise UnknownExecutorError, which names those there are, for an address of which nobody has said anything."""
-        known = [executor.address for executor in self._backend.executors()]
+        known = [executor.address for executor in self._executors.statuses()]
         if address not in known:
             shown = status.cut(address, _MAX_ADDRESS_BYTES)
             raise UnknownExecutorError(f"no executor {shown!r}; there is {', '.join(known) or 'none'}")

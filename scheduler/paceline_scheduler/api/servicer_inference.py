@@ -71,7 +71,7 @@ class InferenceServicer(InferenceServiceServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
         """List the models that can be asked now. A scheduler that shuts down or stands by says so instead."""
         self._edge.require_serving()
-        return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.backend.models()])
+        return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.executors.models()])
 
     @override
     async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
@@ -114,5 +114,5 @@ class InferenceServicer(InferenceServiceServicer):
         return wire.estimate_response(await self._edge.estimate(wire.read_generate(request.request)))
 
     def _model(self, name: str) -> ServedModel:
-        self._edge.backend.require_lead()
-        return choose_model(name, self._edge.backend.models())
+        self._edge.executors.require_lead()
+        return choose_model(name, self._edge.executors.models())

@@ -25,6 +25,7 @@ from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
 from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream
+from paceline_scheduler.core.events import Acknowledge
 from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,
@@ -179,7 +180,7 @@ class _Session:
         for start in range(0, len(request_ids), _ACKNOWLEDGED_AT_ONCE):
             part = request_ids[start : start + _ACKNOWLEDGED_AT_ONCE]
             known = [self._unacknowledged.pop(request_id, ()) for request_id in part]
-            self._edge.backend.acknowledge(tuple(itertools.chain.from_iterable(known)))
+            self._edge.backend.feed(Acknowledge(tuple(itertools.chain.from_iterable(known))))
             await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
 
     def _fail(self, key: RecordId, error: Exception) -> None:

@@ -19,8 +19,10 @@ from paceline_scheduler.api.raw import (
     TextPrompt,
     TokenPrompt,
 )
-from paceline_scheduler.backend import ExecutorStatus, LimitValues, ServedModel, StepRecord, StepTotals
-from paceline_scheduler.core.views import Estimate, Explanation
+from paceline_scheduler.backend import ExecutorStatus, ServedModel
+from paceline_scheduler.core.answers import Estimate, Explanation
+from paceline_scheduler.core.limits import LimitValues
+from paceline_scheduler.observers.steps import StepRecord, StepTotals
 
 # Requests
 

@@ -1,7 +1,7 @@
 """The core's bounds. Each has a reason to be changed by an operator or a test; nothing else is configurable."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MARGIN = 0.9
 """How much of a budget is spent by prediction: half of what is planned right up to a bound would miss it."""
@@ -53,3 +53,23 @@ class CoreLimits:
     def expected_first_token_s(self) -> float:
         """What the first token of a request may take, as forecast."""
         return _MARGIN * self.ttft_budget_s
+
+
+@dataclass(frozen=True, slots=True)
+class LimitValues:
+    """Bounds that operators can change while the scheduler runs."""
+
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    max_num_batched_tokens: int
+
+
+def changed(limits: CoreLimits, before: LimitValues, wanted: LimitValues) -> CoreLimits:
+    """Return the core's bounds with the wanted ones; `before` are those in force."""
+    is_step_changed = wanted.max_num_batched_tokens != before.max_num_batched_tokens
+    return replace(
+        limits,
+        max_num_queued_reqs=wanted.max_num_queued_reqs,
+        max_num_queued_tokens=wanted.max_num_queued_tokens,
+        max_num_batched_tokens=wanted.max_num_batched_tokens if is_step_changed else limits.max_num_batched_tokens,
+    )

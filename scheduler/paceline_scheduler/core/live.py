@@ -12,6 +12,7 @@ from paceline_scheduler.core.logprobs import KeptLogprobs
 from paceline_scheduler.core.outputs import FinishNotice
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.suspects import Suspicion
 
 PATIENCE_S = 30.0
 """What a request without a deadline is given before it is as urgent as one whose deadline has come, and by how much a
@@ -22,12 +23,6 @@ RESUME_WINDOW_S = 30.0
 
 MAX_WAITED_S = 60.0
 """What a client may say at most that its request has waited elsewhere: it sets the place in the line."""
-
-MAX_EXECUTOR_DEATHS = 2
-"""After so many in a row without getting on, a request runs in steps of its own."""
-
-MAX_LONE_FAILURES = 2
-"""So many steps of its own fail before a request does: the first failure may have been the executor's doing."""
 
 MAX_PROMPT_LOGPROBS_CHUNK = 64
 """The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
@@ -56,11 +51,7 @@ class LiveRequest:
     num_preempting: int = 0  # 1 while a preemption is planned and not confirmed
     preemption_reason: str = ""  # of the last preemption, for people
     left_since_s: float | None = None  # when an executor first left it to a better one
-    num_executor_deaths: int = 0  # in whose last step it was, without a new token from one to the next
-    last_death_offset: int | None = None  # how many output tokens it had at the last of them
-    failed_until: int = 0  # so many tokens would be computed if no step with it had failed; 0: none has since it got on
-    num_lone_failures: int = 0  # of steps with nothing else in them, since it got on
-    failed_at: str | None = None  # the executor where such a step failed: another one tries it next, if there is one
+    suspicion: Suspicion = field(default_factory=Suspicion)
     num_prompt_cached_tokens: int | None = None
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
     output_token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # while off a row
@@ -94,23 +85,15 @@ class LiveRequest:
         """The length of the prompt."""
         return len(self.request.prompt_token_ids)
 
-    def got_on(self) -> None:
-        """It has got beyond the step that failed, so it was not why."""
-        self.failed_until = self.num_lone_failures = 0
-        self.failed_at = None
+    def leave_to_others(self, now: float) -> None:
+        """An executor that could take it left it to a better one."""
+        if self.left_since_s is None:
+            self.left_since_s = now
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it runs in steps of its own, while off a row: executors died of it or steps failed, it seems."""
-        return self.failed_until > 0 or self.is_deadly(len(self.output_token_ids))
-
-    def is_deadly(self, num_output_tokens: int) -> bool:
-        """Tell whether executors died of it, for all that is known: it has not got beyond the output it had then."""
-        return (
-            self.num_executor_deaths >= MAX_EXECUTOR_DEATHS
-            and self.last_death_offset is not None
-            and num_output_tokens <= self.last_death_offset
-        )
+        """Whether it runs in steps of its own, while off a row."""
+        return self.suspicion.is_suspect(len(self.output_token_ids))
 
     @property
     def was_heard(self) -> bool:

@@ -7,22 +7,33 @@ clients about what they have received. Whatever was lost, these three are brough
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
+from paceline_scheduler.core.ending import fail_unservable, failed, refuse_hopeless
 from paceline_scheduler.core.executor.reconcile import rebuild
-from paceline_scheduler.core.executor.state import ExecutorState, UnansweredStep
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
-from paceline_scheduler.core.live import MAX_LONE_FAILURES, LiveRequest
+from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
 from paceline_scheduler.core.requests.register import heard_by
 from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
 from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.suspects import blame_deaths, blame_failed_step
 from paceline_scheduler.core.telling import told
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
 def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-    """Take over an executor as its snapshot shows it; requests it lost wait again. Returns what clients did not hear.
+    """Take over an executor as its snapshot shows it; requests it lost wait again. Returns what is new to clients."""
+    if state.first_attached_s is None:
+        state.first_attached_s = now
+    outputs = _attach(state, description, snapshot, now)
+    failures = (*outputs.failures, *fail_unservable(state, now), *refuse_hopeless(state, now))
+    return Outputs(outputs.tokens, failures)
+
+
+def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
+    """Bring together what is known of an executor and what it shows.
 
     What was found there and is not known is another scheduler's that is gone, and is carried on; but not on an executor
     that this scheduler has driven before: there it is what was let go.
@@ -31,7 +42,9 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     before = state.executors.by_address.get(address)
     is_new = before is None or before.description.incarnation != description.incarnation
     accused = _in_step(before) if is_new else []
-    culprit = _suspect_all(before, description)
+    culprit = None
+    if before is not None:
+        culprit = blame_failed_step(before.unanswered_steps(), before.description, description)
     wanted = state.take_off_rows(address)
     for seen in snapshot.rows:
         if seen.record_id not in wanted:
@@ -42,14 +55,13 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     if before is not None:
         executor.carry_on(before)
         if not is_new:
-            _forgive(before)
+            before.suspects.forgive()
     executor.pending_forgets.extend(
         seen.record_id
         for seen in snapshot.rows
         if seen.is_open_record and state.register.by_key(seen.record_id) is None
     )
-    state.executors.by_address[address] = executor
-    state.executors.has_word(address)
+    state.executors.attach(executor)
     for live in wanted.values():
         if live.final is not None:
             state.register.close(live)
@@ -57,13 +69,24 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
             state.wait_again(live, now)
     failures = _accuse_all(state, accused, now)
     if culprit is not None:
-        executor.is_doubted = True
+        executor.suspects.is_doubted = True
         failures += _try_again(state, culprit, description, now)
     return Outputs(tuple(outputs for _, outputs in recovered), failures)
 
 
-def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
+def lose(state: CoreState, address: str, now: float) -> Outputs:
     """An executor is gone: its requests wait for another placement, but for one that it must have died of."""
+    return failed((*_lose(state, address, now), *refuse_hopeless(state, now)))
+
+
+def remove(state: CoreState, address: str, now: float) -> Outputs:
+    """An executor is gone and no longer expected back: fail what only it could hold."""
+    failures = _lose(state, address, now)
+    state.executors.remove(address)
+    return failed((*failures, *fail_unservable(state, now), *refuse_hopeless(state, now)))
+
+
+def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     state.executors.has_word(address)
     executor = state.executors.by_address.get(address)
     if executor is None:
@@ -75,8 +98,7 @@ def lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     lost = ExecutorState(executor.description)
     lost.attached = False
     lost.carry_on(executor)
-    lost.unanswered = unanswered
-    lost.accused = tuple(accused) or executor.accused
+    lost.suspects.died(executor.suspects, unanswered, accused)
     state.executors.by_address[address] = lost
     return failures
 
@@ -90,8 +112,7 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
     if live.final is None:
         state.register.listen(live, request)
         if live.row is not None and live.address is not None:
-            rows = state.executors.by_address[live.address].rows
-            rows.handle[live.row], rows.attempt[live.row] = request.handle, live.attempt
+            state.executors.by_address[live.address].hear(live.row, request.handle, live.attempt)
     else:
         live.request = heard_by(live.request, request)
     reason = FinishReason.NONE if live.final is None else live.final.reason
@@ -184,30 +205,15 @@ def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
     return [live for live in found if live is not None and not live.is_stranger]
 
 
-def _suspect_all(before: ExecutorState | None, description: ExecutorDescription) -> LiveRequest | None:
-    """Suspect the requests of a step that failed, by what the executor tells; returns the one that was in it alone."""
-    step = None if before is None else _failed_step(before, description)
-    if step is None:
-        return None
-    suspects = []
-    for live, position in step.positions:
-        if live.row is None or live.address == description.address:  # else it runs elsewhere, since this was lost
-            live.failed_until = position
-            suspects.append(live)
-    return suspects[0] if suspects and step.is_lone else None
-
-
 def _try_again(
     state: CoreState, culprit: LiveRequest, description: ExecutorDescription, now: float
 ) -> tuple[Failure, ...]:
     """Count a step of its own that failed against a request: it is tried once more, elsewhere if that is possible."""
     if not state.register.is_open(culprit) or description.failed_step is None:
         return ()
-    culprit.num_lone_failures += 1
-    if culprit.num_lone_failures >= MAX_LONE_FAILURES:
+    if culprit.suspicion.blame_lone_failure(description.address):
         state.give_up(culprit, now)
         return (Failure(culprit.request.handle, StepFailedError(description.failed_step.message)),)
-    culprit.failed_at = description.address
     others = (other for other in state.executors.serving(description.model) if other.description is not description)
     if culprit.row is not None and any(culprit.fits(other.description) for other in others):
         state.call_away(culprit)
@@ -215,45 +221,10 @@ def _try_again(
     return ()
 
 
-def _failed_step(before: ExecutorState, description: ExecutorDescription) -> UnansweredStep | None:
-    """Return what the step that failed was to do, if it was planned here and has not been judged yet."""
-    failed, planned = description.failed_step, before.description
-    if failed is None or (planned.incarnation, planned.epoch) != (description.incarnation, failed.epoch):
-        return None
-    return next((step for step in before.unanswered_steps() if step.step_id == failed.step_id), None)
-
-
 def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
-    """Count an executor's death against requests that are off its rows; returns the failure of one it must be due to.
-
-    A suspect runs in steps of its own: where there was another one in the step, it was not a suspect then.
-    """
-    is_lone = len(accused) == 1 and accused[0].is_deadly(len(accused[0].output_token_ids))
-    culprit = accused[0] if is_lone else None
-    for live in accused:
-        _accuse(live)
+    """Count an executor's death against requests off its rows; returns the failure of the one it must be due to."""
+    culprit = blame_deaths(accused)
     if culprit is None or not state.register.is_open(culprit):
         return ()
     state.give_up(culprit, now)
-    return (Failure(culprit.request.handle, QuarantinedError(_quarantine_sentence(culprit))),)
-
-
-def _accuse(live: LiveRequest) -> None:
-    """Count a death against a request, unless it has got on since the one before."""
-    num_output = len(live.output_token_ids)
-    has_got_on = live.last_death_offset is None or num_output > live.last_death_offset
-    live.num_executor_deaths = 1 if has_got_on else live.num_executor_deaths + 1
-    live.last_death_offset = num_output
-
-
-def _forgive(executor: ExecutorState) -> None:
-    """It was not dead."""
-    for live in executor.accused:
-        live.num_executor_deaths = max(0, live.num_executor_deaths - 1)
-
-
-def _quarantine_sentence(live: LiveRequest) -> str:
-    return (
-        f"{live.num_executor_deaths} executors died while they ran it, the last one while it ran nothing else; it is "
-        "not tried again"
-    )
+    return (Failure(culprit.request.handle, QuarantinedError(culprit.suspicion.quarantine_sentence())),)

@@ -6,19 +6,42 @@ The one place that keeps them in step with each other. Decides nothing.
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import take_off
+from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.requests.register import Register
+
+_ANY_NUM_TOKENS = 65_536  # until an executor has said what it allows
 
 
 class CoreState:
     """What the scheduler knows. A request that has not ended waits, or is on a row of an executor."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
+        self.limits = limits
+        self.is_draining = False  # nothing new is taken
+        self.num_plannings = 0  # what is remembered of an answer is void after each
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Know nothing but the bounds, and whether anything is taken."""
         self.register = Register()
         self.executors = ExecutorGroup()
         self.waiting = WaitingQueue()
         self.num_arrivals = 0
+        self.num_untested = 0  # requests called hopeless since a step last showed how long steps take
+        self.first_attached_s: float | None = None
+        self.num_plannings += 1
+
+    @property
+    def limits_in_force(self) -> LimitValues:
+        """The bounds: a step's is what executors allow where this scheduler sets none of its own."""
+        allowed = (executor.description.max_num_batched_tokens for executor in self.executors)
+        return LimitValues(
+            max_num_queued_reqs=self.limits.max_num_queued_reqs,
+            max_num_queued_tokens=self.limits.max_num_queued_tokens,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens or max(allowed, default=_ANY_NUM_TOKENS),
+        )
 
     def take_in(self, live: LiveRequest) -> None:
         """Let a new request wait. One of the same key that is on its way out makes way."""
@@ -80,6 +103,17 @@ class CoreState:
             if not live.is_stranger:
                 found[live.request.key] = live
         return found
+
+    def others_with_news(self, address: str) -> list[str]:
+        """Return the other executors that might get a plan because of what happened at one."""
+        if len(self.executors.by_address) == 1:
+            return []
+        return [
+            other.description.address
+            for other in self.executors
+            if other.description.address != address
+            and (other.ending_rows or other.pending_forgets or self.waiting.line(other.description.model))
+        ]
 
     def num_output(self, live: LiveRequest) -> int:
         """Return how many output tokens of a request are known."""

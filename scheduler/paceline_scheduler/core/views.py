@@ -1,55 +1,133 @@
-"""What the core tells of a request to people: where it is, and what would become of it."""
+"""What can be asked of the core, by the edge, by operators and by tests: the same state, looked at. Changes nothing."""
 
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable
 
-from paceline_scheduler.core.tables.blocks import BlockCounts
-from paceline_scheduler.errors import SchedulerError
-
-
-class RequestState(IntEnum):
-    """Where a request stands; the numbers are those of paceline.v1.RequestState."""
-
-    WAITING = 1
-    RUNNING = 2
-    PREEMPTED = 3
-    FINISHED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Where a request is. `waiting_for` and `preemption_reason` are sentences, `executor` an address; all may be empty.
-
-    `queue_position` is how many requests are ahead of it; 0 when it runs.
-    """
-
-    state: RequestState
-    waiting_for: str
-    queue_position: int
-    num_preemptions: int
-    preemption_reason: str
-    executor: str
-    num_computed_tokens: int
-    num_output_tokens: int
+from paceline.plan.values import RecordId
+from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.intake import check_taken
+from paceline_scheduler.core.limits import LimitValues
+from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.queue.admission import check_wait, hopeless, queue_full, retry_after_s
+from paceline_scheduler.core.queue.explain import estimate, explain
+from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.tables.rows import ENDING, RUNNING
+from paceline_scheduler.errors import RequestRefusedError, SchedulerError, UnknownRequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What is expected of a request if it were sent now. With a `refusal` nothing is expected, and the times are 0."""
+class CoreViews:
+    """All requests and executors of one scheduler, to look at; it goes on being true."""
 
-    time_to_first_token_s: float
-    inter_token_s: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    refusal: SchedulerError | None
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+        self._retry = -1, 0.0  # what those are told that find the queue full, as of this planning
 
+    # Would a request be taken?
 
-@dataclass(frozen=True, slots=True)
-class ExecutorCounts:
-    """What operators see of an executor."""
+    def require_room(self, num_requests: int) -> None:
+        """Raise QueueFullError when the queue would not take so many requests, however short. Costs little."""
+        state = self._state
+        if state.waiting.num_requests + num_requests > state.limits.max_num_queued_reqs:
+            if self._retry[0] != state.num_plannings:  # the same for all that are refused until something happens
+                self._retry = state.num_plannings, retry_after_s(state.waiting, state.limits, state.executors)
+            raise queue_full(state.waiting, state.limits, self._retry[1])
 
-    num_running_requests: int
-    num_plans_in_flight: int
-    blocks: BlockCounts
-    num_filled_slots: int
-    num_owned_slots: int
+    def require_time(self, model: str, now: float) -> None:
+        """Raise QueueFullError when no request of usual urgency would get its first token in time. Costs little."""
+        ahead = self._state.waiting.ahead_of_usual(model, now)
+        check_wait(ahead, self._state.limits, self._state.executors.serving(model))
+
+    def estimate(self, request: Request, now: float) -> Estimate:
+        """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
+        state = self._state
+        live = LiveRequest(request, state.num_arrivals + 1, submitted_s=now)
+        serving = state.executors.serving(request.model)
+        refusal: SchedulerError | None = None
+        try:
+            check_taken(state, live)
+            for _, error in hopeless([live], serving, state.limits, now):
+                refusal = error
+        except RequestRefusedError as refused:
+            refusal = refused
+        return estimate(live, serving, state.waiting.ahead_of(live), state.limits, refusal)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._state.is_draining
+
+    def limits(self) -> LimitValues:
+        """Return the bounds in force."""
+        return self._state.limits_in_force
+
+    # Requests
+
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
+        """Return a request to a model that runs, waits or ran, if its body has this digest."""
+        live = self._state.register.by_key(key) or self._state.register.kept(key)
+        return live.request if live is not None and live.request.is_of(body_digest, model) else None
+
+    def explain(self, key: RecordId) -> Explanation:
+        """Say where a request is and what it waits for; raises UnknownRequestError."""
+        state = self._state
+        live = state.register.by_key(key)
+        if live is None:
+            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant is running or waiting")
+        position = state.waiting.position(live) if live.status is Status.WAITING else 0
+        line = state.waiting.line(live.request.model)
+        return explain(live, state.executors.by_address, line, position, state.limits)
+
+    def waiting_requests(self) -> tuple[LiveRequest, ...]:
+        """Return what waits, by model and urgency."""
+        return self._state.waiting.all()
+
+    def num_waiting(self) -> tuple[int, int]:
+        """Return the length of the queue in requests and in prompt tokens."""
+        return self._state.waiting.num_requests, self._state.waiting.num_tokens
+
+    def num_unfinished(self) -> int:
+        """Return how many requests have not ended, whether anybody listens to them or may come back."""
+        return len(self._state.register)
+
+    def heard(self) -> Iterable[LiveRequest]:
+        """Return the requests that have not ended and that somebody listens to."""
+        return self._state.register.heard()
+
+    # Executors
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every executor that is awaited was attached, or is lost: only then is anything admitted."""
+        return self._state.executors.is_synced
+
+    def executor(self, address: str) -> ExecutorState:
+        """Return an executor's state. KeyError unless it has been attached."""
+        return self._state.executors.by_address[address]
+
+    def drains(self, address: str) -> bool:
+        """Tell whether an executor was told to drain, as the process that it is."""
+        return self._state.executors.drains(address)
+
+    def has_plans_in_flight(self) -> bool:
+        """Tell whether results are awaited of executors that are attached."""
+        return any(executor.attached and executor.in_flight for executor in self._state.executors)
+
+    def counts(self, address: str) -> ExecutorCounts:
+        """Return what operators see of an executor. KeyError unless it has been attached."""
+        executor = self.executor(address)
+        occupied = (executor.rows.state == RUNNING) | (executor.rows.state == ENDING)
+        return ExecutorCounts(
+            num_running_requests=executor.rows.num_running,
+            num_plans_in_flight=len(executor.in_flight),
+            blocks=executor.pool.counts(),
+            num_filled_slots=int(executor.rows.num_computed[occupied].sum()),
+            num_owned_slots=int(executor.rows.num_slots[occupied].sum()),
+        )
+
+    def check(self) -> None:
+        """Assert the conservation of blocks and the agreement of tables; for tests."""
+        for executor in self._state.executors:
+            executor.pool.check(executor.rows.tables)
+        on_rows = [(live.address, live.row) for live in self._state.register.all() if live.row is not None]
+        assert len(set(on_rows)) == len(on_rows), "one request per row"

@@ -1,19 +1,17 @@
-"""What the driver knows of each executor beyond what the core does, and how it looks from outside."""
+"""What the links know of each executor beyond what the core does, and how it looks from outside."""
 
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from paceline.plan.values import Model
-from paceline_scheduler.backend import ExecutorStatus, ServedModel, StepTotals, TokenizerSource
-from paceline_scheduler.core.core import Core
+from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.tables.blocks import BlockCounts
-from paceline_scheduler.core.views import ExecutorCounts
+from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_link import PlanPort
 from paceline_scheduler.link.messages import ExecutorState
-from paceline_scheduler.link.step_watch import PlannedStep
+from paceline_scheduler.observers.steps import StepTotals
 
 
 @dataclass(slots=True)
@@ -22,15 +20,12 @@ class Attachment:
 
     state: ExecutorState = ExecutorState.CONNECTING
     is_serving: bool = False  # from its welcome until it is lost; a stream that broke a moment ago does not count
-    is_draining: bool = False
     last_error: str = ""
     model: Model | None = None
     tokenizer: TokenizerSource | None = None
     description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent
     holder: Holder | None = None  # who drives it, while this scheduler stands in line for it
-    planned: deque[PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
-    steps: StepTotals = field(default_factory=StepTotals)
 
     def give_up(self, reason: str) -> None:
         """Have nothing to do with it until its next welcome."""
@@ -59,21 +54,15 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
     return tuple(served[name] for name in sorted(served))
 
 
-def statuses(executors: Mapping[str, Attachment], core: Core) -> tuple[ExecutorStatus, ...]:
-    """Return all executors, by address, as operators see them."""
-    return tuple(
-        _status(address, executor, None if executor.description is None else core.counts(address))
-        for address, executor in sorted(executors.items())
-    )
-
-
-def _status(address: str, executor: Attachment, counts: ExecutorCounts | None) -> ExecutorStatus:
-    """Return one executor; `counts` are the core's, None before the first welcome."""
+def status(address: str, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
+    """Return an executor as operators see it."""
     description = executor.description
+    counts = None if description is None else views.counts(address)
+    is_draining = executor.state is ExecutorState.READY and views.drains(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
     return ExecutorStatus(
         address=address,
-        state=executor.state,
+        state=ExecutorState.DRAINING if is_draining else executor.state,
         incarnation=description.incarnation if description else 0,
         epoch=description.epoch if description else 0,
         model=description.model if description else "",
@@ -87,6 +76,6 @@ def _status(address: str, executor: Attachment, counts: ExecutorCounts | None) -
         num_owned_slots=counts.num_owned_slots if counts else 0,
         num_plans_in_flight=counts.num_plans_in_flight if counts else 0,
         last_error=executor.last_error,
-        steps=replace(executor.steps),
+        steps=steps,
         holder=executor.holder,
     )

@@ -1,11 +1,9 @@
 """What would become of a new request, for those who tell it to the world outside."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.attachment import Attachment
 
 
 class Standing(Enum):
@@ -24,9 +22,8 @@ class Readiness:
     active: Holder | None = None
 
 
-def readiness_of(executors: Iterable[Attachment], active: Holder | None) -> Readiness:
-    """Return how a scheduler stands that takes requests; `active` is the one that they are sent to, if to any."""
+def readiness_of(active: Holder | None, *, is_served: bool) -> Readiness:
+    """Return how a scheduler stands that takes requests, if an executor does; `active` is whom they are sent to."""
     if active is not None:
         return Readiness(Standing.STANDING_BY, active)
-    is_served = any(executor.is_serving and not executor.is_draining for executor in executors)
     return Readiness(Standing.READY if is_served else Standing.UNREADY)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from paceline_scheduler.backend import StepTotals
+from paceline_scheduler.observers.steps import StepTotals
 from paceline_scheduler.simulator import wire
 from paceline_scheduler.simulator.measured_processes import (
     NO_BUDGETS,

@@ -21,8 +21,8 @@ import numpy as np
 
 from paceline.plan.values import RecordId, SamplingParams, StepPoint, StepResult
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import Event, ExecutorAttached, StepFinished, Submit
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import RequestRefusedError
 from paceline_scheduler.simulator.config import SimulatorConfig
@@ -79,7 +79,7 @@ class OpenLoop:
         self._events: list[tuple[float, int, str | Arrival]] = []
         self._numbers = count()
         for address, executor in self._executors.items():
-            self._deliver(self.core.attach(*executor.attach(address), self._now_s))
+            self._feed(ExecutorAttached(*executor.attach(address)))
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Course]:
         """Let them arrive and run until all have ended; returns what became of each, in order of arrival."""
@@ -92,7 +92,7 @@ class OpenLoop:
             else:
                 result, self._running[event] = self._running[event], None
                 assert result is not None, "a step ends once"
-                self._deliver(self.core.complete(event, result, self._now_s))
+                self._feed(StepFinished(event, result))
             for address in self._executors:
                 self._drive(address)
         return self.courses
@@ -115,7 +115,7 @@ class OpenLoop:
         )
         start = time.thread_time()
         try:
-            self.core.submit(request, self._now_s)
+            self._feed(Submit((request,)))
         except RequestRefusedError:
             self.courses[handle].was_refused = True
             self.refusing_s.append(time.thread_time() - start)
@@ -129,7 +129,7 @@ class OpenLoop:
             self.planning_s.append(time.thread_time() - start)
             if plan is None:
                 break
-            rows = self.core.executor(address).rows
+            rows = self.core.views.executor(address).rows
             self.preempted |= {int(rows.handle[r.row]) for r in plan.releases if r.final is None}
             executor.receive(plan)
         if self._running[address] is None and executor.num_plans_waiting:
@@ -139,7 +139,8 @@ class OpenLoop:
             self._running[address] = replace(result, timings=timings)
             self._push(self._now_s + duration_ns / 1e9, address)
 
-    def _deliver(self, outputs: Outputs) -> None:
+    def _feed(self, event: Event[None]) -> None:
+        outputs = self.core.apply(event, self._now_s).outputs
         for tokens in outputs.tokens:
             for handle, num_tokens in zip(tokens.handles, tokens.num_tokens.tolist(), strict=True):
                 self.courses[handle].token_s += [self._now_s] * num_tokens

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint, StepResult, StepTimings
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
@@ -32,14 +33,14 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
     )
     core = Core(limits)
-    core.attach(_description(num_rows, num_steps), Snapshot(), 0.0)
+    core.apply(ExecutorAttached(_description(num_rows, num_steps), Snapshot()), 0.0)
     for handle in range(num_rows):
         # Prompts of different lengths, so that about as many rows begin a new block in every step.
-        core.submit(_request(handle, _PROMPT_TOKENS + handle % 16), now=0.0)
+        core.apply(Submit((_request(handle, _PROMPT_TOKENS + handle % 16),)), now=0.0)
     # A row is free, but those that run are expected to fill the pool: every plan weighs the head of the line anew.
-    core.executor(_ADDRESS).output_lengths.mean = 1e9
+    core.views.executor(_ADDRESS).output_lengths.mean = 1e9
     for handle in range(num_rows, num_rows + num_waiting):
-        core.submit(_request(handle, _WAITING_PROMPT_TOKENS), now=0.0)
+        core.apply(Submit((_request(handle, _WAITING_PROMPT_TOKENS),)), now=0.0)
     times = []
     num_measured = 0
     while num_measured < num_steps:
@@ -49,7 +50,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         assert plan is not None, "requests without an end are always planned"
         result = _result(plan, core)
         received = time.thread_time_ns()
-        core.complete(_ADDRESS, result, 0.0)
+        core.apply(StepFinished(_ADDRESS, result), 0.0)
         applied = time.thread_time_ns()
         if len(plan.rows) == num_rows and plan.num_tokens == num_rows:
             times.append(((planned - start) / 1e3, (applied - received) / 1e3))
@@ -107,7 +108,7 @@ def _request(handle: int, num_prompt_tokens: int) -> Request:
 
 def _result(plan: BatchPlan, core: Core) -> StepResult:
     """Answer with one token for every row that has computed all it knew."""
-    executor = core.executor(_ADDRESS)
+    executor = core.views.executor(_ADDRESS)
     rows = executor.rows
     reached = (rows.num_scheduled[plan.rows] >= rows.target[plan.rows]).astype(np.int32)
     return StepResult(

@@ -1,7 +1,7 @@
 """What measurements ask a scheduler, and the parts of a simulated executor's tokenizer, as messages."""
 
 from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, sampling_pb2
-from paceline_scheduler.backend import StepTotals
+from paceline_scheduler.observers.steps import StepTotals
 from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 
 GENERATE_METHOD = "/paceline.v1.InferenceService/Generate"

@@ -20,7 +20,7 @@ _EVERYTHING = 1 << 30
 async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator[Edge]:
     """An edge over a scripted backend with one model, until the block ends."""
     backend = ScriptedBackend(model)
-    edge = backend.sink = Edge(backend, Texts(limits, datetime.now), limits)
+    edge = backend.sink = Edge(backend, backend, Texts(limits, datetime.now), limits)
     yield edge
     await edge.texts.close()
 

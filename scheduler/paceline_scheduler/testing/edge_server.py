@@ -49,11 +49,11 @@ async def serve_edge(backend: ScriptedBackend, limits: EdgeLimits | None = None)
     """Serve until the block ends; what still runs then is cancelled."""
     limits = limits or EdgeLimits()
     texts = Texts(limits, lambda: NOON)
-    edge = Edge(backend, texts, limits)
+    edge = Edge(backend, backend, texts, limits)
     backend.sink = edge
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    add_AdminServiceServicer_to_server(AdminServicer(backend, "scheduler-1", lambda: 0), server)
+    add_AdminServiceServicer_to_server(AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -8,9 +8,22 @@ import numpy as np
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, StepResult
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import (
+    End,
+    Event,
+    ExecutorAttached,
+    ExecutorLost,
+    ExpectExecutors,
+    ReplyT,
+    Resume,
+    StepFinished,
+    Submit,
+    Tick,
+)
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.testing.clock import ManualClock
@@ -25,7 +38,9 @@ class CoreHarness:
     def __init__(self, *executors: SimulatedExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
         self.drafts: Sequence[int] = ()  # that each row wants, the same numbers over and over; empty: what they say
-        self.core = Core(limits or CoreLimits())
+        self.limits = limits or CoreLimits()
+        self.core = Core(self.limits)
+        self.wake_at: float | None = None  # as the last event told
         self.client = OutputCollector()
         self.executors = {f"executor-{index}": executor for index, executor in enumerate(executors)}
         self.num_ended_by_themselves = 0  # executors, because of steps that failed
@@ -33,17 +48,28 @@ class CoreHarness:
         for address in self.executors:
             self.attach(address)
 
+    @property
+    def views(self) -> CoreViews:
+        """What can be asked of the core."""
+        return self.core.views
+
+    def feed(self, event: Event[ReplyT]) -> ReplyT:
+        """Let something happen at the clock's time, deliver what comes of it and return the answer."""
+        effects = self.core.apply(event, self.clock())
+        self.wake_at = effects.wake_at
+        self.client.deliver(effects.outputs)
+        return effects.reply
+
     def attach(self, address: str) -> None:
         """Open the plan stream: what was under way in the old one is gone."""
         self.results[address].clear()
         description, snapshot = self.executors[address].attach(address)
-        self.client.deliver(self.core.attach(description, snapshot, self.clock()))
+        self.feed(ExecutorAttached(description, snapshot))
 
     def succeed(self) -> None:
         """Let the scheduler die with all it knows, and another one take over; what clients have they still have."""
-        self.core = Core(self.core.limits)
-        for address in self.executors:
-            self.core.await_executor(address)
+        self.core = Core(self.limits)
+        self.feed(ExpectExecutors(tuple(self.executors)))
         for address in self.executors:
             self.attach(address)
 
@@ -56,30 +82,30 @@ class CoreHarness:
             last_attempt=self.client.attempts.get(request.handle, 0),
             prior_output_token_ids=held if holds_tokens else None,
         )
-        (resumed,) = self.core.resume((Resumption(request, progress),), self.clock())
+        (resumed,) = self.feed(Resume((Resumption(request, progress),)))
         assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
         if resumed.outputs is not None:
             self.client.deliver(Outputs((resumed.outputs,)))
 
     def expect_short_outputs(self, address: str = "executor-0") -> None:
         """Let the core believe that outputs end after a token or two, so that it admits more than the pool can hold."""
-        lengths = self.core.executor(address).output_lengths
+        lengths = self.views.executor(address).output_lengths
         lengths.mean = lengths.deviation = 1.0
 
     def submit(self, *requests: Request) -> None:
         """Submit requests at the clock's time."""
         for request in requests:
-            self.core.submit(request, self.clock())
+            self.feed(Submit((request,)))
 
     def end(self, request: Request, num_output_tokens: int) -> None:
         """End a request as the edge does when it finds a stop text."""
-        self.core.end(request.handle, num_output_tokens, FinishReason.STOP, self.clock())
+        self.feed(End(request.handle, num_output_tokens, FinishReason.STOP))
 
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
-        self.client.deliver(self.core.refuse_hopeless(self.clock()))
+        self.feed(Tick())
         if self.drafts:
-            wanted = self.core.executor(address).rows.num_drafts
+            wanted = self.views.executor(address).rows.num_drafts
             wanted[:] = np.resize(self.drafts, len(wanted))
         plan = self.core.plan(address, self.clock())
         if plan is not None:
@@ -100,7 +126,7 @@ class CoreHarness:
                 pass
             if isinstance(error, SimulatedDeviceError):
                 self.num_ended_by_themselves += 1
-                self.client.deliver(self.core.lose(address, self.clock()))
+                self.feed(ExecutorLost(address))
                 self.executors[address].restart()
             self.attach(address)
         return True
@@ -109,7 +135,7 @@ class CoreHarness:
         """Let the oldest result arrive; False when there is none."""
         if not self.results[address]:
             return False
-        self.client.deliver(self.core.complete(address, self.results[address].popleft(), self.clock()))
+        self.feed(StepFinished(address, self.results[address].popleft()))
         return True
 
     def step(self, address: str = "executor-0") -> BatchPlan | None:

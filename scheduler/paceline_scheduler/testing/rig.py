@@ -1,4 +1,4 @@
-"""A scheduler without an edge: driver and links as in production, a collecting client, executors of any kind."""
+"""A scheduler without an edge: core, runtime and links as in production, a collecting client, executors of any kind."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,15 +7,19 @@ from typing import NoReturn
 
 from paceline.plan.values import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
-from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.transport import Transport
+from paceline_scheduler.observers.steps import StepObserver
+from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.testing.collector import OutputCollector
 
 
@@ -34,15 +38,19 @@ class SchedulerRig:
         resolver: Resolver = resolve_with_system,
     ) -> None:
         loop = asyncio.get_running_loop()
-        core_limits = limits or CoreLimits()
         self.client = OutputCollector()
         self.standings: list[Standing] = []
         self.identity = Identity(scheduler_id, approach, protocols)
         self.identity.address = f"{scheduler_id}:50051"
-        self.driver = Driver(lambda: Core(core_limits), loop.time, loop)
-        self.driver.connect(self.client, lambda readiness: self.standings.append(readiness.standing))
+        self.core = Core(limits or CoreLimits())
+        self.runtime = Runtime(self.core, loop.time, loop)
+        self.runtime.deliver_to(self.client)
+        self.steps = StepObserver(self.runtime.views)
+        self.executors = Executors(self.runtime, self.steps, loop)
+        self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
+        self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)
-        self.fleet = Fleet(discovery, transport, self.identity, self.driver, loop.time, lambda: 0.5)
+        self.fleet = Fleet(discovery, transport, self.identity, self.listener, loop.time, lambda: 0.5)
         self._task: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "SchedulerRig":
@@ -65,16 +73,20 @@ class SchedulerRig:
     def submit(self, *requests: Request) -> None:
         """Submit requests in one turn of the loop."""
         for request in requests:
-            self.driver.submit(request)
+            self.runtime.feed(Submit((request,)))
 
     def states(self) -> dict[str, ExecutorState]:
         """Return where each executor stands."""
-        return {status.address: ExecutorState(status.state) for status in self.driver.executors()}
+        return {status.address: ExecutorState(status.state) for status in self.executors.statuses()}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; the test's own time limit is the bound."""
         while not holds():  # noqa: ASYNC110 - any condition can be waited for
             await asyncio.sleep(0.01)
+
+    async def until_idle(self) -> None:
+        """Wait until no request is left that somebody listens to."""
+        await self.until(lambda: not any(self.runtime.views.heard()))
 
     async def until_ready(self, num_executors: int = 1) -> None:
         """Wait until this many executors are attached."""

@@ -3,17 +3,35 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
-from paceline_scheduler.backend import Arrival, ExecutorStatus, LimitValues, OutputSink, ServedModel, StepSink
+from paceline_scheduler.backend import Arrival, ExecutorStatus, OutputSink, ServedModel
+from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
+from paceline_scheduler.core.events import (
+    Acknowledge,
+    Cancel,
+    Detach,
+    DrainExecutor,
+    End,
+    Event,
+    ReplyT,
+    Resume,
+    SetLimits,
+    Submit,
+)
+from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Request, Resumption
-from paceline_scheduler.core.views import Estimate, Explanation, RequestState
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import (
     DuplicateRequestError,
+    NoExecutorError,
     QueueFullError,
     RequestFailedError,
     RequestRefusedError,
@@ -23,6 +41,7 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.observers.steps import StepWatch
 from paceline_scheduler.testing.clock import ManualClock
 
 
@@ -50,6 +69,49 @@ class _Output:
         return self.notice
 
 
+class _ScriptedViews(CoreViews):
+    """What the edge may ask of the script."""
+
+    def __init__(self, backend: "ScriptedBackend") -> None:
+        super().__init__(CoreState(CoreLimits()))
+        self._backend = backend
+
+    @override
+    def require_room(self, num_requests: int) -> None:
+        """Have room, unless the test set `num_places`."""
+        if self._backend.num_places is not None and num_requests > self._backend.num_places:
+            raise QueueFullError("the queue is full", 2.0)
+
+    @override
+    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
+        """Return a request that was submitted to a model, if its body has this digest."""
+        known = self._backend.outputs_by_key.get(key)
+        return known.request if known is not None and known.request.is_of(body_digest, model) else None
+
+    @override
+    def explain(self, key: RecordId) -> Explanation:
+        """Find every running request at the head of a queue."""
+        num_output = len(self._backend.running(key).token_ids)
+        return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
+
+    @override
+    def estimate(self, request: Request, now: float) -> Estimate:
+        """Expect half a second, unless the test wants a refusal."""
+        if self._backend.refusal is not None:
+            return Estimate(0.0, 0.0, 0, 0, self._backend.refusal)
+        return Estimate(0.5, 0.025, len(request.prompt_token_ids), 1, None)
+
+    @override
+    def num_waiting(self) -> tuple[int, int]:
+        """Return a queue of 3 requests and 70 tokens."""
+        return 3, 70
+
+    @override
+    def limits(self) -> LimitValues:
+        """Return the bounds that the test or the edge set."""
+        return self._backend.limit_values
+
+
 class ScriptedBackend:
     """Requests run until the test ends them. Set `sink` before the first step; `refusal` is raised for the next one.
 
@@ -58,6 +120,7 @@ class ScriptedBackend:
 
     def __init__(self, *models: ServedModel) -> None:
         self.clock = ManualClock()
+        self.views = _ScriptedViews(self)
         self.sink: OutputSink | None = None
         self.refusal: RequestRefusedError | None = None
         self.num_places: int | None = None  # in the queue; None: as many as wanted
@@ -74,11 +137,11 @@ class ScriptedBackend:
         self.acknowledged: list[RecordId] = []
         self.known_executors: tuple[ExecutorStatus, ...] = ()
         self.drained: list[str] = []
-        self.watchers: list[StepSink] = []
+        self.watch = StepWatch()
         self.limit_values = LimitValues(1024, 4_194_304, 2048)
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
         self._outputs: dict[int, _Output] = {}  # by every handle that a request has had
-        self._by_key: dict[RecordId, _Output] = {}  # the last request of each key
+        self.outputs_by_key: dict[RecordId, _Output] = {}  # the last request of each key
 
     # What a test does
 
@@ -118,12 +181,12 @@ class ScriptedBackend:
         """Let a request fail."""
         output = self._outputs[handle]
         output.end(FinishReason.ERROR, None, 0)
-        del self._by_key[output.request.key]
+        del self.outputs_by_key[output.request.key]
         self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
 
     def forget_everything(self) -> None:
         """Become a scheduler that has never heard of any request, and whose executors have neither."""
-        self._by_key.clear()
+        self.outputs_by_key.clear()
 
     # What the edge asks
 
@@ -131,15 +194,31 @@ class ScriptedBackend:
         """Return the time of the test's clock."""
         return self.clock()
 
-    def require_time(self, model: str) -> None:
-        """Take everything."""
+    def feed(self, event: Event[ReplyT]) -> ReplyT:
+        """Do what the edge feeds, as far as a script can."""
+        reply: Any = None
+        match event:
+            case Submit(requests):
+                self._submit(requests)
+            case Resume(resumptions):
+                reply = self._resume(resumptions)
+            case Detach(handle):
+                self._detach(handle)
+            case End(handle, num_output_tokens, reason):
+                reply = self._end(handle, num_output_tokens, reason)
+            case Cancel(key):
+                self._cancel(key)
+            case Acknowledge(keys):
+                self.acknowledged += keys
+            case DrainExecutor(address):
+                reply = self._drain(address)
+            case SetLimits(limits):
+                self.limit_values = limits
+            case _:
+                raise AssertionError(f"no edge feeds {event}")
+        return reply
 
-    def require_room(self, num_requests: int) -> None:
-        """Have room, unless the test set `num_places`."""
-        if self.num_places is not None and num_requests > self.num_places:
-            raise QueueFullError("the queue is full", 2.0)
-
-    def submit(self, *requests: Request) -> None:
+    def _submit(self, requests: Sequence[Request]) -> None:
         """Take all requests, unless the test wants them refused."""
         self._refuse()
         for request in requests:
@@ -155,19 +234,14 @@ class ScriptedBackend:
         if self.active is not None:
             raise StandbyError(self.active, 0.15)
 
-    def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
-        """Return a request that was submitted to a model, if its body has this digest."""
-        known = self._by_key.get(key)
-        return known.request if known is not None and known.request.is_of(body_digest, model) else None
-
-    def resume(self, *resumptions: Resumption) -> tuple[Resumed, ...]:
+    def _resume(self, resumptions: Sequence[Resumption]) -> tuple[Resumed, ...]:
         """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""
         self._refuse()
         self.resumptions += resumptions
         known = [self._find(resumption) for resumption in resumptions]
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
-    def detach(self, handle: int) -> None:
+    def _detach(self, handle: int) -> None:
         """Remember it; a resumable request goes on unheard, another one is cancelled. Not of a listener before."""
         output = self._outputs[handle]
         if output.request.handle != handle:
@@ -177,7 +251,7 @@ class ScriptedBackend:
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
-    def end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
+    def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """Remember an end; one by a listener before has no effect."""
         output = self._outputs[handle]
         if output.request.handle != handle:
@@ -187,60 +261,26 @@ class ScriptedBackend:
         output.end(reason, None, self.num_cached_tokens)
         return self.num_cached_tokens
 
-    def cancel(self, key: RecordId) -> None:
+    def _cancel(self, key: RecordId) -> None:
         """End a running request and tell its stream."""
-        output = self._running(key)
+        output = self.running(key)
         self.cancelled.append(key)
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
-
-    def explain(self, key: RecordId) -> Explanation:
-        """Find every running request at the head of a queue."""
-        num_output = len(self._running(key).token_ids)
-        return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
-
-    def estimate(self, request: Request) -> Estimate:
-        """Expect half a second, unless the test wants a refusal."""
-        if self.refusal is not None:
-            return Estimate(0.0, 0.0, 0, 0, self.refusal)
-        return Estimate(0.5, 0.025, len(request.prompt_token_ids), 1, None)
-
-    def acknowledge(self, keys: tuple[RecordId, ...]) -> None:
-        """Remember acknowledgements."""
-        self.acknowledged += keys
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return what the test serves."""
         return self.served
 
-    def executors(self) -> tuple[ExecutorStatus, ...]:
+    def statuses(self) -> tuple[ExecutorStatus, ...]:
         """Return what the test set."""
         return self.known_executors
 
-    def num_waiting(self) -> tuple[int, int]:
-        """Return a queue of 3 requests and 70 tokens."""
-        return 3, 70
-
-    def drain_executor(self, address: str) -> int:
-        """Remember a drain; raises KeyError for an executor that was never attached."""
-        executor = {known.address: known for known in self.known_executors if known.incarnation}[address]
+    def _drain(self, address: str) -> int:
+        executor = {known.address: known for known in self.known_executors if known.incarnation}.get(address)
+        if executor is None:
+            raise NoExecutorError(f"executor {address!r} is known but not attached now; try again", 1.0)
         self.drained.append(address)
         return executor.num_running_requests
-
-    def limits(self) -> LimitValues:
-        """Return the bounds."""
-        return self.limit_values
-
-    def set_limits(self, limits: LimitValues) -> None:
-        """Change the bounds."""
-        self.limit_values = limits
-
-    def watch_steps(self, sink: StepSink) -> None:
-        """Remember a watcher."""
-        self.watchers.append(sink)
-
-    def unwatch_steps(self, sink: StepSink) -> None:
-        """Forget a watcher."""
-        self.watchers.remove(sink)
 
     # Inside
 
@@ -252,12 +292,13 @@ class ScriptedBackend:
     def _take(self, request: Request, token_ids: list[int]) -> _Output:
         output = _Output(request, token_ids)
         self.requests[request.handle] = request
-        self._outputs[request.handle] = self._by_key[request.key] = output
+        self._outputs[request.handle] = self.outputs_by_key[request.key] = output
         self._submitted.put_nowait(request)
         return output
 
-    def _running(self, key: RecordId) -> _Output:
-        output = self._by_key.get(key)
+    def running(self, key: RecordId) -> _Output:
+        """Return the output of a request that has not ended; raises UnknownRequestError."""
+        output = self.outputs_by_key.get(key)
         if output is None or not output.is_running:
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
         return output
@@ -265,7 +306,7 @@ class ScriptedBackend:
     def _find(self, resumption: Resumption) -> _Output | None:
         """Return the output that a client comes back to, None when it is to be begun; raises what refuses it."""
         request, progress = resumption.request, resumption.progress
-        known = self._by_key.get(request.key)
+        known = self.outputs_by_key.get(request.key)
         if known is not None and not known.is_running and request.attachment == 1:
             known = None  # the name is used again
         if known is None:

@@ -13,8 +13,9 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.testing.rig import SchedulerRig
 
 
@@ -24,7 +25,8 @@ class WholeScheduler:
 
     address: str
     edge: Edge
-    driver: Driver
+    runtime: Runtime
+    executors: Executors
 
 
 @asynccontextmanager
@@ -33,8 +35,8 @@ async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> A
     limits = limits or EdgeLimits()
     rig = SchedulerRig(executors, GrpcTransport())
     texts = Texts(limits, datetime.now)
-    edge = Edge(rig.driver, texts, limits)
-    rig.driver.connect(edge)
+    edge = Edge(rig.runtime, rig.executors, texts, limits)
+    rig.runtime.deliver_to(edge)
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -42,7 +44,7 @@ async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> A
         await rig.until_ready()
         await server.start()
         try:
-            yield WholeScheduler(f"127.0.0.1:{port}", edge, rig.driver)
+            yield WholeScheduler(f"127.0.0.1:{port}", edge, rig.runtime, rig.executors)
         finally:
             await server.stop(0)
             await texts.close()

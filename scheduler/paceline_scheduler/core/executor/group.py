@@ -3,7 +3,7 @@
 Decides nothing about a step; gives the planner what it looks at.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.executor.state import ExecutorState
@@ -12,6 +12,9 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.dispatch import Dispatch
 from paceline_scheduler.core.planning.planner import Waiting
 from paceline_scheduler.core.planning.room import Room
+from paceline_scheduler.errors import NoExecutorError
+
+_NOT_ATTACHED_RETRY_S = 1.0
 
 
 class ExecutorGroup:
@@ -24,6 +27,7 @@ class ExecutorGroup:
     def __init__(self) -> None:
         self.by_address: dict[str, ExecutorState] = {}
         self._awaited: dict[str, None] = {}
+        self._drained: dict[str, int] = {}  # and as which incarnation
 
     def __iter__(self) -> Iterator[ExecutorState]:
         """Go through the executors."""
@@ -34,9 +38,44 @@ class ExecutorGroup:
         """Whether none is awaited."""
         return not self._awaited
 
-    def await_word(self, address: str) -> None:
-        """Admit nothing before this executor was attached or lost."""
-        self._awaited[address] = None
+    def await_word(self, addresses: Iterable[str]) -> None:
+        """Admit nothing before each of these executors was attached or lost."""
+        self._awaited.update(dict.fromkeys(addresses))
+
+    def attach(self, executor: ExecutorState) -> None:
+        """Drive an executor from now on. Back as the process that was told to drain, it still does."""
+        address, incarnation = executor.description.address, executor.description.incarnation
+        self.by_address[address] = executor
+        if self._drained.get(address) == incarnation:
+            executor.draining = True
+        else:
+            self._drained.pop(address, None)
+        self.has_word(address)
+
+    def stream_ended(self, address: str) -> None:
+        """Plan nothing for an executor until it attaches again or is lost."""
+        executor = self.by_address.get(address)
+        if executor is not None:
+            executor.attached = False
+
+    def remove(self, address: str) -> None:
+        """An executor is not looked for any more."""
+        self.has_word(address)
+        self.by_address.pop(address, None)
+        self._drained.pop(address, None)
+
+    def drain(self, address: str) -> int:
+        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError if unknown."""
+        executor = self.by_address.get(address)
+        if executor is None:
+            sentence = f"executor {address!r} is known but not attached now; try again"
+            raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S)
+        executor.draining, self._drained[address] = True, executor.description.incarnation
+        return executor.rows.num_running
+
+    def drains(self, address: str) -> bool:
+        """Tell whether an executor was told to drain and has not come back as another process since."""
+        return address in self._drained
 
     def has_word(self, address: str) -> None:
         """What it runs is known, or that it runs nothing."""
@@ -85,10 +124,10 @@ def _left_to_others(
     live: LiveRequest, executor: ExecutorState, others: Sequence[ExecutorState], dispatch: Dispatch
 ) -> bool:
     """Tell whether a request is better left to another executor; one with which a step failed here certainly is."""
-    if live.failed_at is None:
+    is_better_elsewhere = live.suspicion.is_better_elsewhere(executor.description.address)
+    if is_better_elsewhere is None:
         return dispatch.is_for_others(live)
-    is_from_here = live.failed_at == executor.description.address
-    return is_from_here and any(live.fits(other.description) for other in others if other is not executor)
+    return is_better_elsewhere and any(live.fits(other.description) for other in others if other is not executor)
 
 
 def _for_nobody_else(_: LiveRequest) -> bool:

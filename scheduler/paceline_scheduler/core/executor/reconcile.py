@@ -96,8 +96,7 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: i
     offset, fresh = _append_seen(live, seen)
     live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
     live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
-    if live.is_suspect:
-        executor.suspect_rows.add(row)
+    executor.suspects.placed(row, live)
     _occupy(executor, live, seen, row, RUNNING)
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:

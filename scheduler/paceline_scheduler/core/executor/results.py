@@ -69,9 +69,9 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     _append_tokens(executor, landed)
     if len(step.index):
-        executor.is_doubted = False
-    if executor.suspect_rows:
-        _clear_suspects(executor)
+        executor.suspects.is_doubted = False
+    if executor.suspects.rows:
+        executor.suspects.got_on(_progress_of_suspects(executor))
     notices, failures, ended = _end_finished(executor, result, landed)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
@@ -80,7 +80,7 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
         tokens=_outputs(executor, result, landed, offsets, notices),
         failures=failures,
         ended=ended,
-        left=tuple(_leave(executor, row) for row in step.released_rows),
+        left=tuple(_leave(executor, row) for row in step.released_rows) if step.released_rows else (),
     )
 
 
@@ -97,7 +97,7 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
     if len(step.index) != len(result.rows) or np.count_nonzero(step.index != result.rows):
         raise DivergenceError(f"step {result.step_id} ran other rows than planned")
     accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.index)
-    if not accepted_fits or int(result.num_accepted.sum()) != len(result.token_ids):
+    if not accepted_fits or int(np.add.reduce(result.num_accepted)) != len(result.token_ids):
         raise DivergenceError(f"the columns of the result of step {result.step_id} do not fit together")
     if len(result.num_draft_tokens):
         planned = step.num_drafts if len(step.num_drafts) else np.zeros_like(result.rows)
@@ -190,14 +190,13 @@ def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult) -> N
     executor.step_time.observe(num_tokens, num_pairs, result.timings.busy_ns)
 
 
-def _clear_suspects(executor: ExecutorState) -> None:
-    """What has got beyond where it was when executors died of it, or a step failed, was not why."""
-    for row in sorted(executor.suspect_rows):
-        live = _live(executor, row)
-        if executor.rows.num_computed[row] >= live.failed_until:
-            live.got_on()
-            if not live.is_deadly(executor.rows.num_output(row)):
-                executor.suspect_rows.discard(row)
+def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveRequest, int, int]]:
+    """Return each with its row, and how many tokens it has computed and put out."""
+    rows = executor.rows
+    return [
+        (row, _live(executor, row), int(rows.num_computed[row]), rows.num_output(row))
+        for row in sorted(executor.suspects.rows)
+    ]
 
 
 def _end_finished(
@@ -307,7 +306,7 @@ def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     live.num_preemptions += live.num_preempting
     take_off(executor.rows, row, live)
     executor.leaving_keys.discard(live.request.key)
-    executor.suspect_rows.discard(row)
+    executor.suspects.left(row)
     executor.rows.vacate(row)
     return live
 

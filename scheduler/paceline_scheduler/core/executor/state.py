@@ -30,6 +30,7 @@ from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
 from paceline_scheduler.core.planning.room import ExecutorView
 from paceline_scheduler.core.planning.step_time import StepTimeModel
+from paceline_scheduler.core.suspects import Suspects, UnansweredStep
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import ENDING, LEAVING, RUNNING, RowColumns, RowIndex
 
@@ -59,15 +60,6 @@ class StepInFlight:
         return replace(self, num_scheduled_after=self.num_scheduled_after - surplus, num_pairs=num_pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class UnansweredStep:
-    """A step without a result, by request: it outlives the rows, since what came of it may be told much later."""
-
-    step_id: int
-    positions: tuple[tuple[LiveRequest, int], ...]  # of each request that ran, planned up to and including this step
-    is_lone: bool  # nothing else ran, on whatever row
-
-
 class ExecutorState:
     """The scheduler's cache of an executor's truth, between an accepted Attach and the end of that stream."""
 
@@ -83,10 +75,7 @@ class ExecutorState:
         self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
         self.pending_forgets: deque[RecordId] = deque(maxlen=MAX_PENDING_FORGETS)
         self.leaving_keys: set[RecordId] = set()  # on rows that nobody waits for: not to be placed until they left
-        self.suspect_rows: set[int] = set()  # whose requests run in steps of their own until they get on
-        self.is_doubted = False  # a step of one request failed, and none has succeeded since: others show that it can
-        self.unanswered: tuple[UnansweredStep, ...] = ()  # at the moment when it was lost
-        self.accused: tuple[LiveRequest, ...] = ()  # of the executor's death, if it is lost
+        self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
@@ -109,8 +98,8 @@ class ExecutorState:
             self.step_time,
             self.output_lengths,
             self.leaving_keys,
-            self.suspect_rows,
-            self.is_doubted,
+            self.suspects.rows,
+            self.suspects.is_doubted,
         )
 
     def takes_plan(self, limits: CoreLimits) -> bool:
@@ -126,7 +115,7 @@ class ExecutorState:
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
-            self.is_doubted = before.is_doubted
+            self.suspects.carry_on(before.suspects)
 
     def end_row(self, row: int, final: FinalRelease) -> None:
         """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
@@ -140,6 +129,10 @@ class ExecutorState:
             if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self.output_lengths.observe(final.num_output_tokens)
 
+    def hear(self, row: int, handle: int, attempt: int) -> None:
+        """Another listener has a request: what is delivered for its row from now on is for that handle."""
+        self.rows.handle[row], self.rows.attempt[row] = handle, attempt
+
     def distrust(self, row: int) -> None:
         """Numbers of a row are none: nobody shall begin behind its blocks, those included that it found computed."""
         self.rows.num_computed[row] = 0
@@ -150,7 +143,8 @@ class ExecutorState:
         live = self._live(row)
         take_off(self.rows, row, live)
         final = FinalRelease(len(live.output_token_ids), FinishReason.ERROR)
-        self.rows.live[row] = replace(live, is_stranger=True, status=Status.FINISHED, final=final)
+        suspicion = replace(live.suspicion)  # what becomes of the row says nothing of the request any more
+        self.rows.live[row] = replace(live, is_stranger=True, status=Status.FINISHED, final=final, suspicion=suspicion)
         self.rows.ended[row] = True
         self.leaving_keys.add(live.request.key)
         if self.rows.state[row] == RUNNING:
@@ -161,11 +155,11 @@ class ExecutorState:
         """Return the rows of the step that runs, as far as is known: of the oldest that has no result."""
         return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
-    def unanswered_steps(self) -> tuple[UnansweredStep, ...]:
+    def unanswered_steps(self) -> tuple[UnansweredStep[LiveRequest], ...]:
         """Return the steps whose results have not come, the oldest first, also when it has been lost since."""
-        return (*self.unanswered, *(self._unanswered(step) for step in self.in_flight))
+        return (*self.suspects.unanswered, *(self._unanswered(step) for step in self.in_flight))
 
-    def _unanswered(self, step: StepInFlight) -> UnansweredStep:
+    def _unanswered(self, step: StepInFlight) -> UnansweredStep[LiveRequest]:
         found = zip(step.index.tolist(), step.num_scheduled_after.tolist(), strict=True)
         positions = ((self.rows.live[row], position) for row, position in found)
         ours = tuple((live, position) for live, position in positions if live is not None and not live.is_stranger)
@@ -314,8 +308,7 @@ class ExecutorState:
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
-        if live.is_suspect:
-            self.suspect_rows.add(row)
+        self.suspects.placed(row, live)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
         context = _context(live, now)
         return Placement.of(context, row, live.attempt, live.output_token_ids, live.max_tokens, num_cached)
@@ -348,8 +341,8 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
         waited_s=max(0.0, now - live.submitted_s),
         deadline_left_s=None if request.deadline_s is None else request.deadline_s - now,
         num_preemptions=live.num_preemptions,
-        num_executor_deaths=live.num_executor_deaths,
-        last_death_offset=live.last_death_offset,
+        num_executor_deaths=live.suspicion.num_executor_deaths,
+        last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
     )
 

@@ -38,24 +38,19 @@ class Dispatch:
         self._tokens_meant = dict.fromkeys(views, 0)
 
     def is_for_others(self, live: LiveRequest) -> bool:
-        """Tell whether the request is better left to another executor, and count that it was."""
+        """Tell whether the request is better left to another executor, and count it in where it is meant for."""
         if live.left_since_s is not None and self._now - live.left_since_s > MAX_LEFT_S:
             return False
         fits = {address: candidate.room.fit(live) for address, candidate in self._candidates.items()}
         if any(isinstance(fit, Hindrance) and fit.is_brief for fit in fits.values()):
-            return self._leave(live)
+            return True
         found = {address: fit for address, fit in fits.items() if isinstance(fit, Fit)}
         if not found:
             return False
         best = min(found, key=lambda address: (self._cost_s(address, live, found[address]), address))
         self._candidates[best].room.take(live, found[best])
         self._tokens_meant[best] += live.num_known_tokens - found[best].num_cached_tokens
-        return best != self._address and self._leave(live)
-
-    def _leave(self, live: LiveRequest) -> bool:
-        if live.left_since_s is None:
-            live.left_since_s = self._now
-        return True
+        return best != self._address
 
     @cached_property
     def _candidates(self) -> dict[str, _Candidate]:

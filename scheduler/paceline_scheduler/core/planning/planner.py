@@ -5,7 +5,7 @@ each and what drafts there is room for; prefill chunks fill what the budget leav
 ones, the most urgent first. The budget is a number of tokens and a time, predicted from what steps took.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
@@ -17,6 +17,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.drafts import fit_drafts
 from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room, is_protected
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
+from paceline_scheduler.core.suspects import in_order_of_trial
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_LOOKED_AT = 16
@@ -69,6 +70,7 @@ class Decision:
     preemptions: tuple[int, ...]
     moves: tuple[int, ...]  # rows given away because the executor drains
     admissions: tuple[Admission, ...]
+    left_to_others: tuple[LiveRequest, ...]  # that could run here, and are better left to another executor
     num_tokens: int
     num_pairs: int
     predicted_ns: int
@@ -85,25 +87,33 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
     Right after one of them failed alone a step of others comes first: it tells the request from the executor. Suspects
     are tried a second time when each has been tried once.
     """
+    if not (view.is_doubted or view.suspect_rows or any(live.is_suspect for live in waiting.line[:1])):
+        return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)  # as nearly always
+    left: list[LiveRequest] = []
+    for decision, is_done in _candidates(view, waiting, limits):
+        left += decision.left_to_others  # also by what was looked at and is not to be done
+        if is_done:
+            return (
+                decision if len(left) == len(decision.left_to_others) else replace(decision, left_to_others=tuple(left))
+            )
+    raise AssertionError("the last candidate is done")
+
+
+def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Iterator[tuple[Decision, bool]]:
+    """Yield steps in the order in which they are wanted, and whether there is anything to do in each."""
     decoding, prefilling = view.rows.decoding_and_prefilling()
     if view.is_doubted:
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
-        if without.num_tokens:
-            return without
+        yield without, without.num_tokens > 0
     on_rows = [(row, _live(view.rows, row)) for row in sorted(view.suspect_rows)]
     in_line = list(takewhile(lambda live: live.is_suspect, islice(waiting.line, MAX_LOOKED_AT)))
-    for is_second_try in (False, True) if on_rows or in_line else ():
-        for row, live in on_rows:
-            if (live.num_lone_failures > 0) is is_second_try:
-                alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
-                if not alone.is_empty:
-                    return alone
-        first = [live for live in in_line if (live.num_lone_failures > 0) is is_second_try][:1]
-        if first:
-            alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=first, takes=None), limits)
-            if not alone.is_empty:
-                return alone
-    return _decide(view, decoding, prefilling, waiting, limits)
+    for row, live in in_order_of_trial(on_rows, in_line) if on_rows or in_line else ():
+        if row is None:
+            alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=[live], takes=None), limits)
+        else:
+            alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
+        yield alone, not alone.is_empty
+    yield _decide(view, decoding, prefilling, waiting, limits), True
 
 
 def _without_suspects(
@@ -160,6 +170,7 @@ def _decide(
         chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
         admissions=admissions,
+        left_to_others=() if newcomers is None else tuple(newcomers.left_to_others),
         num_tokens=budget.num_tokens,
         num_pairs=budget.num_pairs,
         predicted_ns=budget.predicted_ns(),
@@ -278,6 +289,7 @@ class _Newcomers:
 
     def __init__(self, room: Room, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
         self.admissions: list[Admission] = []
+        self.left_to_others: list[LiveRequest] = []
         self._room = room
         self._is_for_others = is_for_others
         self._budget = budget
@@ -295,6 +307,7 @@ class _Newcomers:
                 continue
             if self._is_for_others(live):
                 self._num_passed += 1
+                self.left_to_others.append(live)
                 continue
             if live.is_suspect and self._budget.num_tokens:
                 return

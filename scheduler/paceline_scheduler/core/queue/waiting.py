@@ -60,6 +60,8 @@ class WaitingQueue:
         del line.requests[index]
         self.num_requests -= 1
         self.num_tokens -= line.num_tokens.pop(index)
+        if not line.requests:
+            del self._lines[live.request.model]
 
     def position(self, live: LiveRequest) -> int:
         """Return how many requests of its model are ahead of one that waits."""
@@ -70,7 +72,7 @@ class WaitingQueue:
 
     def models(self) -> tuple[str, ...]:
         """Return the models that something waits for."""
-        return tuple(model for model, line in self._lines.items() if line.requests)
+        return tuple(self._lines)
 
     def ahead_of(self, live: LiveRequest) -> Ahead:
         """Return what would be ahead of a request that does not wait yet."""

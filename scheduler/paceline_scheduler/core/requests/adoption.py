@@ -13,6 +13,7 @@ from paceline.plan.values import FinishReason, Int32Array, RowFinish
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Status
 from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.suspects import Suspicion
 
 _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
@@ -43,8 +44,7 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
         status=Status.WAITING if seen.released is None else Status.FINISHED,
         attempt=seen.attempt,
         num_preemptions=context.num_preemptions,
-        num_executor_deaths=context.num_executor_deaths,
-        last_death_offset=context.last_death_offset,
+        suspicion=Suspicion(context.num_executor_deaths, context.last_death_offset),
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
         output_token_ids=seen.output_token_ids,
         output_hash=rolling_hash(HASH_START, seen.output_token_ids),

@@ -95,6 +95,14 @@ class Register:
 
     # Listeners
 
+    def heard(self) -> Iterable[LiveRequest]:
+        """Return the open requests that somebody listens to."""
+        return (live for live in self._by_handle.values() if live.was_heard and live.detached_until_s is None)
+
+    def heard_handles(self) -> list[int]:
+        """Return the handles of those that somebody listens to."""
+        return [live.request.handle for live in self.heard()]
+
     def listen(self, live: LiveRequest, request: Request) -> None:
         """The client has come back with `request`, the same one: it is delivered to that handle from now on."""
         self.close(live)
@@ -123,6 +131,8 @@ class Register:
 
     def next_s(self) -> float | None:
         """Return when something is due next."""
+        if self._deadlines.is_empty and self._windows.is_empty and not self._kept:
+            return None
         times = [self._deadlines.next_s(), self._windows.next_s()]
         if self._kept:
             times.append(next(iter(self._kept.values()))[0])

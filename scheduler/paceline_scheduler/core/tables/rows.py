@@ -65,6 +65,7 @@ class RowColumns:
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
         self._max_width = max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
+        self._most_known = 0  # tokens of any row: no row has more
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -115,6 +116,7 @@ class RowColumns:
         self.urgency[row], self.arrival_number[row] = live.place
         self.output_hash[row] = live.output_hash
         self.live[row] = live
+        self._most_known = max(self._most_known, len(known))
         self._widen(len(known) + 1)
         self._token_ids[row, : len(known)] = known
 
@@ -140,7 +142,10 @@ class RowColumns:
     def append(self, rows: RowIndex, token_ids: Int32Array) -> None:
         """Add one confirmed output token to each of `rows`, which are distinct."""
         positions = self.num_known[rows]
-        self._widen(int(positions.max(initial=0)) + 1)
+        self._most_known += 1
+        if self._most_known > self._token_ids.shape[1]:  # so it seems: the longest may have left its row
+            self._most_known = int(self.num_known[self.state != FREE].max(initial=0)) + 1
+            self._widen(self._most_known)
         self._token_ids[rows, positions] = token_ids
         self.num_known[rows] = positions + 1
         self.output_hash[rows] = rolling_hashes(self.output_hash[rows], token_ids)

@@ -1,4 +1,4 @@
-"""The driver joins core, edge and links: what arrives goes in, what comes out goes where it belongs, at once."""
+"""The runtime joins core, edge and links: what arrives goes in, what comes out goes where it belongs, at once."""
 
 import asyncio
 import dataclasses
@@ -6,21 +6,35 @@ import dataclasses
 import pytest
 
 from paceline.plan.values import FinishReason, Model
-from paceline_scheduler.backend import LimitValues
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.events import (
+    Acknowledge,
+    BeginDrain,
+    Cancel,
+    Detach,
+    DrainExecutor,
+    End,
+    SetLimits,
+    Submit,
+)
+from paceline_scheduler.core.limits import CoreLimits, LimitValues
+from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.errors import (
     DivergenceError,
     DrainingError,
+    DuplicateRequestError,
     GivenUpError,
     NoExecutorError,
     QueueFullError,
     UnknownRequestError,
 )
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.driver import Driver
+from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Standing
+from paceline_scheduler.observers.steps import StepObserver
+from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -29,19 +43,22 @@ from paceline_scheduler.testing.requests import expected_output, make_executor, 
 ADDRESS = "executor:1"
 
 
-class DriverBench:
-    """A driver, a simulated executor and the plans that are on their way to it."""
+class RuntimeBench:
+    """A runtime, a simulated executor and the plans that are on their way to it."""
 
     def __init__(self, limits=None, **options) -> None:
         self.clock = ManualClock(100.0)
-        core_limits = limits or CoreLimits()
-        self.driver = Driver(lambda: Core(core_limits), self.clock, asyncio.get_running_loop())
+        self.runtime = Runtime(Core(limits or CoreLimits()), self.clock, asyncio.get_running_loop())
         self.client = OutputCollector()
+        self.runtime.deliver_to(self.client)
+        self.steps = StepObserver(self.runtime.views)
+        self.executors = Executors(self.runtime, self.steps, asyncio.get_running_loop())
+        self.listener = Listener(self.runtime, self.executors)
         self.standings = []
-        self.driver.connect(self.client, lambda readiness: self.standings.append(readiness.standing))
+        self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
         self.executor = make_executor(**options)
         self.plans = []
-        self.driver.expected(ADDRESS)
+        self.listener.expected(ADDRESS)
 
     def send_plan(self, plan):
         """Be the port of the executor's stream."""
@@ -54,14 +71,19 @@ class DriverBench:
         tokenizer = await MemoryConnection(network, ADDRESS).get_tokenizer(1.0)
         description, snapshot = self.executor.attach(ADDRESS)
         card = Model("simulated", "simulated", 256, 32_000, 0, "")
-        self.driver.attached(card, tokenizer, description, snapshot, self)
+        self.listener.attached(card, tokenizer, description, snapshot, self)
+
+    async def until_idle(self):
+        """Wait until nobody waits for a request."""
+        while any(self.runtime.views.heard()):
+            await asyncio.sleep(0)
 
     async def step(self):
         """Let the loop turn once, then run the oldest plan, after 10 ns of waiting for it, and bring its result."""
         await asyncio.sleep(0)
         result = self.executor.execute(self.plans.pop(0))
         timings = dataclasses.replace(result.timings, idle_ns=10)
-        self.driver.finished_step(ADDRESS, dataclasses.replace(result, timings=timings))
+        self.listener.finished_step(ADDRESS, dataclasses.replace(result, timings=timings))
 
     async def finish(self):
         """Run until nothing is planned any more."""
@@ -72,7 +94,7 @@ class DriverBench:
 
 async def attached_bench(**options):
     """Return a bench whose executor is attached."""
-    bench = DriverBench(**options)
+    bench = RuntimeBench(**options)
     await bench.attach()
     return bench
 
@@ -82,7 +104,7 @@ async def test_submits_of_one_turn_make_one_plan():
     bench = await attached_bench(max_num_rows=64, max_num_batched_tokens=256)
     requests = [make_request(2, 2) for _ in range(32)]
     for request in requests:
-        bench.driver.submit(request)
+        bench.runtime.feed(Submit((request,)))
     assert bench.plans == []
     await asyncio.sleep(0)
     assert [len(plan.new_requests) for plan in bench.plans][:1] == [32]
@@ -93,88 +115,88 @@ async def test_submits_of_one_turn_make_one_plan():
 async def test_as_many_plans_are_on_their_way_as_the_executor_takes():
     """Steps are short here; a result makes room for the next plan."""
     bench = await attached_bench()
-    bench.driver.submit(make_request(3, 10))
+    bench.runtime.feed(Submit((make_request(3, 10),)))
     await asyncio.sleep(0)
     assert len(bench.plans) == 4
-    bench.driver.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
+    bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
     assert len(bench.plans) == 4
 
 
 async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again():
     """And nothing is kept of them."""
-    bench = DriverBench()
+    bench = RuntimeBench()
     with pytest.raises(NoExecutorError) as refusal:
-        bench.driver.submit(make_request())
+        bench.runtime.feed(Submit((make_request(),)))
     assert refusal.value.retry_after_s > 0
-    await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
-    assert bench.driver.readiness.standing is Standing.UNREADY
+    await asyncio.wait_for(bench.until_idle(), 5)
+    assert bench.executors.readiness.standing is Standing.UNREADY
 
 
 async def test_a_draining_scheduler_refuses_and_finishes():
     """What was taken is served, what comes is sent elsewhere."""
     bench = await attached_bench()
     request = make_request(3, 3)
-    bench.driver.submit(request)
-    bench.driver.begin_drain()
+    bench.runtime.feed(Submit((request,)))
+    bench.runtime.feed(BeginDrain())
     assert bench.standings == [Standing.READY, Standing.UNREADY]
     with pytest.raises(DrainingError):
-        bench.driver.submit(make_request())
+        bench.runtime.feed(Submit((make_request(),)))
     await bench.finish()
-    await asyncio.wait_for(bench.driver.wait_until_idle(), 5)
+    await asyncio.wait_for(bench.until_idle(), 5)
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
 
 
 async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_somebody_may_come_back_to():
     """Not before there is word of each, nor while a request runs or waits for the client it has lost."""
-    bench = DriverBench()
-    assert not bench.driver.is_at_rest, "nobody has looked which executors there are"
-    bench.driver.looked((ADDRESS,))
-    assert not bench.driver.is_at_rest
+    bench = RuntimeBench()
+    assert not bench.executors.is_at_rest, "nobody has looked which executors there are"
+    bench.listener.looked((ADDRESS,))
+    assert not bench.executors.is_at_rest
     await bench.attach()
-    assert bench.driver.is_at_rest
+    assert bench.executors.is_at_rest
     request = make_request(3, 3, is_resumable=True)
-    bench.driver.submit(request)
-    assert not bench.driver.is_at_rest
-    bench.driver.detach(request.handle)
-    bench.driver.detached(ADDRESS, "cut")
-    assert not bench.driver.is_at_rest
-    bench.driver.cancel(request.key)
-    assert bench.driver.is_at_rest
+    bench.runtime.feed(Submit((request,)))
+    assert not bench.executors.is_at_rest
+    bench.runtime.feed(Detach(request.handle))
+    bench.listener.detached(ADDRESS, "cut")
+    assert not bench.executors.is_at_rest
+    bench.runtime.feed(Cancel(request.key))
+    assert bench.executors.is_at_rest
 
 
 async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
     """It has what another one began: nobody listens to it yet."""
     bench = await attached_bench()
-    bench.driver.submit(make_request(3, 30, is_resumable=True))
+    bench.runtime.feed(Submit((make_request(3, 30, is_resumable=True),)))
     await bench.step()
-    successor = DriverBench()
+    successor = RuntimeBench()
     successor.executor = bench.executor
-    successor.driver.looked((ADDRESS,))
+    successor.listener.looked((ADDRESS,))
     await successor.attach()
-    assert not successor.driver.is_at_rest
+    assert not successor.executors.is_at_rest
     await successor.finish()
-    assert successor.driver.is_at_rest
+    assert successor.executors.is_at_rest
 
 
 async def test_a_scheduler_that_waits_in_line_serves_nobody():
     """Whatever the executors run, another one drives them."""
-    bench = DriverBench()
-    bench.driver.looked((ADDRESS,))
-    bench.driver.held(ADDRESS, Holder("other", 7, "there:1"))
-    assert bench.driver.is_at_rest
+    bench = RuntimeBench()
+    bench.listener.looked((ADDRESS,))
+    bench.listener.held(ADDRESS, Holder("other", 7, "there:1"))
+    assert bench.executors.is_at_rest
 
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
     """Whoever drained it, and also if its stream was broken at that moment."""
     bench = await attached_bench()
-    bench.driver.detached(ADDRESS, "cut")
-    assert bench.driver.readiness.standing is Standing.READY, "it is expected back"
-    assert bench.driver.drain_executor(ADDRESS) == 0
+    bench.listener.detached(ADDRESS, "cut")
+    assert bench.executors.readiness.standing is Standing.READY, "it is expected back"
+    assert bench.runtime.feed(DrainExecutor(ADDRESS)) == 0
     assert bench.standings == [Standing.READY, Standing.UNREADY]
-    assert [model.name for model in bench.driver.models()] == ["simulated"]
-    assert bench.driver.open_models() == ()
+    assert [model.name for model in bench.executors.models()] == ["simulated"]
+    assert bench.executors.open_models() == ()
     with pytest.raises(NoExecutorError) as refusal:
-        bench.driver.submit(make_request())
+        bench.runtime.feed(Submit((make_request(),)))
     assert refusal.value.retry_after_s > 0
 
 
@@ -182,11 +204,11 @@ async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     """Nothing more is planned or delivered; the row waits for whoever attaches next."""
     bench = await attached_bench()
     request = make_request(3, 50)
-    bench.driver.submit(request)
+    bench.runtime.feed(Submit((request,)))
     await bench.step()
-    bench.driver.give_up("shutting down")
+    bench.listener.give_up("shutting down")
     assert isinstance(bench.client.failures[request.handle], GivenUpError)
-    bench.driver.give_up("shutting down")
+    bench.listener.give_up("shutting down")
     with pytest.raises(DivergenceError):
         await bench.step()
     assert [row.key for row in bench.executor.rows.values()] == [request.key]
@@ -196,29 +218,29 @@ async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
     """A stop text and a client that went away."""
     bench = await attached_bench()
     stopped, cancelled = make_request(3, 200), make_request(3, 200)
-    bench.driver.submit(stopped)
-    bench.driver.submit(cancelled)
+    bench.runtime.feed(Submit((stopped,)))
+    bench.runtime.feed(Submit((cancelled,)))
     await bench.step()
-    bench.driver.end(stopped.handle, 1, FinishReason.STOP)
-    bench.driver.cancel(cancelled.key)
+    bench.runtime.feed(End(stopped.handle, 1, FinishReason.STOP))
+    bench.runtime.feed(Cancel(cancelled.key))
     assert bench.client.finishes[cancelled.handle].reason == FinishReason.CANCELLED
     assert stopped.handle not in bench.client.ended
     await bench.finish()
     assert bench.executor.rows == {}
     assert len(bench.executor.records[stopped.key].output_token_ids) == 1
     with pytest.raises(UnknownRequestError):
-        bench.driver.cancel(cancelled.key)
+        bench.runtime.feed(Cancel(cancelled.key))
 
 
 async def test_acknowledged_records_are_forgotten_by_the_executor():
     """With the next plan."""
     bench = await attached_bench()
     request = make_request(3, 1)
-    bench.driver.submit(request)
+    bench.runtime.feed(Submit((request,)))
     await bench.finish()
     assert request.key in bench.executor.records
-    bench.driver.acknowledge((request.key,))
-    bench.driver.submit(make_request(3, 1))
+    bench.runtime.feed(Acknowledge((request.key,)))
+    bench.runtime.feed(Submit((make_request(3, 1),)))
     await bench.finish()
     assert request.key not in bench.executor.records
 
@@ -226,13 +248,13 @@ async def test_acknowledged_records_are_forgotten_by_the_executor():
 async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
     """Its stream ended meanwhile."""
     bench = await attached_bench()
-    bench.driver.submit(make_request(3, 5))
+    bench.runtime.feed(Submit((make_request(3, 5),)))
     await asyncio.sleep(0)
     result = bench.executor.execute(bench.plans[0])
-    bench.driver.detached(ADDRESS, "cut")
+    bench.listener.detached(ADDRESS, "cut")
     with pytest.raises(DivergenceError):
-        bench.driver.finished_step(ADDRESS, result)
-    (status,) = bench.driver.executors()
+        bench.listener.finished_step(ADDRESS, result)
+    (status,) = bench.executors.statuses()
     assert (status.state, status.last_error) == (ExecutorState.CONNECTING, "cut")
 
 
@@ -246,17 +268,17 @@ async def test_watchers_see_every_step_and_only_while_they_watch():
             records.append(record)
 
     sink = Sink()
-    bench.driver.watch_steps(sink)
-    bench.driver.submit(make_request(5, 2))
+    bench.steps.watch.add(sink)
+    bench.runtime.feed(Submit((make_request(5, 2),)))
     await bench.finish()
     assert [record.step_id for record in records] == list(range(1, len(records) + 1))
     first = records[0]
     assert (first.num_rows, first.num_tokens, first.num_output_tokens) == (1, 5, 1)
     assert first.forward_ns == bench.executor.config.step_ns(5)
     assert first.num_used_blocks + first.num_free_blocks + first.num_cached_blocks == first.num_total_blocks == 64
-    bench.driver.unwatch_steps(sink)
+    bench.steps.watch.remove(sink)
     seen = len(records)
-    bench.driver.submit(make_request(5, 2))
+    bench.runtime.feed(Submit((make_request(5, 2),)))
     await bench.finish()
     assert len(records) == seen
 
@@ -265,9 +287,9 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     """Both requests arrive at an executor that has nothing else to do: before their first steps it did not starve."""
     bench = await attached_bench()
     for _ in range(2):
-        bench.driver.submit(make_request(5, 3))
+        bench.runtime.feed(Submit((make_request(5, 3),)))
         await bench.finish()
-    totals = bench.driver.executors()[0].steps
+    totals = bench.executors.statuses()[0].steps
     num_steps = bench.executor.num_steps
     assert (totals.num_steps, totals.num_rows, totals.num_output_tokens) == (num_steps, 6, 6)
     assert totals.forward_ns == 2 * bench.executor.config.step_ns(5) + 4 * bench.executor.config.step_ns(1)
@@ -277,28 +299,28 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
 async def test_limits_are_all_set_and_change_one_by_one():
     """Without a bound of its own a scheduler reports what executors allow, and keeps following it."""
     bench = await attached_bench(max_num_batched_tokens=48)
-    limits = bench.driver.limits()
+    limits = bench.runtime.views.limits()
     assert limits == LimitValues(1024, 4_194_304, 48)
-    bench.driver.set_limits(dataclasses.replace(limits, max_num_queued_reqs=1))
-    assert bench.driver._core.limits.max_num_batched_tokens is None
-    bench.driver.set_limits(LimitValues(5, 600, 32))
-    assert bench.driver.limits() == LimitValues(5, 600, 32)
+    bench.runtime.feed(SetLimits(dataclasses.replace(limits, max_num_queued_reqs=1)))
+    assert bench.runtime._core._state.limits.max_num_batched_tokens is None
+    bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
+    assert bench.runtime.views.limits() == LimitValues(5, 600, 32)
 
 
-async def test_after_a_displacement_the_driver_begins_anew():
+async def test_after_a_displacement_the_scheduler_begins_anew():
     """No request, no executor, the same limits; and the same executor can be attached again."""
     bench = await attached_bench()
-    bench.driver.set_limits(LimitValues(5, 600, 32))
-    bench.driver.submit(make_request(3, 50))
-    bench.driver.displaced("scheduler z")
-    assert bench.driver.models() == ()
-    assert bench.driver.executors()[0].state == ExecutorState.LOST
+    bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
+    bench.runtime.feed(Submit((make_request(3, 50),)))
+    bench.listener.displaced("scheduler z")
+    assert bench.executors.models() == ()
+    assert bench.executors.statuses()[0].state == ExecutorState.LOST
     assert bench.standings == [Standing.READY, Standing.UNREADY]
     bench.plans.clear()
     await bench.attach()
-    assert bench.driver.limits() == LimitValues(5, 600, 32)
+    assert bench.runtime.views.limits() == LimitValues(5, 600, 32)
     request = make_request(3, 2)
-    bench.driver.submit(request)
+    bench.runtime.feed(Submit((request,)))
     await bench.finish()
     assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
 
@@ -306,15 +328,15 @@ async def test_after_a_displacement_the_driver_begins_anew():
 async def test_an_executor_that_is_removed_leaves_nothing():
     """It is neither listed nor planned for."""
     bench = await attached_bench()
-    bench.driver.removed(ADDRESS)
-    assert bench.driver.executors() == ()
+    bench.listener.removed(ADDRESS)
+    assert bench.executors.statuses() == ()
     with pytest.raises(NoExecutorError):
-        bench.driver.submit(make_request())
+        bench.runtime.feed(Submit((make_request(),)))
 
 
 async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
     """Those that the queue had room for are undone."""
-    bench = DriverBench(limits=CoreLimits(max_num_queued_reqs=3))
+    bench = RuntimeBench(limits=CoreLimits(max_num_queued_reqs=3))
     await bench.attach()
     first = make_request([1, 2, 3], 4, handle=1, seed=1)
     siblings = [
@@ -322,12 +344,71 @@ async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
         for index, key in ((index, dataclasses.replace(first.key, index=index)) for index in (1, 2, 3))
     ]
     with pytest.raises(QueueFullError):
-        bench.driver.require_room(4)
+        bench.runtime.views.require_room(4)
     with pytest.raises(QueueFullError):
-        bench.driver.submit(first, *siblings)
-    assert bench.driver.num_waiting() == (0, 0)
+        bench.runtime.feed(
+            Submit(
+                (
+                    first,
+                    *siblings,
+                )
+            )
+        )
+    assert bench.runtime.views.num_waiting() == (0, 0)
 
-    bench.driver.submit(first, *siblings[:2])
+    bench.runtime.feed(
+        Submit(
+            (
+                first,
+                *siblings[:2],
+            )
+        )
+    )
     await bench.finish()
     for request in (first, *siblings[:2]):
         assert tuple(bench.client.token_ids[request.handle]) == expected_output(request)
+
+
+async def test_what_is_let_happen_by_a_delivery_wakes_the_scheduler_in_time():
+    """A client that goes away at its first token is waited for, and not for ever: nothing else has to happen."""
+
+    class LeavingClient(OutputCollector):
+        def deliver(self, outputs):
+            super().deliver(outputs)
+            bench.runtime.feed(Detach(request.handle))
+
+    bench = await attached_bench()
+    request = make_request(3, 30, is_resumable=True)
+    bench.runtime.deliver_to(LeavingClient())
+    bench.runtime.feed(Submit((request,)))
+    await bench.step()
+    assert bench.runtime._alarm._at_s == bench.clock() + RESUME_WINDOW_S
+
+
+async def test_observers_see_what_happens_in_order_and_before_anything_comes_of_it():
+    """A result, then the plan that follows it, each before it is delivered or sent; what is refused is not seen."""
+    bench, seen = await attached_bench(), []
+
+    class Witness:
+        def saw(self, event, now, effects):
+            seen.append((type(event).__name__, len(bench.plans)))
+
+        def planned(self, address, now, plan, planning_ns):
+            seen.append(("no plan" if plan is None else f"plan {plan.step_id}", len(bench.plans)))
+
+    bench.runtime.show(Witness())
+    request = make_request(3, 2)
+    bench.runtime.feed(Submit((request,)))
+    with pytest.raises(DuplicateRequestError):
+        bench.runtime.feed(Submit((request,)))
+    await asyncio.sleep(0)
+    bench.listener.finished_step(ADDRESS, bench.executor.execute(bench.plans.pop(0)))
+    assert seen == [
+        ("Submit", 0),
+        ("Tick", 0),
+        ("plan 1", 0),
+        ("plan 2", 1),
+        ("no plan", 2),
+        ("StepFinished", 1),
+        ("no plan", 1),
+    ]

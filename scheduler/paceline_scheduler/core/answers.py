@@ -1,0 +1,55 @@
+"""What is told to those who ask: where a request is, what would become of it, how an executor is filled."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from paceline_scheduler.core.tables.blocks import BlockCounts
+from paceline_scheduler.errors import SchedulerError
+
+
+class RequestState(IntEnum):
+    """Where a request stands; the numbers are those of paceline.v1.RequestState."""
+
+    WAITING = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a request is. `waiting_for` and `preemption_reason` are sentences, `executor` an address; all may be empty.
+
+    `queue_position` is how many requests are ahead of it; 0 when it runs.
+    """
+
+    state: RequestState
+    waiting_for: str
+    queue_position: int
+    num_preemptions: int
+    preemption_reason: str
+    executor: str
+    num_computed_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is expected of a request if it were sent now. With a `refusal` nothing is expected, and the times are 0."""
+
+    time_to_first_token_s: float
+    inter_token_s: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    refusal: SchedulerError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCounts:
+    """What operators see of an executor."""
+
+    num_running_requests: int
+    num_plans_in_flight: int
+    blocks: BlockCounts
+    num_filled_slots: int
+    num_owned_slots: int

@@ -1,0 +1,121 @@
+"""How requests end other than by a step: at a client's wish, past their deadline, or when nobody can run them."""
+
+from collections.abc import Iterable
+
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import FinalRelease, FinishReason, RecordId
+from paceline_scheduler.core.events import BeginAnew
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
+from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
+from paceline_scheduler.core.queue.admission import hopeless, no_longer_served
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.telling import told
+from paceline_scheduler.errors import DeadlineExceededError, GivenUpError, RequestFailedError, UnknownRequestError
+
+_PROBE_EVERY = 16
+"""Of so many requests called hopeless one is run, unless steps are run anyway: a forecast that nothing tests stays."""
+
+_GIVEN_UP_RETRY_S = 0.1
+
+
+def detach(state: CoreState, handle: int, now: float) -> None:
+    """Nobody listens to a request any more: a resumable one waits for its client, any other one ends."""
+    live = state.register.by_handle(handle)
+    if live is None:
+        return
+    if live.request.is_resumable:
+        state.register.detach(live, now)
+    else:
+        state.end(live, FinalRelease(state.num_output(live), FinishReason.CANCELLED), now)
+
+
+def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
+    """End a request from the edge's side; returns how many tokens of its prompt came from the prefix cache."""
+    live = state.register.by_handle(handle)
+    if live is None:
+        return 0
+    state.end(live, final, now)
+    return live.num_prompt_cached_tokens or 0
+
+
+def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
+    """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
+    live = state.register.by_key(key)
+    if live is None or not state.register.is_open(live):
+        raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+    output = state.output_of(live)
+    output_hash = rolling_hash(HASH_START, output)
+    state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
+    return Outputs(tokens=(told(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
+
+
+def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
+    """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
+    register = state.register
+    for key in keys:
+        register.drop_kept(key)
+        live = register.by_key(key)
+        if live is None:
+            state.executors.forget_records(key)
+        elif not register.is_open(live):
+            live.is_acknowledged = True  # its record is made when it leaves its row
+
+
+def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
+    """Fail the requests whose deadline has passed, and end those to which no client came back."""
+    register = state.register
+    register.drop_old(now)
+    for live in register.pop_abandoned(now):
+        state.give_up(live, now)
+    return _fail(
+        state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in register.pop_late(now)], now
+    )
+
+
+def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:
+    """Fail what waits, is next in line and could not end in time even if it were alone: it would cost a prefill."""
+    if not state.register.has_deadlines:
+        return ()
+    waiting, late = state.waiting, []
+    for model in waiting.models():
+        late += hopeless(waiting.line(model)[:MAX_LOOKED_AT], state.executors.serving(model), state.limits, now)
+    first = state.num_untested
+    state.num_untested += len(late)
+    return _fail(state, (each for number, each in enumerate(late, first + 1) if number % _PROBE_EVERY), now)
+
+
+def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
+    """End what waits and can never run: without this it would wait, and hold up others, for ever."""
+    if not state.executors.is_synced:
+        return ()
+    found = [(live, no_longer_served(live, state.executors)) for live in state.waiting.all()]
+    return _fail(state, [(live, error) for live, error in found if error is not None], now)
+
+
+def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
+    """Forget everything, and tell all who listen that their request is not run here any more."""
+    error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
+    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.register.heard_handles())))
+    state.begin_anew()
+    state.executors.await_word(event.addresses)
+    return outputs
+
+
+def failed(failures: tuple[Failure, ...]) -> Outputs:
+    """Return what the edge is told of these failures alone."""
+    return Outputs(failures=failures) if failures else NO_OUTPUTS
+
+
+def _fail(
+    state: CoreState, failing: Iterable[tuple[LiveRequest, RequestFailedError]], now: float
+) -> tuple[Failure, ...]:
+    failures = []
+    for live, error in failing:
+        failures.append(Failure(live.request.handle, error))
+        state.give_up(live, now)
+    return tuple(failures)
+
+
+def _deadline_sentence(live: LiveRequest) -> str:
+    return f"the timeout passed while the request was {live.status.value}; allow more time or send less"

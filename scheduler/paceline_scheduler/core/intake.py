@@ -1,0 +1,137 @@
+"""How requests come in: submitted for the first time, or by a client that comes back. All of a group, or none.
+
+Everything is looked at before anything is changed: what is refused has left no trace.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from paceline.plan.hashes import HASH_START
+from paceline_scheduler.core import recovery
+from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest
+from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.outputs import Resumed
+from paceline_scheduler.core.queue.admission import check_fits, check_queue
+from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.requests.resuming import Way, prior_of, way_back
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.errors import DrainingError, DuplicateRequestError, InvalidRequestError, NoExecutorError
+
+_OWED_S = 60.0
+"""For so long a scheduler that is new takes requests that say that they were taken by another one as owed."""
+
+_OWED_RETRY_S = 0.5
+_DRAINING_RETRY_S = 1.0
+_NOTHING_HELD = Progress(0, HASH_START)
+
+
+def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
+    """Queue requests; raises a RequestRefusedError, changing nothing, if one is not taken."""
+    _require_open(state)
+    resumptions = [Resumption(request, _NOTHING_HELD) for request in requests]
+    for resumption in resumptions:
+        _require_unused(state, resumption.request)
+    _begin_all(state, resumptions, now)
+
+
+def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
+    """Let clients hear of requests from where they are; what is not known is queued.
+
+    Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then nothing has changed.
+    """
+    _require_open(state)
+    found = [(resumption, *_way_back(state, resumption)) for resumption in resumptions]
+    begun = iter(_begin_all(state, [each for each, _, way in found if way is Way.BEGIN], now))
+    return tuple(next(begun) if way is Way.BEGIN else _go_on(state, each, live, way, now) for each, live, way in found)
+
+
+def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -> None:
+    """Raise a RequestRefusedError unless the request can be taken.
+
+    One that another scheduler has taken waits for executors that can hold it, and behind nobody's forecast.
+    """
+    executors = state.executors
+    try:
+        check_fits(live.request, executors.by_address.values())
+    except InvalidRequestError as error:
+        if is_owed:
+            raise NoExecutorError(f"the executors attached now cannot hold it ({error})", _OWED_RETRY_S) from error
+        raise
+    check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_owed=is_owed)
+
+
+def _require_open(state: CoreState) -> None:
+    if state.is_draining:
+        raise DrainingError("this scheduler is shutting down; send the request again", _DRAINING_RETRY_S)
+
+
+def _require_unused(state: CoreState, request: Request) -> None:
+    before = state.register.by_key(request.key)
+    if before is not None and state.register.is_open(before) and before.detached_until_s is None:
+        raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
+
+
+def _way_back(state: CoreState, resumption: Resumption) -> tuple[LiveRequest | None, Way]:
+    register, key = state.register, resumption.request.key
+    live = register.by_key(key) or register.kept(key)
+    output = prior_of(resumption.progress) if live is None else state.output_of(live)
+    return live, way_back(live, output, resumption)
+
+
+def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, way: Way, now: float) -> Resumed:
+    assert live is not None, "what is not known is begun"
+    if way is Way.JOIN:
+        return recovery.join(state, live, resumption)
+    return recovery.restart(state, live, resumption, now)
+
+
+def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[Resumed]:
+    """Queue requests, each behind what its client holds of it, or none of them."""
+    ended = [recovery.ended_by_prior(state, resumption) for resumption in resumptions]
+    waiting = [each for each, end in zip(resumptions, ended, strict=True) if end is None]
+    for live in _checked(state, waiting, now):
+        before = state.register.by_key(live.request.key)
+        if before is not None and state.register.is_open(before):  # nobody listens to it, and its id is used again
+            state.give_up(before, now)
+        state.take_in(live)
+    return [end or Resumed(prior_of(each.progress), None) for each, end in zip(resumptions, ended, strict=True)]
+
+
+def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[LiveRequest]:
+    """Return new requests in order, each checked as it will be: behind those before it."""
+    newcomers: list[LiveRequest] = []
+    ahead: list[LiveRequest] = []  # that stand in the line while those behind them are checked
+    try:
+        for resumption in resumptions:
+            for live in newcomers[len(ahead) :]:
+                state.waiting.add(live)
+                ahead.append(live)
+            if any(live.request.key == resumption.request.key for live in newcomers):
+                raise DuplicateRequestError(f"request_id {resumption.request.key.request_id!r} is asked for twice")
+            live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
+            check_taken(state, live, is_owed=_owes(state, resumption.request, now))
+            newcomers.append(live)
+    finally:
+        for live in ahead:
+            state.waiting.remove(live)
+    return newcomers
+
+
+def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now: float) -> LiveRequest:
+    request, progress = resumption.request, resumption.progress
+    prior, register = prior_of(progress), state.register
+    before = register.by_key(request.key) or register.kept(request.key)
+    return LiveRequest(
+        request,
+        arrival_number,
+        submitted_s=now - min(request.waited_s, MAX_WAITED_S),
+        attempt=max(progress.last_attempt, 0 if before is None else before.attempt),
+        output_token_ids=prior,
+        output_hash=progress.resume_hash if len(prior) else HASH_START,
+        logprobs=KeptLogprobs(len(prior)) if request.num_logprobs is not None else None,
+    )
+
+
+def _owes(state: CoreState, request: Request, now: float) -> bool:
+    """Tell whether a request that says it was taken elsewhere may be right: this scheduler is new."""
+    since_s = now if state.first_attached_s is None else state.first_attached_s
+    return request.attachment > 1 and now - since_s < _OWED_S

@@ -1,0 +1,197 @@
+"""Finished steps: their sums for whoever asks, and each one for those who watch, which costs nothing otherwise."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.plan.values import BatchPlan, Int32Array, StepResult
+from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, ExecutorRemoved, StepFinished
+from paceline_scheduler.core.views import CoreViews
+
+MAX_WATCHERS = 64
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the finished steps of an executor; times in nanoseconds.
+
+    `starved_ns` is the part of `idle_ns` in which there was something to run, and its plan was late.
+    """
+
+    num_steps: int = 0
+    num_rows: int = 0
+    num_output_tokens: int = 0
+    waited_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+    starved_ns: int = 0
+    planning_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished step for operators; times in nanoseconds."""
+
+    address: str
+    epoch: int
+    step_id: int
+    num_rows: int
+    num_tokens: int
+    num_output_tokens: int
+    predicted_ns: int
+    waited_ns: int
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+    idle_ns: int
+    planning_ns: int
+    num_waiting_requests: int
+    num_total_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_quarantined_blocks: int
+
+
+class StepSink(Protocol):
+    """A watcher of steps. Called on the event loop; must not block."""
+
+    def step_finished(self, record: StepRecord) -> None:
+        """Take one finished step."""
+        ...
+
+
+class StepWatch:
+    """The watchers, oldest first."""
+
+    def __init__(self) -> None:
+        self.sinks: list[StepSink] = []
+
+    def add(self, sink: StepSink) -> None:
+        """Tell `sink` from now on; the oldest watcher gives way when there are too many."""
+        self.sinks.append(sink)
+        del self.sinks[:-MAX_WATCHERS]
+
+    def remove(self, sink: StepSink) -> None:
+        """Stop telling `sink`."""
+        if sink in self.sinks:
+            self.sinks.remove(sink)
+
+    def tell(self, record: StepRecord) -> None:
+        """Tell every watcher of a step."""
+        for sink in tuple(self.sinks):
+            sink.step_finished(record)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedStep:
+    """What is remembered of a plan for the record of its step.
+
+    `follows_work` says that the step before it had not ended, or ended just then: what the executor then waits for is
+    this plan, not a request.
+    """
+
+    num_scheduled_tokens: Int32Array  # [num_rows]
+    predicted_ns: int
+    planning_ns: int
+    follows_work: bool
+
+
+@dataclass(slots=True)
+class _Executor:
+    totals: StepTotals = field(default_factory=StepTotals)
+    planned: deque[_PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
+    has_just_ended: bool = False  # a step, and what follows it is being planned
+
+
+class StepObserver:
+    """Counts the steps of every executor, and shows each one to the watchers."""
+
+    def __init__(self, views: CoreViews) -> None:
+        self.watch = StepWatch()
+        self._views = views
+        self._executors: dict[str, _Executor] = {}
+
+    def totals(self, address: str) -> StepTotals:
+        """Return the sums over an executor's steps until now."""
+        executor = self._executors.get(address)
+        return StepTotals() if executor is None else replace(executor.totals)
+
+    def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
+        """Count a step that has finished; what was planned in an earlier stream never does."""
+        del now, effects
+        match event:
+            case StepFinished(address, result):
+                self._finished(address, result)
+            case ExecutorAttached(description):
+                executor = self._executors.setdefault(description.address, _Executor())
+                executor.planned.clear()
+                executor.has_just_ended = False
+            case ExecutorRemoved(address):
+                self._executors.pop(address, None)
+
+    def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
+        """Remember a plan until its step has finished."""
+        del now
+        executor = self._executors.get(address)
+        if executor is None:
+            return
+        if plan is None:
+            executor.has_just_ended = False
+            return
+        follows_work = bool(executor.planned) or executor.has_just_ended
+        executor.planned.append(_PlannedStep(plan.num_scheduled_tokens, plan.predicted_ns, planning_ns, follows_work))
+
+    def _finished(self, address: str, result: StepResult) -> None:
+        executor = self._executors[address]
+        planned = executor.planned.popleft()
+        executor.has_just_ended = True
+        _count(executor.totals, planned, result)
+        if self.watch.sinks:
+            self.watch.tell(self._record(address, planned, result))
+
+    def _record(self, address: str, planned: _PlannedStep, result: StepResult) -> StepRecord:
+        timings = result.timings
+        num_waiting_requests, _ = self._views.num_waiting()
+        blocks = self._views.counts(address).blocks
+        return StepRecord(
+            address=address,
+            epoch=result.epoch,
+            step_id=result.step_id,
+            num_rows=len(planned.num_scheduled_tokens),
+            num_tokens=int(np.add.reduce(planned.num_scheduled_tokens)),
+            num_output_tokens=len(result.token_ids),
+            predicted_ns=planned.predicted_ns,
+            waited_ns=timings.waited_ns,
+            prepare_ns=timings.prepare_ns,
+            forward_ns=timings.forward_ns,
+            sample_ns=timings.sample_ns,
+            idle_ns=timings.idle_ns,
+            planning_ns=planned.planning_ns,
+            num_waiting_requests=num_waiting_requests,
+            num_total_blocks=blocks.total,
+            num_free_blocks=blocks.free,
+            num_cached_blocks=blocks.cached,
+            num_used_blocks=blocks.used,
+            num_quarantined_blocks=blocks.total - blocks.free - blocks.cached - blocks.used,
+        )
+
+
+def _count(totals: StepTotals, planned: _PlannedStep, result: StepResult) -> None:
+    """Add a finished step to the sums of its executor."""
+    timings = result.timings
+    totals.num_steps += 1
+    totals.num_rows += len(result.rows)
+    totals.num_output_tokens += len(result.token_ids)
+    totals.waited_ns += timings.waited_ns
+    totals.prepare_ns += timings.prepare_ns
+    totals.forward_ns += timings.forward_ns
+    totals.sample_ns += timings.sample_ns
+    totals.idle_ns += timings.idle_ns
+    if planned.follows_work:
+        totals.starved_ns += timings.idle_ns
+    totals.planning_ns += planned.planning_ns

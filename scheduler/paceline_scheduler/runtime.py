@@ -1,0 +1,155 @@
+"""The one place that owns the core and the clock: events go into the core through it and answers out of it, tokens to
+the edge at once and plans to the executors right after. Decides nothing; knows the event loop, which the core does not.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.plan.values import BatchPlan
+from paceline_scheduler.backend import OutputSink
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import (
+    Effects,
+    Event,
+    ExecutorAttached,
+    ExecutorLost,
+    ExecutorRemoved,
+    ReplyT,
+    StepFinished,
+    Tick,
+)
+from paceline_scheduler.core.views import CoreViews
+
+_PLANNED_AT_ONCE = (StepFinished, ExecutorAttached, ExecutorLost, ExecutorRemoved, Tick)
+"""After any other event what arrives in the same turn of the loop is waited for, to be planned together."""
+
+_SETTLE_POLL_S = 0.01
+
+
+class PlanSink(Protocol):
+    """The links' side: takes what the core planned. Called on the event loop; must not block."""
+
+    def send_plan(self, address: str, plan: BatchPlan) -> None:
+        """Put a plan on its way to an executor that is attached."""
+        ...
+
+
+class Observer(Protocol):
+    """Sees all that goes into the core and comes out of it, in order: enough to do the same again with another core.
+
+    Called on the event loop; must not block, nor feed anything.
+    """
+
+    def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
+        """See an event that has happened, before its effects have gone anywhere. What is refused has not happened."""
+        ...
+
+    def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
+        """See a step planned before it is sent, or that there was nothing to plan; `planning_ns` is what that took."""
+        ...
+
+
+class Runtime:
+    """Feeds the core; the edge's Backend. `clock` gives monotonic seconds."""
+
+    def __init__(self, core: Core, clock: Callable[[], float], loop: asyncio.AbstractEventLoop) -> None:
+        self.views: CoreViews = core.views
+        self._core = core
+        self._clock = clock
+        self._loop = loop
+        self._alarm = Alarm(loop, clock, lambda at_s: self._happen(Tick(), max(at_s, clock())))
+        self._observers: list[Observer] = []
+        self._outputs: OutputSink | None = None
+        self._plans: PlanSink | None = None
+        self._is_turn_ending = False
+
+    def deliver_to(self, sink: OutputSink) -> None:
+        """Join the edge, before anything happens."""
+        self._outputs = sink
+
+    def send_plans_to(self, sink: PlanSink) -> None:
+        """Join the links, before anything happens."""
+        self._plans = sink
+
+    def show(self, observer: Observer) -> None:
+        """Let somebody see from now on what goes into the core and comes out of it, after those before."""
+        self._observers.append(observer)
+
+    def now_s(self) -> float:
+        """Return the time of the injected clock in seconds."""
+        return self._clock()
+
+    def feed(self, event: Event[ReplyT]) -> ReplyT:
+        """Let something happen now; returns the answer, or raises what the core refuses it for."""
+        return self._happen(event, self._clock())
+
+    async def until_settled(self) -> None:
+        """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
+        self.feed(Tick())
+        while self.views.has_plans_in_flight():  # noqa: ASYNC110
+            await asyncio.sleep(_SETTLE_POLL_S)
+
+    def _happen(self, event: Event[ReplyT], now: float) -> ReplyT:
+        effects = self._core.apply(event, now)
+        for observer in self._observers:
+            observer.saw(event, now, effects)
+        self._alarm.set(effects.wake_at)  # first: what is delivered may let something else happen, that wakes earlier
+        if effects.outputs:
+            assert self._outputs is not None, "the edge is joined before anything happens"
+            self._outputs.deliver(effects.outputs)
+        if isinstance(event, _PLANNED_AT_ONCE):
+            for address in effects.executors_to_plan:
+                self._plan(address)
+        elif effects.executors_to_plan and not self._is_turn_ending:
+            self._is_turn_ending = True
+            self._loop.call_soon(self._end_turn)
+        return effects.reply
+
+    def _end_turn(self) -> None:
+        self._is_turn_ending = False
+        self.feed(Tick())
+
+    def _plan(self, address: str) -> None:
+        """Send plans to an executor until it has enough of them."""
+        while True:
+            started_s = self._clock()
+            plan = self._core.plan(address, started_s)
+            planning_ns = round((self._clock() - started_s) * 1e9)
+            for observer in self._observers:
+                observer.planned(address, started_s, plan, planning_ns)
+            if plan is None:
+                return
+            assert self._plans is not None, "the links are joined before anything happens"
+            self._plans.send_plan(address, plan)
+
+
+class Alarm:
+    """Calls `ring` at the time it was set to last, by a clock that gives seconds. It is told that time.
+
+    Timers may fire a moment early; what is due at that time is due.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float], ring: Callable[[float], object]
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._ring = ring
+        self._at_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, at_s: float | None) -> None:
+        """Move it to a time; None: it does not ring."""
+        if at_s == self._at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at_s = at_s
+        self._timer = (
+            None if at_s is None else self._loop.call_later(max(0.0, at_s - self._clock()), self._go_off, at_s)
+        )
+
+    def _go_off(self, at_s: float) -> None:
+        self._at_s = self._timer = None
+        self._ring(at_s)

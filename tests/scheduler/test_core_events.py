@@ -1,0 +1,278 @@
+"""The one door into the core: what is refused changes nothing, deciding changes nothing, and a run can be repeated."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import RecordId
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import (
+    BeginAnew,
+    BeginDrain,
+    Cancel,
+    Detach,
+    DrainExecutor,
+    ExecutorLost,
+    Resume,
+    SetLimits,
+    StepFinished,
+    StreamEnded,
+    Submit,
+)
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.planning.planner import decide
+from paceline_scheduler.core.request import Progress, Resumption
+from paceline_scheduler.errors import (
+    DivergenceError,
+    DrainingError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    NoExecutorError,
+    QueueFullError,
+    RequestRefusedError,
+    ResumeMismatchError,
+    StaleAttachmentError,
+    UnknownModelError,
+    UnknownRequestError,
+)
+from paceline_scheduler.testing.deployment import Deployment, scenario
+from paceline_scheduler.testing.fingerprint import fingerprint
+from paceline_scheduler.testing.harness import CoreHarness
+from paceline_scheduler.testing.requests import make_executor, make_request
+
+FIRST, SECOND = "executor-0", "executor-1"
+NOTHING_HELD = Progress(0, HASH_START)
+RUNNING = make_request(3, 30, handle=1, request_id="runs", is_resumable=True, attachment=2)
+ABANDONED = make_request(3, 30, handle=2, request_id="abandoned", is_resumable=True)
+
+
+@pytest.fixture
+def harness():
+    """Two rows, one running request, one waiting whose client is away, room for two more in the queue."""
+    harness = CoreHarness(make_executor(max_num_rows=1), limits=CoreLimits(max_num_queued_reqs=3))
+    harness.submit(RUNNING, ABANDONED)
+    harness.feed(Detach(ABANDONED.handle))
+    harness.step()
+    harness.plan()
+    harness.run()
+    return harness
+
+
+def again(request, attachment, held=(), **changes):
+    """The client of a request comes back."""
+    progress = Progress(len(held), rolling_hash(HASH_START, np.array(held, dtype=np.int32)))
+    return Resumption(replace(request, handle=90 + attachment, attachment=attachment, **changes), progress)
+
+
+def siblings(*numbers):
+    """Requests of which there is room for two."""
+    return tuple(make_request(3, 4, handle=50 + number, request_id=f"new-{number}") for number in numbers)
+
+
+def due(harness, **changes):
+    """The result that is due next, changed."""
+    return replace(harness.results[FIRST][0], **changes)
+
+
+REFUSED = {
+    "an id in use": (lambda _: Submit((replace(RUNNING, handle=9),)), DuplicateRequestError),
+    "an id twice": (lambda _: Submit((*siblings(1), *siblings(1))), DuplicateRequestError),
+    "a model that nobody has": (lambda _: Submit((make_request(model="other"),)), UnknownModelError),
+    "too many tokens": (lambda _: Submit((make_request(3, 10_000),)), InvalidRequestError),
+    "the last of a group finds no place": (lambda _: Submit(siblings(1, 2, 3)), QueueFullError),
+    "an id is used again in a group that finds no place": (
+        lambda _: Submit((replace(ABANDONED, handle=9, body_digest=b"new"), *siblings(1, 2, 3))),
+        QueueFullError,
+    ),
+    "an older attachment": (lambda _: Resume((again(RUNNING, 1),)), StaleAttachmentError),
+    "another body": (lambda _: Resume((again(RUNNING, 3, body_digest=b"other"),)), ResumeMismatchError),
+    "tokens that nobody knows": (lambda _: Resume((again(siblings(1)[0], 2, (7, 8)),)), ResumeMismatchError),
+    "a group of which one is refused": (
+        lambda _: Resume((again(ABANDONED, 5), *(Resumption(request, NOTHING_HELD) for request in siblings(1, 2, 3)))),
+        QueueFullError,
+    ),
+    "a cancel of what is not there": (lambda _: Cancel(RecordId("", "nobody's")), UnknownRequestError),
+    "a drain of what is not there": (lambda _: DrainExecutor("nobody:1"), NoExecutorError),
+    "a result of nobody": (lambda h: StepFinished("nobody:1", due(h)), DivergenceError),
+    "a result of another epoch": (lambda h: StepFinished(FIRST, due(h, epoch=99)), DivergenceError),
+    "a result of another step": (lambda h: StepFinished(FIRST, due(h, step_id=99)), DivergenceError),
+    "a result with other blocks": (lambda h: StepFinished(FIRST, due(h, grant_hash=1)), DivergenceError),
+    "a result with too few tokens": (
+        lambda h: StepFinished(FIRST, due(h, token_ids=np.zeros(0, dtype=np.int32))),
+        DivergenceError,
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_event", "error"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_has_changed_nothing(harness, make_event, error):
+    """Not even what is refused for the last of many reasons, or the last of many requests."""
+    event, before = make_event(harness), fingerprint(harness.core)
+    with pytest.raises(error):
+        harness.feed(event)
+    assert fingerprint(harness.core) == before
+
+
+def test_a_core_that_drains_takes_nothing_and_changes_nothing(harness):
+    """Neither what is new nor what comes back; a drain outlives a new beginning."""
+    harness.feed(BeginDrain())
+    before = fingerprint(harness.core)
+    for event in (Submit(siblings(1)), Resume((again(RUNNING, 3),))):
+        with pytest.raises(DrainingError):
+            harness.feed(event)
+    assert fingerprint(harness.core) == before
+    harness.feed(BeginAnew("over", None, ()))
+    assert harness.views.is_draining
+
+
+def test_a_result_of_an_executor_whose_stream_ended_changes_nothing(harness):
+    """It may have been given to another scheduler since."""
+    event = StepFinished(FIRST, due(harness))
+    harness.feed(StreamEnded(FIRST))
+    before = fingerprint(harness.core)
+    with pytest.raises(DivergenceError):
+        harness.feed(event)
+    assert fingerprint(harness.core) == before
+
+
+def test_views_change_nothing(harness):
+    """Whatever is asked, of whatever request."""
+    views, before = harness.views, fingerprint(harness.core)
+    for request in (RUNNING, ABANDONED):
+        views.explain(request.key)
+        assert views.known(request.key, request.body_digest, request.model) is not None
+    views.estimate(make_request(5, 5), harness.clock())
+    views.estimate(make_request(5, 10_000, deadline_s=0.0), harness.clock())
+    views.require_time("simulated", harness.clock())
+    with pytest.raises(QueueFullError):
+        views.require_room(4)
+    views.limits()
+    views.counts(FIRST)
+    views.check()
+    assert fingerprint(harness.core) == before
+
+
+# Deciding
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["plan", "run", "complete", "die", "drain", "wait"]), st.integers(0, 1), st.just(0)),
+)
+
+
+def disturb(harness, name, number, other):
+    """Bring the core into another state."""
+    address = [*harness.executors][number % len(harness.executors)] if name != "submit" else FIRST
+    match name:
+        case "submit":
+            with contextlib.suppress(RequestRefusedError):
+                harness.submit(make_request([number % 5] * number, other))
+        case "die":
+            harness.feed(ExecutorLost(address))
+            harness.executors[address].restart()
+            harness.attach(address)
+        case "drain":
+            harness.feed(DrainExecutor(address))
+        case "wait":
+            harness.clock.advance(0.3)
+        case _:
+            getattr(harness, name)(address)
+
+
+def decided(core, address, now):
+    """What would be done on an executor now."""
+    state = core._state
+    executor = state.executors.by_address[address]
+    line = state.waiting.line(executor.description.model)
+    return decide(executor.view(), state.executors.waiting_for(executor, line, state.limits, now), state.limits)
+
+
+@pytest.mark.parametrize("num_executors", [1, 2])
+@given(operations=st.lists(OPERATIONS, max_size=30))
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
+def test_deciding_twice_is_deciding_once(num_executors, operations):
+    """The same decision, from the same state, which is the same after it: only what is carried out changes it."""
+    harness = CoreHarness(
+        *(make_executor(incarnation=1000 * n, max_num_rows=3, num_blocks=24) for n in range(1, num_executors + 1))
+    )
+    for operation in operations:
+        disturb(harness, *operation)
+        for address in harness.executors:
+            before = fingerprint(harness.core)
+            first, second = (fingerprint(decided(harness.core, address, harness.clock())) for _ in range(2))
+            assert first == second
+            assert fingerprint(harness.core) == before
+
+
+def test_whom_a_plan_leaves_to_another_executor_is_written_down_when_it_is_made():
+    """Also where the plan does nothing else."""
+    harness = CoreHarness(make_executor(), make_executor(incarnation=1000))
+    shared = [7] * 40
+    harness.submit(make_request(shared, 30))
+    harness.step(FIRST)
+    for _ in range(4):
+        harness.step(FIRST)
+    harness.submit(make_request([*shared, 9], 4))
+    (waiting,) = harness.views.waiting_requests()
+    harness.clock.advance(1.0)
+    assert decided(harness.core, SECOND, harness.clock()).left_to_others == (waiting,)
+    assert waiting.left_since_s is None
+    assert harness.core.plan(SECOND, harness.clock()) is None
+    assert waiting.left_since_s == harness.clock()
+
+
+# Repeating
+
+
+class Recorder:
+    """An observer that keeps all it sees, and what it was made of at that moment."""
+
+    def __init__(self):
+        self.seen = []
+
+    def saw(self, event, now, effects):
+        """Keep an event."""
+        self.seen.append((lambda core: core.apply(event, now), fingerprint(effects)))
+
+    def planned(self, address, now, plan, planning_ns):
+        """Keep a planning."""
+        self.seen.append((lambda core: core.plan(address, now), fingerprint(plan)))
+
+
+@scenario
+async def test_the_same_events_at_the_same_times_give_another_core_the_same_plans_and_outputs():
+    """Whatever happens: a replay is a loop over what an observer has seen."""
+    async with Deployment("a:1", "b:1", max_num_rows=2, num_blocks=16) as deployment:
+        rig, recorder = deployment.rig(limits=CoreLimits(max_num_queued_reqs=20)), Recorder()
+        rig.runtime.show(recorder)
+        async with rig:
+            await rig.until_ready(2)
+            requests = [
+                make_request(5 + n, 40, is_resumable=n % 2 == 0, deadline_s=0.9 if n == 5 else None) for n in range(12)
+            ]
+            rig.submit(*requests)
+            await asyncio.sleep(0.01)
+            rig.runtime.feed(SetLimits(replace(rig.runtime.views.limits(), max_num_batched_tokens=32)))
+            rig.runtime.feed(Cancel(requests[0].key))
+            rig.runtime.feed(Detach(requests[2].handle))
+            with pytest.raises(DuplicateRequestError):
+                rig.submit(requests[1])
+            deployment["a:1"].break_stream()
+            await asyncio.sleep(0.01)
+            rig.runtime.feed(Resume((again(requests[2], 2),)))
+            rig.client.close(requests[2].handle)
+            rig.runtime.feed(DrainExecutor("b:1"))
+            await asyncio.sleep(1.0)
+            rig.listener.give_up("over")
+    core, plans = Core(CoreLimits(max_num_queued_reqs=20)), 0
+    for repeat, expected in recorder.seen:
+        plans += expected is not None
+        assert fingerprint(repeat(core)) == expected
+    assert plans > 50
+    assert fingerprint(core._state) == fingerprint(rig.core._state)
