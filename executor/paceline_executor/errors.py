@@ -12,6 +12,7 @@
     │   ├── ShortMemoryError        too little memory for weights and KV cache
     │   └── LimitError              a limit asked for that the model does not allow
     ├── DeviceError                 steps fail whatever is in them; the process ends
+    │   └── DeviceFaultError        the device failed while it computed
     ├── ServiceError                ends a call or a plan stream; carries a reason for programs
     │   ├── NotReadyError           the model is loading, or failed to load
     │   ├── DrainingError           the executor is going away
@@ -87,6 +88,10 @@ class LimitError(StartError):
 
 class DeviceError(ExecutorError):
     """Steps fail whatever is in them: this process cannot be of use any more."""
+
+
+class DeviceFaultError(DeviceError):
+    """The device failed while it computed a launched step: nothing that it holds can be trusted or taken back."""
 
 
 class ServiceError(ExecutorError):

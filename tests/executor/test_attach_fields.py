@@ -9,6 +9,8 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row, values_of
 
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 

@@ -23,6 +23,8 @@ from paceline_executor.testing.plan_client import (
     values_of,
 )
 
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 

@@ -16,6 +16,8 @@ from paceline_executor.testing.models import RandomCheckpoint
 from paceline_executor.testing.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
 from paceline_executor.testing.tiny import tiny_checkpoint
 
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+
 LIMITS = RowLimits(
     num_rows=4, max_model_len=128, max_num_batched_tokens=64, num_blocks=24, block_size=8, vocab_size=512
 )
@@ -28,11 +30,11 @@ NUM_TOKENS = 6
 class ShortOfMemory(CpuRunner):
     """A runner for which steps with a certain token need more memory than there is."""
 
-    def execute(self, batch):
+    def launch(self, batch):
         """Run the batch, or not."""
         if BAD_TOKEN in batch.token_ids:
             np.empty(1 << 62, dtype=np.int8)  # raises a MemoryError
-        return super().execute(batch)
+        return super().launch(batch)
 
 
 class PartlyNan(RandomCheckpoint):

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.plan.values import TokenLogprobs
 from paceline_executor.errors import PlanError, StepFailedError
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner, continuation, logprobs_of
 from paceline_executor.testing.plans import int32, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
+
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 LIMITS = RowLimits(
     num_rows=2, max_model_len=32, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000
@@ -22,7 +23,7 @@ BLOCKS = [(0, index, index) for index in range(4)]
 @pytest.fixture
 def engine():
     """Two rows, nothing on them."""
-    return Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    return SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
 
 
 def _run(engine, num_tokens, *, output=(), num_logprobs=2, prompt=PROMPT):
@@ -37,22 +38,19 @@ def _expected(num_tokens):
     return continuation(PROMPT, num_tokens, LIMITS.vocab_size)
 
 
-def as_told(token_id, num_logprobs):
-    """Those of the hash runner's token in the form in which they are told."""
-    values = logprobs_of(token_id, num_logprobs)
-    top = tuple(zip(values.top_token_ids, values.top_logprobs, strict=True))
-    return TokenLogprobs(token_id, values.chosen, top)
+def assert_same_columns(ours, expected):
+    """The same numbers of the same tokens."""
+    for name in ("logprobs", "top_token_ids", "top_logprobs"):
+        assert getattr(ours, name).tolist() == getattr(expected, name).tolist(), name
 
 
 def assert_logprobs(state, offset, token_ids):
     """The state has those of exactly these tokens, which are the output from `offset` on."""
     logprobs = state.logprobs
-    told = [logprobs_of(token_id, logprobs.num_top) for token_id in token_ids]
+    told = logprobs_of(token_ids, logprobs.num_top)
     assert state.output_token_ids[offset:].tolist() == token_ids
     assert logprobs.offset == offset
-    assert logprobs.logprobs.tolist() == [values.chosen for values in told]
-    assert logprobs.top_token_ids.tolist() == [list(values.top_token_ids) for values in told]
-    assert logprobs.top_logprobs.tolist() == [list(values.top_logprobs) for values in told]
+    assert_same_columns(logprobs, told)
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 20])
@@ -61,8 +59,10 @@ def test_a_row_keeps_those_of_every_token_it_has_told(engine, num_logprobs):
     results = _run(engine, 3, num_logprobs=num_logprobs)
 
     (state,) = engine.table.states()
-    told = [token for result in results for row in result.logprobs for token in row.columns.of(0, row.token_ids)]
-    assert told == [as_told(token_id, num_logprobs) for token_id in _expected(3)]
+    told = [logprobs for result in results for logprobs in result.logprobs]
+    assert [logprobs.token_ids.tolist() for logprobs in told] == [[token_id] for token_id in _expected(3)]
+    for logprobs in told:
+        assert_same_columns(logprobs.columns, logprobs_of(logprobs.token_ids, num_logprobs))
     assert_logprobs(state, 0, _expected(3))
 
 
@@ -140,7 +140,7 @@ def test_those_of_other_tokens_are_not_taken_over(engine, changes):
 def test_a_step_that_fails_leaves_them_as_they_were(engine):
     """It enters no record; the release in its plan is taken back as well."""
     _run(engine, 2)
-    engine._runner.fail_next = RuntimeError("lost")
+    engine.runner.fail_next = RuntimeError("lost")
     other = placement(1, [7], num_logprobs=3, name="other")
     with pytest.raises(StepFailedError):
         engine.execute(plan([(1, 1)], finish=[(0, 1)], place=[other], grants=[(1, 0, 8)]))
@@ -167,7 +167,7 @@ def test_a_malformed_plan_leaves_the_record_of_the_attempt_before(engine):
 def test_a_row_that_fails_alone_tells_none(engine):
     """It drew no token that they could be of."""
     _run(engine, 2)
-    engine._runner.faulty_tokens = frozenset(_expected(2))
+    engine.runner.faulty_tokens = frozenset(_expected(2))
     result = engine.execute(plan([(0, 1)])).result
 
     (state,) = engine.table.states()
@@ -175,12 +175,21 @@ def test_a_row_that_fails_alone_tells_none(engine):
     assert_logprobs(state, 0, _expected(2))
 
 
-@pytest.mark.parametrize("answer", [lambda _: {}, lambda _: {0: logprobs_of(1, 1)}], ids=["none", "too few"])
+@pytest.mark.parametrize(
+    "answer",
+    [lambda _: None, lambda tokens: logprobs_of(tokens, 1), lambda _: logprobs_of([], 2)],
+    ids=["none", "too few alternatives", "of too few tokens"],
+)
 def test_a_runner_that_leaves_some_out_fails_the_step(engine, monkeypatch, answer):
     """Rather than that tokens and log-probabilities drift apart."""
     _run(engine, 1)
-    execute = engine._runner.execute
-    monkeypatch.setattr(engine._runner, "execute", lambda batch: replace(execute(batch), logprobs=answer(batch)))
+    launch = engine.runner.launch
+
+    def launch_and_change(batch):
+        output = launch(batch)
+        return replace(output, logprobs=answer(output.token_ids))
+
+    monkeypatch.setattr(engine.runner, "launch", launch_and_change)
     with pytest.raises(StepFailedError):
         engine.execute(plan([(0, 1)]))
 
@@ -191,7 +200,7 @@ def test_a_runner_that_leaves_some_out_fails_the_step(engine, monkeypatch, answe
 def test_records_count_them_as_memory():
     """Two of 3 tokens with 20 alternatives do not fit into 3,000 bytes."""
     table = RowTable(replace(LIMITS, max_record_bytes=3000))
-    engine = Engine(table, HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine = SteppingEngine(table, HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     kept = []
     for num_logprobs in (None, 20):
         for name in ("first", "second"):

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, int32, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
+
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 SECOND = 1_000_000_000
 MIB = 2**20
@@ -50,7 +52,7 @@ def clock():
 @pytest.fixture
 def engine(clock):
     """Room for two records."""
-    return Engine(RowTable(LIMITS), HashRunner(12, 4, 1000), clock)
+    return SteppingEngine(RowTable(LIMITS), HashRunner(12, 4, 1000), clock)
 
 
 def _released(engine, row, name, step_id, *, preempt=False):

@@ -7,11 +7,13 @@ import pytest
 
 from paceline.plan.values import BlockTags, RowFinish, SamplingParams
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
+
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000
@@ -25,7 +27,7 @@ def engine():
 
     There is a record named old.
     """
-    engine = Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     engine.execute(plan(place=[placement(0, [1], name="old")]))
     engine.execute(plan(finish=[(0, 0)]))
     first = placement(0, [1, 2, 3, 4, 5])

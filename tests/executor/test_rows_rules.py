@@ -5,12 +5,14 @@ import pytest
 
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.errors import NoTokenLeftError
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import int32, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
+
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=32, max_num_batched_tokens=40, num_blocks=24, block_size=4, vocab_size=1000
@@ -24,7 +26,7 @@ def sampling(**rules):
 
 def run(*placements, num_tokens=8):
     """Place requests on rows, decode together; returns the outputs by row and all results."""
-    engine = Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     sizes = [place.prompt_token_ids.size + place.output_token_ids.size for place in placements]
     grants = [(place.row, index, place.row * 6 + index) for place in placements for index in range(6)]
     scheduled = [(place.row, size) for place, size in zip(placements, sizes, strict=True)]
@@ -117,14 +119,13 @@ def test_a_row_that_is_placed_again_with_its_output_goes_on_the_same(num_before)
 
 def test_a_row_without_rules_costs_nothing_and_one_past_its_minimum_neither():
     """The batch has no rules at all."""
-    engine = Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     places = [placement(0, [1, 2]), placement(1, [3], output=[4], min_tokens=2, end_token_ids=[9])]
     first = plan([(0, 2), (1, 2)], place=places, grants=[(0, 0, 0), (1, 0, 1)])
     before = RowTable(LIMITS)
-    before.apply(first, now_ns=0)
-    assert before.build_batch(first).batch.sampling.rules.forbidden.cu_lens.tolist() == [0, 0, 1]
+    assert before.launch(first, now_ns=0).prepared.batch.sampling.rules.forbidden.cu_lens.tolist() == [0, 0, 1]
     engine.execute(first)
-    assert engine.table.build_batch(plan([(0, 1), (1, 1)], step_id=2)).batch.sampling.rules is None
+    assert engine.table.launch(plan([(0, 1), (1, 1)], step_id=2), now_ns=0).prepared.batch.sampling.rules is None
 
 
 def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
@@ -135,8 +136,7 @@ def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
         placement(1, [4], output=[5, 5], sampling=sampling(frequency_penalty=0.5)),
     ]
     first = plan([(0, 4), (1, 3)], place=places, grants=[(0, 0, 0), (1, 0, 1)])
-    table.apply(first, now_ns=0)
-    rules = table.build_batch(first).batch.sampling.rules
+    rules = table.launch(first, now_ns=0).prepared.batch.sampling.rules
     assert (rules.prompt.cu_lens.tolist(), rules.prompt.token_ids.tolist()) == ([0, 2, 2], [1, 2])
     assert (rules.output.cu_lens.tolist(), rules.output.token_ids.tolist()) == ([0, 1, 3], [3, 5, 5])
     assert rules.repetition_penalty.tolist() == [1.5, 1.0]
@@ -145,7 +145,7 @@ def test_penalised_rows_bring_prompt_and_output_as_far_as_they_count():
 
 def test_prompt_logprobs_are_told_chunk_by_chunk_of_tokens_that_have_others_before_them():
     """The second token's with the first chunk; none for the first, and none once the prompt is through."""
-    engine = Engine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     place = placement(0, list(range(10, 19)), num_prompt_logprobs=1)
     grants = [(0, index, index) for index in range(3)]
     results = [engine.execute(plan([(0, 4)], place=[place, placement(1, [5])], grants=grants)).result]

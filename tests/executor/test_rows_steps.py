@@ -6,12 +6,14 @@ import pytest
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import RowFinish, StepResult
 from paceline_executor.errors import StepFailedError
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows import outcome
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner, continuation, next_token
 from paceline_executor.testing.plans import placement, plan, record
+from paceline_executor.testing.stepping import SteppingEngine
+
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000
@@ -28,7 +30,7 @@ def runner():
 @pytest.fixture
 def engine(runner):
     """Four free rows of 16 tokens, twelve blocks of 4."""
-    return Engine(RowTable(LIMITS), runner)
+    return SteppingEngine(RowTable(LIMITS), runner)
 
 
 def reference(prompt, num_tokens):
@@ -239,7 +241,7 @@ def test_log_probabilities_come_only_for_rows_that_asked(engine):
     result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
 
     assert [(logprobs.row, logprobs.token_ids.tolist()) for logprobs in result.logprobs] == [
-        (0, [_tokens_of(result)[0]])
+        (0, _tokens_of(result)[:1])
     ]
 
 
@@ -320,9 +322,8 @@ def test_columns_reach_the_runner_as_the_seam_describes_them(engine):
     table = engine.table
     engine.execute(plan([(1, 5)], place=[placement(1, [1, 2, 3, 4, 5])], grants=[(1, 0, 8), (1, 1, 9)]))
     step = plan([(0, 2), (1, 1)], step_id=2, place=[placement(0, [6, 7, 8])], grants=[(0, 0, 3)])
-    table.apply(step, 0)
 
-    batch = table.build_batch(step).batch
+    batch = table.launch(step, 0).prepared.batch
 
     assert batch.token_ids.tolist() == [6, 7, int(table.states()[1].output_token_ids[0])]
     assert batch.positions.tolist() == [0, 1, 5]

@@ -13,7 +13,7 @@ from paceline_executor.errors import StartError, UnsupportedModelError
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
-from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
+from paceline_executor.testing.driving import Draw, DrivenRow, Driver, drawn_logprobs, step_batch
 from paceline_executor.testing.tiny import tiny_checkpoint
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
@@ -197,11 +197,17 @@ def test_logprobs_come_for_the_rows_that_asked(case):
     driver = Driver(new_runner(case))
     rows = [driver.add(random_prompt(9, seed), Draw(num_logprobs=num)) for seed, num in enumerate((-1, 0, 3))]
     output = driver.step(rows)
-    assert sorted(output.logprobs) == [1, 2]
-    assert output.logprobs[1].top_token_ids == ()
-    assert len(output.logprobs[2].top_logprobs) == 3
-    assert output.logprobs[2].top_token_ids[0] == rows[2].output[0]
-    assert output.logprobs[2].chosen == output.logprobs[2].top_logprobs[0] < 0
+    assert [len(row.logprobs) for row in rows] == [0, 1, 1]
+    assert output.logprobs.logprobs[1:].tolist() == [rows[1].logprobs[0].chosen, rows[2].logprobs[0].chosen]
+    assert output.logprobs.top_logprobs.shape == (3, 3)
+    assert rows[2].logprobs[0].top_token_ids[0] == rows[2].output[0]
+    assert rows[2].logprobs[0].chosen == rows[2].logprobs[0].top_logprobs[0] < 0
+
+
+def test_no_logprobs_are_computed_where_no_row_asks(case):
+    """The step says so once, not row by row."""
+    driver = Driver(new_runner(case))
+    assert driver.step([driver.add(random_prompt(9, seed), Draw()) for seed in range(2)]).logprobs is None
 
 
 def test_a_step_that_samples_nothing_draws_nothing(case):
@@ -223,8 +229,9 @@ def test_arrays_may_be_read_only_and_strided(case):
     batch = one_token_batch()
     wide = np.repeat(batch.token_ids, 2)
     wide.flags.writeable = False
-    expected = new_runner(case).execute(batch)
-    assert new_runner(case).execute(dataclasses.replace(batch, token_ids=wide[::2])).logprobs == expected.logprobs
+    outputs = [new_runner(case).launch(batch), new_runner(case).launch(dataclasses.replace(batch, token_ids=wide[::2]))]
+    ours, expected = [drawn_logprobs(output, 0, GREEDY.num_logprobs) for output in outputs]
+    assert ours == expected
 
 
 @pytest.mark.parametrize(
@@ -240,7 +247,7 @@ def test_arrays_may_be_read_only_and_strided(case):
 def test_a_batch_that_names_what_does_not_exist_is_refused(case, change, error):
     """It never reads or writes out of bounds."""
     with pytest.raises(error):
-        new_runner(case).execute(dataclasses.replace(one_token_batch(), **change))
+        new_runner(case).launch(dataclasses.replace(one_token_batch(), **change))
 
 
 def test_positions_beyond_the_pool_take_no_memory():
@@ -295,7 +302,7 @@ def test_the_decoder_that_is_compiled_ahead_is_every_models(packed, monkeypatch)
     case = CASES[packed]
     for name in operations_of(case.numerics):
         CPU_CALLS[name]()
-    new_runner(case).execute(one_token_batch())
+    new_runner(case).launch(one_token_batch())
     assert len(types) == 2
     assert types[0] == types[1]
 

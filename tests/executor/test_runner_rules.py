@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from paceline.plan.values import SamplingParams
-from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, cut
 from paceline_executor.testing.plans import GREEDY, placement, plan
+from paceline_executor.testing.stepping import SteppingEngine
 from paceline_executor.testing.tiny import tiny_checkpoint
 
 LIMITS = RowLimits(
@@ -34,7 +34,7 @@ def grants(row, num_blocks=12):
 
 def output_of(runner, *, output=(), num_tokens, sampling, **options):
     """What a row draws after a prompt of twelve tokens and this output."""
-    engine = Engine(RowTable(LIMITS), runner)
+    engine = SteppingEngine(RowTable(LIMITS), runner)
     place = placement(0, PROMPT[:12], output=output, sampling=sampling, max_tokens=64, **options)
     engine.execute(plan([(0, 12 + len(output))], place=[place], grants=grants(0)))
     for step in range(2, num_tokens + 1):
@@ -76,7 +76,7 @@ def test_a_strong_bias_decides_a_greedy_draw(runner):
 
 def run_prompt(runner, chunks, beside=(), num_prompt_logprobs=3):
     """Compute the prompt in these chunks, other rows beside the first; returns the results."""
-    engine = Engine(RowTable(LIMITS), runner)
+    engine = SteppingEngine(RowTable(LIMITS), runner)
     asking = placement(0, PROMPT, num_prompt_logprobs=num_prompt_logprobs, sampling=GREEDY, num_logprobs=2)
     others = [placement(row, PROMPT[:size]) for row, size in beside]
     cells = [cell for row in range(1 + len(others)) for cell in grants(row)]
@@ -105,10 +105,9 @@ def test_prompt_logprobs_are_those_of_the_models_logits_over_chunk_borders(runne
 
 def whole_logits(runner):
     """The logits of every prompt token, of one forward pass. [150, vocab]."""
-    engine = Engine(RowTable(LIMITS), runner)
+    engine = SteppingEngine(RowTable(LIMITS), runner)
     first = plan([(0, 150)], place=[placement(0, PROMPT)], grants=grants(0))
-    engine.table.apply(first, now_ns=0)
-    batch = engine.table.build_batch(first).batch
+    batch = engine.table.launch(first, now_ns=0).prepared.batch
     return runner._logits(batch, np.arange(150, dtype=np.int32)).clone()
 
 
@@ -134,8 +133,7 @@ def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
         place=[placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])],
         grants=[*grants(0), *grants(1)],
     )
-    table.apply(first, now_ns=0)
-    parts = cut(table.build_batch(first).batch)
+    parts = cut(table.launch(first, now_ns=0).prepared.batch)
     assert [piece.batch.token_ids.size for piece in parts.pieces] == [MAX_PIECE_TOKENS, MAX_PIECE_TOKENS, 21]
     assert [piece.row for piece in parts.pieces] == [1, 1, 1]
     assert parts.rest.token_ids.tolist() == [*PROMPT[:5], PROMPT[149]]
@@ -146,14 +144,13 @@ def test_logits_of_a_prompt_are_computed_a_piece_at_a_time(runner):
 def test_a_prompt_with_logits_that_are_no_numbers_fails_its_row_alone(runner):
     """In a chunk that samples nothing."""
     table = RowTable(LIMITS)
-    engine = Engine(table, runner)
+    engine = SteppingEngine(table, runner)
     place = [placement(0, PROMPT, num_prompt_logprobs=0), placement(1, PROMPT[:5])]
     engine.execute(plan([(0, 20)], place=place, grants=[*grants(0), *grants(1)]))
     keys = runner._kv_cache.keys[0, 0].clone()
     runner._kv_cache.keys[0, 0].fill_(float("nan"))
     second = plan([(0, 30), (1, 5)], step_id=2)
-    table.apply(second, now_ns=0)
-    output = runner.execute(table.build_batch(second).batch)
+    output = runner.launch(table.launch(second, now_ns=0).prepared.batch)
     runner._kv_cache.keys[0, 0].copy_(keys)
     assert output.problems == {0: RowProblem.NOT_FINITE}
     assert output.prompt_logprobs == {}

@@ -16,6 +16,8 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, 
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plan_client import attach_until, attached, column, grants, hello, info_of, request
 
+pytestmark = pytest.mark.usefixtures("seen_or_hidden")
+
 READY, NOT_READY = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE = "paceline.v1.ExecutorService"
 LOOPBACK = ServiceConfig("127.0.0.1", 0, 0)

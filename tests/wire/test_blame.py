@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.plan.values import RecordId
 from paceline_executor.errors import DeviceError
-from paceline_executor.link.lone_failures import LoneFailures
+from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.plans import placement, plan
@@ -19,8 +19,8 @@ STEPS = st.lists(st.tuples(st.sets(st.integers(0, 4), min_size=1, max_size=2), s
 
 def end_by_the_executor(steps):
     """At which step the executor's rule ends the process; None: at none."""
-    table, rule = RowTable(LIMITS), LoneFailures()
-    table.apply(plan(place=[placement(row, [1, 2], name=f"request-{row}") for row in range(5)]), 0)
+    table, rule = RowTable(LIMITS), FailureAttribution()
+    table.launch(plan(place=[placement(row, [1, 2], name=f"request-{row}") for row in range(5)]), 0)
     for number, (rows, luck) in enumerate(steps):
         step = plan([(row, 1) for row in sorted(rows)], step_id=number + 2)
         try:

@@ -16,11 +16,11 @@ NEVER_SILENT = FenceTimes(lease_ns=60_000_000_000)  # a busy machine is no reaso
 class ShortOfMemory(HashRunner):
     """A runner for which steps that compute a certain token need more memory than there is."""
 
-    def execute(self, batch):
+    def launch(self, batch):
         """Run the batch, or not."""
         if BAD_TOKEN in batch.token_ids:
             raise MemoryError("of the test")
-        return super().execute(batch)
+        return super().launch(batch)
 
 
 async def test_only_the_request_that_makes_steps_fail_fails():

@@ -225,7 +225,7 @@ class Attachments:
         running = steps.running
         now_ns = self._clock_ns()
         # One more step may have been launched between the two; its bound is at least the shortest.
-        bound_ns = MIN_STEP_BOUND_NS + (max(0, running.bound_ns - now_ns) if running else 0)
+        bound_ns = MIN_STEP_BOUND_NS + max(0, steps.bound_ns - now_ns)
         digest = hello.tag_key_digest or self.identity.tag_key_digest
         keeps_tags = digest == self._tag_key_digest
 

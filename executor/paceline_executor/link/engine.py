@@ -1,22 +1,35 @@
-"""One step from plan to result: rows change, the device computes, rows advance.
+"""Steps from plan to result: rows change and the device is told to compute; later, what it computed comes in.
 
 Knows the table and the runner and calls both from the thread it is called in. It refuses to know threads, queues and
 schedulers.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.plan.values import BatchPlan, StepResult
-from paceline_executor.errors import ServiceError, StepFailedError
-from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.table import Applied, RowTable
-from paceline_executor.runner.interface import Runner, StepOutput
+from paceline_executor.errors import DeviceError, DeviceFaultError, ServiceError, StepFailedError
+from paceline_executor.rows.table import Launched, RowTable
+from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
 
-_NO_OUTPUT = StepOutput(token_ids=np.empty(0, dtype=np.int32), logprobs={}, problems={}, forward_ns=0, sample_ns=0)
+_NOTHING = np.empty(0, dtype=np.int32)
+_NO_OUTPUT = StepOutput(
+    num_accepted=_NOTHING, token_ids=_NOTHING, logprobs=None, problems={}, forward_ns=0, sample_ns=0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A launched step. One whose launch failed on the device says so when it is collected, after those before it."""
+
+    launched: Launched
+    handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
+    error: Exception | None
+    prepare_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +43,109 @@ class Step:
 
 
 class Engine:
-    """Executes plans on a runner, one after another."""
+    """Launches plans on a runner, as many ahead as that allows, and collects them in the same order."""
 
     def __init__(self, table: RowTable, runner: Runner, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.table = table
         self._runner = runner
         self._clock_ns = clock_ns
+        self._in_flight: deque[Ticket] = deque()  # oldest first
 
-    def execute(self, plan: BatchPlan) -> Step:
-        """Run one plan.
+    @property
+    def max_in_flight(self) -> int:
+        """How many launched steps there may be at a time."""
+        return self._runner.max_in_flight
+
+    def can_launch(self, plan: BatchPlan) -> bool:
+        """Whether the plan can be launched before the oldest step in flight is collected."""
+        if not self._in_flight:
+            return True
+        has_failed = self._in_flight[-1].error is not None
+        return len(self._in_flight) < self.max_in_flight and not has_failed and self.table.can_launch(plan)
+
+    def launch(self, plan: BatchPlan) -> Ticket:
+        """Let the plan take effect and the device begin.
 
         Raises PlanError or UnsupportedPlanError for a plan that cannot be applied and StepFailedError when anything
-        else goes wrong; the rows are then as they were before.
+        else goes wrong before the device is told; the rows are then as they were before.
         """
+        start_ns = self._clock_ns()
         try:
-            step = self._execute(plan)
+            launched = self.table.launch(plan, start_ns, is_carried=self.max_in_flight > 1)
         except ServiceError:
             raise
         except Exception as error:
-            what = "memory ran out" if _is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
-            raise StepFailedError(f"a step failed on the executor: {what}; its log says more") from error
+            raise _step_failed(error) from error
+        ticket = self._start(launched, start_ns)
+        self._in_flight.append(ticket)
+        return ticket
+
+    def is_done(self, ticket: Ticket) -> bool:
+        """Whether collecting would not have to wait for the device."""
+        return ticket.handle is None or self._runner.is_done(ticket.handle)
+
+    def collect(self, ticket: Ticket) -> Step:
+        """The oldest launched step's result, once it is there.
+
+        Raises StepFailedError when the step failed: the rows are then as they were before it, and all later ones that
+        were launched are taken back with it. Raises DeviceFaultError when the device failed while it computed: then
+        there is nothing to go on with.
+        """
+        try:
+            step = self._land(ticket)
+        except DeviceError:
+            raise
+        except Exception as error:
+            self._take_back()
+            raise _step_failed(error) from error
+        self._in_flight.popleft()
         # The rows have advanced: what went wrong here would be no failed step.
         self.table.trim_records(self._clock_ns())
         return step
 
-    def _execute(self, plan: BatchPlan) -> Step:
-        start_ns = self._clock_ns()
-        applied = self.table.apply(plan, start_ns)
+    def _start(self, launched: Launched, start_ns: int) -> Ticket:
+        copies, prepared = launched.plan.copies, launched.prepared
+        handle = None
         try:
-            return self._compute(plan, applied, start_ns)
-        except Exception:
-            self.table.take_back(plan, applied)
-            raise
+            if copies.sources.size:
+                self._runner.copy_blocks(copies.sources, copies.destinations)
+            prepare_ns = self._clock_ns() - start_ns
+            if prepared.rows.size:
+                handle = self._runner.launch(prepared.batch)
+        except Exception as error:
+            return Ticket(launched, None, error, 0)
+        return Ticket(launched, handle, None, prepare_ns)
 
-    def _compute(self, plan: BatchPlan, applied: Applied, start_ns: int) -> Step:
-        if plan.copies.sources.size:
-            self._runner.copy_blocks(plan.copies.sources, plan.copies.destinations)
-        prepared = self.table.build_batch(plan)
-        prepare_ns = self._clock_ns() - start_ns
-        output = self._run(prepared)
+    def _land(self, ticket: Ticket) -> Step:
+        if ticket.error is not None:
+            raise ticket.error
+        output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
         output_ns = self._clock_ns()
-        result = self.table.finish_step(plan, applied, prepared, output)
+        result = self.table.land(ticket.launched, output)
         # What follows the device's work is this side's own, like what precedes it.
-        prepare_ns += self._clock_ns() - output_ns
+        prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
         return Step(result, prepare_ns, output.forward_ns, output.sample_ns)
 
-    def _run(self, prepared: Prepared) -> StepOutput:
-        return self._runner.execute(prepared.batch) if prepared.rows.size else _NO_OUTPUT
+    def _wait(self, handle: StepHandle) -> StepOutput:
+        try:
+            return self._runner.wait(handle)
+        except Exception as error:
+            sentence = "the device failed while it computed a step, so this executor ends; its log says more"
+            raise DeviceFaultError(sentence) from error
+
+    def _take_back(self) -> None:
+        """Take back all that is in flight; what the device still runs of it ends first."""
+        self._in_flight.popleft()
+        while self._in_flight:
+            later = self._in_flight.popleft()
+            if later.handle is not None:
+                self._wait(later.handle)
+        self.table.take_back()
+
+
+def _step_failed(error: Exception) -> StepFailedError:
+    what = "memory ran out" if _is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
+    return StepFailedError(f"a step failed on the executor: {what}; its log says more")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -14,8 +14,8 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.answers import Answers
 from paceline_executor.link.messages import Transport
+from paceline_executor.link.result_batcher import ResultBatcher
 
 _MAX_OUTBOX = 64
 _FLUSH_S = 1.0
@@ -43,7 +43,7 @@ class PlanStream:
         self._num_in_flight = 0
         self._last_step_id = 0
         self._is_half_closed = False
-        self._answers = Answers()
+        self._batcher = ResultBatcher()
         self._outbox: asyncio.Queue[FromExecutor | tuple[StepResult, ...]] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
@@ -65,11 +65,11 @@ class PlanStream:
             raise TooManyPlansError(f"more than {self._max_plans_in_flight} plans are unanswered")
         self._last_step_id = plan.step_id
         self._num_in_flight += 1
-        self._answers.expect(plan)
+        self._batcher.expect(plan)
 
     def answer(self, done: StepResult) -> None:
         """Queue a result, or keep it back for the next one."""
-        self._post_results(self._answers.give(done, together=self.protocol >= GROUPING_PROTOCOL))
+        self._post_results(self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL))
 
     def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
@@ -84,13 +84,13 @@ class PlanStream:
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Queue a sign of life, unless other messages are on their way. No result is kept back for longer."""
-        self._post_results(self._answers.rest())
+        self._post_results(self._batcher.rest())
         if self._outbox.empty():
             self._outbox.put_nowait(heartbeat)
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream after what is queued; the first reason given stands."""
-        self._post_results(self._answers.rest())
+        self._post_results(self._batcher.rest())
         if not self._end.done():
             self._end.set_result(error)
 

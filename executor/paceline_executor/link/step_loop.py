@@ -1,7 +1,9 @@
-"""The step thread: loads the model, then runs plans in the order they come, and answers questions between two steps.
+"""The step thread: loads the model, then runs plans in the order they come, and answers questions between steps.
 
-Knows one thread, one queue and the engine. Nothing else may touch the rows or enter the device, because only one thread
-of a process may own its OpenMP team. It refuses to know who drives: a plan of an epoch that has ended is dropped.
+Where the runner allows it, a plan is launched before the step before it has landed; whoever asks a question is answered
+when all that is launched has landed. Knows one thread, one queue and the engine. Nothing else may touch the rows or
+enter the device, because only one thread of a process may own its OpenMP team. It refuses to know who drives: a plan of
+an epoch that has ended is dropped.
 
 The queue itself has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream that
 drives, and one question per caller that waits for its answer.
@@ -12,6 +14,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -20,26 +23,31 @@ from typing import TypeVar
 import structlog
 
 from paceline.plan.values import BatchPlan, FailedStep, StepResult, StepTimings
-from paceline_executor.errors import ServiceError, StepFailedError
+from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
-from paceline_executor.link.engine import Engine
-from paceline_executor.link.lone_failures import LoneFailures
+from paceline_executor.link.engine import Engine, Step, Ticket
+from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
 
 MIN_STEP_BOUND_NS = 1_200_000_000
 _MAX_PREDICTED_NS = 60_000_000_000  # a prediction beyond this would only hide a stuck step
+_LOOK_S = 0.0002  # between two looks whether the device is done, while there is room for another plan
 _IDLE_WAKE_S = 5.0  # an idle thread still lets records go when their time is over
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """The step being executed, on the monotonic clock; beyond its bound it counts as wedged."""
+    """A step being executed, on the monotonic clock; beyond its bound it counts as wedged."""
 
     step_id: int
     started_ns: int
     bound_ns: int
+
+    def starting(self, now_ns: int) -> "RunningStep":
+        """The same, if it could not begin before now: the one before it has only just ended."""
+        return replace(self, started_ns=now_ns, bound_ns=now_ns + self.bound_ns - self.started_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,13 @@ Report = StepResult | StepRefused
 class _Submitted:
     plan: BatchPlan
     arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    submitted: _Submitted
+    ticket: Ticket
+    idle_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +96,28 @@ class StepLoop:
         self.ended: asyncio.Future[None] = self._loop.create_future()  # done when the thread has ended, or crashed
         self._epoch = 0  # plans of other epochs are dropped; written by the event loop only
         self._failed_epoch = 0  # written by the thread only, as everything below
-        self._running: RunningStep | None = None
+        self._running: tuple[RunningStep, ...] = ()  # as the steps in flight, the first with the time of its start
+        self._in_flight: deque[_Launched] = deque()
+        self._idle_since_ns = 0
+        self._attribution = FailureAttribution()
         self._last_step = (0, 0)
         self._log = structlog.get_logger()
 
     @property
     def running(self) -> RunningStep | None:
-        """The step being executed, or None when idle."""
-        return self._running
+        """The step being executed, the oldest of those in flight, or None when idle."""
+        running = self._running
+        return running[0] if running else None
+
+    @property
+    def bound_ns(self) -> int:
+        """When all steps in flight must have ended, if each takes as long as it may; 0 when idle."""
+        running = self._running
+        return running[0].bound_ns + sum(step.bound_ns - step.started_ns for step in running[1:]) if running else 0
 
     @property
     def last_step_id(self) -> int:
-        """The last step executed in the current epoch; 0 before the first."""
+        """The last step that landed in the current epoch; 0 before the first."""
         epoch, step_id = self._last_step
         return step_id if epoch == self._epoch else 0
 
@@ -110,7 +135,7 @@ class StepLoop:
         self._commands.put(_Submitted(plan, self._clock_ns()))
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
-        """The answer to a question about the rows, at the boundary after the running step."""
+        """The answer to a question about the rows, at the boundary after the steps that are launched."""
         answer: Future[T] = Future()
 
         def reply(table: RowTable) -> None:
@@ -149,51 +174,102 @@ class StepLoop:
             self._post(_settle, self.ended, None)
 
     def _serve(self, engine: Engine) -> None:
-        idle_since_ns = self._clock_ns()
-        lone_failures = LoneFailures()
+        self._idle_since_ns = self._clock_ns()
+        while (command := self._next_command(engine)) is not None:
+            if isinstance(command, _Question):
+                self._land_all(engine)
+                # Asked often enough, this thread is never idle.
+                engine.table.trim_records(self._clock_ns())
+                command.reply(engine.table)
+                continue
+            while self._is_wanted(command.plan) and not engine.can_launch(command.plan):
+                self._land(engine)
+            if self._is_wanted(command.plan):
+                self._launch(engine, command)
+        self._land_all(engine)
+
+    def _next_command(self, engine: Engine) -> _Submitted | _Question | None:
+        """The next command; steps that end meanwhile land."""
+        while self._in_flight:
+            if len(self._in_flight) < engine.max_in_flight:
+                is_done = engine.is_done(self._in_flight[0].ticket)
+                with contextlib.suppress(queue.Empty):
+                    return self._commands.get_nowait() if is_done else self._commands.get(timeout=_LOOK_S)
+                if not is_done:
+                    continue
+            self._land(engine)
         while True:
             try:
-                command = self._commands.get(timeout=_IDLE_WAKE_S)
+                return self._commands.get(timeout=_IDLE_WAKE_S)
             except queue.Empty:
                 engine.table.trim_records(self._clock_ns())
-                continue
-            if command is None:
-                return
-            if isinstance(command, _Question):
-                command.reply(engine.table)
-            elif command.plan.epoch == self._epoch != self._failed_epoch:
-                report = self._step(engine, command, idle_since_ns)
-                self._post(self._on_report, report)
-                if isinstance(report, StepResult):
-                    lone_failures.succeeded(command.plan)
-                elif report.failed is not None:
-                    lone_failures.failed(command.plan, engine.table)
-                idle_since_ns = self._clock_ns()
 
-    def _step(self, engine: Engine, command: _Submitted, idle_since_ns: int) -> Report:
-        plan, start_ns = command.plan, self._clock_ns()
+    def _is_wanted(self, plan: BatchPlan) -> bool:
+        return plan.epoch == self._epoch != self._failed_epoch
+
+    def _launch(self, engine: Engine, submitted: _Submitted) -> None:
+        plan, start_ns = submitted.plan, self._clock_ns()
         bound_ns = max(MIN_STEP_BOUND_NS, min(plan.predicted_ns, _MAX_PREDICTED_NS) * 12 // 5)
-        self._running = RunningStep(plan.step_id, start_ns, start_ns + bound_ns)
+        idle_ns = 0 if self._in_flight else start_ns - self._idle_since_ns
+        before = self._running
+        self._running = (*before, RunningStep(plan.step_id, start_ns, start_ns + bound_ns))
         try:
-            step = engine.execute(plan)
+            ticket = engine.launch(plan)
         except ServiceError as error:
-            self._failed_epoch = plan.epoch
-            if error.__cause__ is not None:
-                self._log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
-            is_failure = isinstance(error, StepFailedError)
-            failed = FailedStep(plan.epoch, plan.step_id, str(error)) if is_failure else None
-            return StepRefused(plan.epoch, error, failed)
-        finally:
-            self._running = None
+            self._running = before
+            self._land_all(engine)  # they come before it, and one of them may fail
+            if plan.epoch != self._failed_epoch:
+                self._refuse(engine, plan, error)
+            return
+        self._in_flight.append(_Launched(submitted, ticket, idle_ns))
+
+    def _land_all(self, engine: Engine) -> None:
+        while self._in_flight:
+            self._land(engine)
+
+    def _land(self, engine: Engine) -> None:
+        launched = self._in_flight.popleft()
+        plan = launched.submitted.plan
+        try:
+            step = engine.collect(launched.ticket)
+        except (ServiceError, DeviceError) as error:
+            self._in_flight.clear()
+            self._running = ()
+            self._refuse(engine, plan, error)
+            return
+        timings = self._timings(launched, self._running[0].started_ns, step)
+        self._running = tuple(step.starting(self._clock_ns()) for step in self._running[1:2]) + self._running[2:]
         self._last_step = (plan.epoch, plan.step_id)
-        timings = StepTimings(
-            waited_ns=start_ns - command.arrived_ns,
+        self._post(self._on_report, replace(step.result, timings=timings))
+        self._attribution.succeeded(plan)
+        self._idle_since_ns = self._clock_ns()
+
+    def _timings(self, launched: _Launched, start_ns: int, step: Step) -> StepTimings:
+        return StepTimings(
+            waited_ns=start_ns - launched.submitted.arrived_ns,
             prepare_ns=step.prepare_ns,
             forward_ns=step.forward_ns,
             sample_ns=step.sample_ns,
-            idle_ns=start_ns - idle_since_ns,
+            idle_ns=launched.idle_ns,
         )
-        return replace(step.result, timings=timings)
+
+    def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
+        """Tell that a plan was not executed, and run no later one of its epoch; raises DeviceError when none can run.
+
+        What was launched has landed, or was taken back.
+        """
+        self._failed_epoch = plan.epoch
+        if error.__cause__ is not None:
+            self._log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
+        told = StepFailedError(str(error)) if isinstance(error, DeviceError) else error
+        is_failure = isinstance(told, StepFailedError)
+        failed = FailedStep(plan.epoch, plan.step_id, str(told)) if is_failure else None
+        self._post(self._on_report, StepRefused(plan.epoch, told, failed))
+        if isinstance(error, DeviceError):
+            raise error
+        if is_failure:
+            self._attribution.failed(plan, engine.table)
+        self._idle_since_ns = self._clock_ns()
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has gone; so will this thread

@@ -52,13 +52,16 @@ class BlockTables:
                 raise PlanError(PlanFault.BLOCK_INDEX, f"the grants leave a gap in the block table of row {beyond[0]}")
 
     def drop(self, row: int, undo: Undo) -> None:
-        """Give up all blocks of a row; its table is cleared by the caller."""
+        """Give up all blocks of a row; its table is cleared by the caller when the step has landed."""
         blocks = self.blocks_of(row)
         self._count(blocks, -1)
         undo.add(partial(self._count, blocks, 1))
 
     def cut_before(self, block_ids: Int32Array) -> None:
-        """Cut every table before the first of these blocks, and what is computed with it: their contents are gone."""
+        """Cut every table before the first of these blocks, and what is computed with it: their contents are gone.
+
+        No step is in flight.
+        """
         columns = self._columns
         for row in np.flatnonzero(columns.in_use):
             hits = np.flatnonzero(np.isin(self.blocks_of(row), block_ids))
@@ -71,14 +74,15 @@ class BlockTables:
         columns.block_table[row, num_blocks:] = NO_BLOCK
         columns.num_blocks[row] = num_blocks
         columns.num_shared[row] = min(columns.num_shared[row], num_blocks)
-        columns.num_computed[row] = min(columns.num_computed[row], num_blocks * columns.block_size)
+        num_computed = min(columns.num_computed[row], num_blocks * columns.block_size)
+        columns.num_computed[row] = columns.computed_bound[row] = num_computed
 
     def _keep_contents(self, grants: BlockGrants, copies: BlockCopies) -> None:
         """Refuse to put another block where a row's computed tokens are, unless it is a copy of what they are in."""
         columns, rows = self._columns, grants.rows
         before = columns.block_table[rows, grants.indices]
         starts = grants.indices.astype(np.int64) * columns.block_size
-        is_lost = (before != NO_BLOCK) & (starts < columns.num_computed[rows])
+        is_lost = (before != NO_BLOCK) & (starts < columns.computed_bound[rows])
         if not is_lost.any():
             return
         copied = set(zip(copies.sources.tolist(), copies.destinations.tolist(), strict=True))

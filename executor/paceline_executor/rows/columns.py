@@ -15,7 +15,7 @@ NOT_ASKED = -1  # in columns that count alternatives
 GOES_ON = int(RowFinish.GOES_ON)  # numpy takes its time with members of an enum
 _NO_TOKEN = -1  # pads a row's end tokens; no model draws it
 
-RowImage = tuple[npt.NDArray[np.generic], ...]
+Progress = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
 
 
 class RowColumns:
@@ -24,11 +24,15 @@ class RowColumns:
     def __init__(self, limits: RowLimits) -> None:
         num_rows = limits.num_rows
         self.block_size = limits.block_size
-        self.in_use = np.zeros(num_rows, dtype=np.bool_)
+        self.in_use = np.zeros(num_rows, dtype=np.bool_)  # by a request that no launched step releases
         self.finish = np.zeros(num_rows, dtype=np.uint8)
+        self.is_closed = np.zeros(num_rows, dtype=np.bool_)  # until the step that releases it has landed
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
         self.num_known = np.zeros(num_rows, dtype=np.int32)
         self.num_computed = np.zeros(num_rows, dtype=np.int32)
+        # What the two above come to if every launched step brings all it may; the same as they when none is in flight.
+        self.known_bound = np.zeros(num_rows, dtype=np.int32)
+        self.computed_bound = np.zeros(num_rows, dtype=np.int32)
         self.max_known = np.zeros(num_rows, dtype=np.int64)  # number of tokens at which max_tokens is reached
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         self.num_shared = np.zeros(num_rows, dtype=np.int32)  # leading blocks that are only read
@@ -45,20 +49,11 @@ class RowColumns:
         self.tokens = np.zeros((num_rows, limits.max_model_len), dtype=np.int32)
         self.max_end_tokens = 1  # how many columns of end_tokens are worth comparing
 
-    def image(self, row: int) -> RowImage:
-        """A copy of everything about a row but its tokens, which stay where they are until the row is placed anew."""
-        return tuple(array[row].copy() for array in self._state())
-
-    def restore(self, row: int, image: RowImage) -> None:
-        """Put back what `image` returned."""
-        for array, value in zip(self._state(), image, strict=True):
-            array[row] = value
-
-    def progress(self, rows: npt.NDArray[np.int32]) -> RowImage:
+    def progress(self, rows: npt.NDArray[np.int32]) -> Progress:
         """A copy of what a step changes about rows, but for their tokens."""
         return self.num_computed[rows], self.num_known[rows], self.finish[rows]
 
-    def go_back(self, rows: npt.NDArray[np.int32], progress: RowImage) -> None:
+    def go_back(self, rows: npt.NDArray[np.int32], progress: Progress) -> None:
         """Put back what `progress` returned; tokens beyond the known ones stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 
@@ -79,6 +74,7 @@ class RowColumns:
         self.num_prompt[row] = num_prompt
         self.num_known[row] = num_known
         self.num_computed[row] = placement.num_cached_tokens
+        self.known_bound[row], self.computed_bound[row] = num_known, placement.num_cached_tokens
         self.max_known[row] = num_prompt + placement.max_tokens
         self.tokens[row, :num_prompt] = placement.prompt_token_ids
         self.tokens[row, num_prompt:num_known] = placement.output_token_ids
@@ -107,8 +103,11 @@ class RowColumns:
             self.in_use,
             self.finish,
             self.num_prompt,
+            self.is_closed,
             self.num_known,
             self.num_computed,
+            self.known_bound,
+            self.computed_bound,
             self.max_known,
             self.num_blocks,
             self.num_shared,

@@ -28,11 +28,16 @@ class LogprobLog:
         log.append(before)
         return log
 
-    def append(self, columns: LogprobColumns) -> None:
-        """Take those of the next tokens, which have passed `check`."""
-        self._logprobs.extend(columns.logprobs.tolist())
-        self._top_token_ids.extend(columns.top_token_ids.ravel().tolist())
-        self._top_logprobs.extend(columns.top_logprobs.ravel().tolist())
+    @property
+    def num_top(self) -> int:
+        """How many alternatives stand beside each token."""
+        return self._num_top
+
+    def append(self, values: LogprobColumns) -> None:
+        """Take those of the next tokens, with `num_top` alternatives each."""
+        self._logprobs.frombytes(values.logprobs.tobytes())
+        self._top_token_ids.frombytes(values.top_token_ids.tobytes())
+        self._top_logprobs.frombytes(values.top_logprobs.tobytes())
 
     def __len__(self) -> int:
         return len(self._logprobs)
@@ -42,11 +47,6 @@ class LogprobLog:
         del self._logprobs[num_tokens:]
         del self._top_token_ids[num_tokens * self._num_top :]
         del self._top_logprobs[num_tokens * self._num_top :]
-
-    def check(self, columns: LogprobColumns) -> None:
-        """Raise ValueError unless there are as many alternatives as were asked for."""
-        if columns.num_top != self._num_top:
-            raise ValueError(f"{self._num_top} alternatives were asked for and {columns.num_top} came")
 
     def columns(self) -> LogprobColumns:
         """A copy of all of them."""

@@ -1,9 +1,10 @@
 """From the runner's output to rows that advanced and a result that says so.
 
-Three steps: `draw` reads and checks, `advance` writes, `report` tells. Only `advance` changes anything, and nothing in
-it can fail half-way.
+Four steps: `draw` reads and checks, `advance` writes, `report` tells, `settle` lowers the bounds to what is known now.
+Only `advance` and `settle` change anything, and nothing in them can fail half-way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy.typing as npt
 from paceline.plan.values import BatchPlan, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult
 from paceline_executor.errors import NoTokenLeftError, NumericError, RequestError
 from paceline_executor.rows.batch import Prepared
-from paceline_executor.rows.columns import RowColumns
-from paceline_executor.runner.interface import Int32Array, RowProblem, StepOutput, TokenLogprobs
+from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.logprobs import LogprobLog
+from paceline_executor.runner.interface import BoolArray, Int32Array, RowProblem, StepOutput
 
 _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
     RowProblem.NOT_FINITE: (NumericError, "the model's logits are not finite numbers"),
@@ -26,40 +28,95 @@ _ERRORS: dict[RowProblem, tuple[type[RequestError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The tokens a step produced, one for each of `rows`, and the rows that failed instead."""
+    """The tokens a step produced, those of `rows` one after another, and the rows that failed instead."""
 
+    num_computed: Int32Array  # [num_running]
     rows: Int32Array  # [num_drawn]
     places: npt.NDArray[np.intp]  # [num_drawn]: places in the plan's columns
-    token_ids: Int32Array  # [num_drawn]
+    num_accepted: Int32Array  # [num_drawn], at least 1
+    token_ids: Int32Array  # [sum(num_accepted)]
     logprobs: tuple[RowLogprobs, ...]
     errors: tuple[RowError, ...]
     prompt_logprobs: tuple[RowLogprobs, ...]
 
 
-def draw(prepared: Prepared, output: StepOutput) -> Drawn:
+def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
     """Sort a step's output by row. Raises ValueError when it does not fit the batch.
 
-    A row that asked for log-probabilities has them for each of its tokens, no other row has any.
+    logs: by row, of those that asked for log-probabilities; they have them for each of their tokens.
     """
-    sampled = prepared.batch.sampled
-    if output.token_ids.shape != sampled.shape:
-        raise ValueError(f"{sampled.size} rows are sampled and the runner answered {output.token_ids.shape}")
-    has_token = ~np.isin(sampled, list(output.problems)) if output.problems else np.ones(sampled.size, dtype=np.bool_)
-    asked = np.flatnonzero(has_token & (prepared.batch.sampling.num_logprobs >= 0)).tolist()
-    if not output.logprobs.keys() >= set(asked):
-        raise ValueError("the runner left out log-probabilities that were asked for")
-    rows = prepared.rows[sampled]
+    # Of a step launched ahead, rows may have ended since in the steps before it.
+    is_live = columns.finish[prepared.rows] == GOES_ON if prepared.is_ahead else None
+    has_tokens = _has_tokens(prepared, output, is_live)
+    sampled = prepared.batch.sampled[has_tokens]
+    rows, num_accepted = prepared.rows[sampled], output.num_accepted[has_tokens]
     return Drawn(
-        rows=rows[has_token],
-        places=prepared.places[sampled][has_token],
-        token_ids=output.token_ids[has_token],
-        logprobs=tuple(
-            _row_logprobs(int(rows[index]), output.token_ids[index : index + 1], output.logprobs[index])
-            for index in asked
-        ),
+        num_computed=_num_computed(prepared, output, is_live),
+        rows=rows,
+        places=prepared.places[sampled],
+        num_accepted=num_accepted,
+        token_ids=output.token_ids,
+        logprobs=_logprobs(rows, num_accepted, output, logs) if logs else (),
         errors=tuple(_problem(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
-        prompt_logprobs=_prompt_logprobs(prepared, output),
+        prompt_logprobs=_prompt_logprobs(prepared, output, is_live),
     )
+
+
+def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> BoolArray | slice:
+    """Which sampled rows have tokens: those that neither failed nor had ended, or else the output is no answer."""
+    sampled, num_accepted = prepared.batch.sampled, output.num_accepted
+    is_plain = is_live is None and not output.problems and output.token_ids.shape == (prepared.max_drawn,)
+    if is_plain and np.array_equal(num_accepted, prepared.num_draws):
+        return slice(None)
+    has_tokens = np.ones(sampled.size, dtype=np.bool_)
+    if output.problems:
+        has_tokens = ~np.isin(sampled, list(output.problems))
+    if is_live is not None:
+        has_tokens &= is_live[sampled]
+        if not all(is_live[index] for index in output.problems):
+            raise ValueError("the runner names problems of rows that had ended")
+    if num_accepted.shape != sampled.shape or output.token_ids.shape != (num_accepted.sum(),):
+        shapes = f"{num_accepted.shape} counts and {output.token_ids.shape} tokens"
+        raise ValueError(f"{sampled.size} rows are sampled and the runner answered {shapes}")
+    if not np.array_equal(num_accepted > 0, has_tokens) or (num_accepted > prepared.num_draws).any():
+        raise ValueError(f"the runner answered {num_accepted.tolist()} tokens, where each of {has_tokens.tolist()} has")
+    return has_tokens
+
+
+def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> Int32Array:
+    """How many of its tokens each row has computed for good: not those behind a draft that was wrong."""
+    if is_live is None and output.token_ids.size == prepared.max_drawn:
+        return prepared.num_tokens
+    num_computed = prepared.num_tokens.copy()
+    num_computed[prepared.batch.sampled] -= prepared.num_draws - np.maximum(output.num_accepted, 1)
+    if is_live is not None:
+        num_computed[~is_live] = 0
+    return num_computed
+
+
+def _logprobs(
+    rows: Int32Array, num_accepted: Int32Array, output: StepOutput, logs: Mapping[int, LogprobLog]
+) -> tuple[RowLogprobs, ...]:
+    """Those of the rows that asked; raises ValueError where they are missing, or too few."""
+    columns, num_tokens = output.logprobs, output.token_ids.size
+    asking = [(row, logs.get(row)) for row in rows.tolist()]
+    num_top = max((log.num_top for _, log in asking if log is not None), default=-1)
+    if num_top < 0:
+        return ()
+    if columns is None or columns.logprobs.shape != (num_tokens,):
+        raise ValueError("the runner left out log-probabilities that were asked for")
+    shape = columns.top_token_ids.shape
+    if shape != columns.top_logprobs.shape or shape[0] != num_tokens or shape[1] < num_top:
+        raise ValueError(f"{num_top} alternatives of {num_tokens} tokens were asked for and {shape} came")
+    told, stop = [], 0
+    for (row, log), count in zip(asking, num_accepted.tolist(), strict=True):
+        start, stop = stop, stop + count
+        if log is not None:
+            tokens = slice(start, stop)
+            values = columns.of(tokens, log.num_top)
+            mine = LogprobColumns(0, values.logprobs, values.top_token_ids, values.top_logprobs)
+            told.append(RowLogprobs(row, output.token_ids[tokens], mine))
+    return tuple(told)
 
 
 def row_error(row: int, error: RequestError) -> RowError:
@@ -72,17 +129,7 @@ def _problem(row: int, problem: RowProblem) -> RowError:
     return row_error(row, error(sentence))
 
 
-def _row_logprobs(row: int, token_ids: Int32Array, values: TokenLogprobs) -> RowLogprobs:
-    columns = LogprobColumns(
-        offset=0,
-        logprobs=np.array([values.chosen], dtype=np.float32),
-        top_token_ids=np.array([values.top_token_ids], dtype=np.int32).reshape(1, -1),
-        top_logprobs=np.array([values.top_logprobs], dtype=np.float32).reshape(1, -1),
-    )
-    return RowLogprobs(row, token_ids, columns)
-
-
-def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowLogprobs, ...]:
+def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> tuple[RowLogprobs, ...]:
     """Those of the batch's targets; raises ValueError where they are missing or of another number."""
     targets = prepared.batch.prompt_targets
     if targets is None:
@@ -91,7 +138,7 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowLogprob
     for index, num_tokens in zip(targets.rows.tolist(), targets.num_tokens.tolist(), strict=True):
         token_ids = targets.token_ids[start : start + num_tokens]
         start += num_tokens
-        if index in output.problems:
+        if index in output.problems or not (is_live is None or is_live[index]):
             continue
         values = output.prompt_logprobs.get(index)
         if values is None or values.logprobs.shape != (num_tokens,):
@@ -104,18 +151,35 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput) -> tuple[RowLogprob
 
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
     """Count what was computed, append what was drawn, end the rows that are done."""
-    columns.num_computed[prepared.rows] += prepared.num_tokens
-    rows, token_ids = drawn.rows, drawn.token_ids
-    columns.tokens[rows, columns.num_known[rows]] = token_ids
-    columns.num_known[rows] += 1
-    num_known = columns.num_known[rows]
+    columns.num_computed[prepared.rows] += drawn.num_computed
+    rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
+    num_before = columns.num_known[rows]
+    last_token_ids = token_ids
+    if token_ids.size == rows.size:
+        columns.tokens[rows, num_before] = token_ids
+    else:
+        ends = np.cumsum(num_accepted)
+        places = np.arange(token_ids.size) + np.repeat(num_before - (ends - num_accepted), num_accepted)
+        columns.tokens[np.repeat(rows, num_accepted), places] = token_ids
+        last_token_ids = token_ids[ends - 1]
+    num_known = num_before + num_accepted
+    columns.num_known[rows] = num_known
     end_tokens = columns.end_tokens[rows, : columns.max_end_tokens]
     # The later reason is the one that counts.
     columns.finish[rows[num_known >= max_model_len]] = RowFinish.CONTEXT_FULL
     columns.finish[rows[num_known >= columns.max_known[rows]]] = RowFinish.LENGTH
-    columns.finish[rows[(end_tokens == token_ids[:, None]).any(axis=1)]] = RowFinish.END_TOKEN
+    columns.finish[rows[(end_tokens == last_token_ids[:, None]).any(axis=1)]] = RowFinish.END_TOKEN
     for error in drawn.errors:
         columns.finish[error.row] = RowFinish.ERROR
+
+
+def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
+    """Lower the bounds of rows that brought less than they might have; those of later steps are as much lower."""
+    if drawn.num_computed is not prepared.num_tokens:
+        columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
+    if drawn.token_ids.size < prepared.max_drawn:
+        columns.known_bound[prepared.rows[prepared.batch.sampled]] -= prepared.num_draws
+        columns.known_bound[drawn.rows] += drawn.num_accepted
 
 
 def report(
@@ -123,7 +187,7 @@ def report(
 ) -> StepResult:
     """The result of a step whose rows have advanced."""
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)
-    num_accepted[drawn.places] = 1
+    num_accepted[drawn.places] = drawn.num_accepted
     return StepResult(
         incarnation=plan.incarnation,
         epoch=plan.epoch,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from paceline.plan.values import RecordId, RowState
 from paceline_executor.rows.limits import sampling_bytes
-from paceline_executor.rows.undo import Undo
 
 _OVERHEAD_BYTES = 1024
 
@@ -46,16 +45,16 @@ class Records:
         kept = self._kept.get(record_id)
         return None if kept is None else kept.state
 
-    def add(self, state: RowState, now_ns: int, undo: Undo) -> None:
-        """Keep the record of a request released now."""
-        self._insert(state.record_id, _Kept(state, now_ns, _size_of(state)))
-        undo.add(lambda: self._remove(state.record_id))
+    def add(self, state: RowState, now_ns: int) -> None:
+        """Keep the record of a request released at this time."""
+        self._kept[state.record_id] = kept = _Kept(state, now_ns, _size_of(state))
+        self._num_bytes += kept.num_bytes
 
-    def forget(self, record_id: RecordId, undo: Undo) -> None:
+    def forget(self, record_id: RecordId) -> None:
         """Drop a record; one that is not there has gone by itself."""
-        kept = self._remove(record_id)
+        kept = self._kept.pop(record_id, None)
         if kept is not None:
-            undo.add(lambda: self._put_back(record_id, kept))
+            self._num_bytes -= kept.num_bytes
 
     def trim(self, now_ns: int) -> None:
         """Drop what is past its time, and the oldest until the rest fits."""
@@ -69,21 +68,7 @@ class Records:
                 gone.append(record_id)
                 num_bytes -= kept.num_bytes
         for record_id in gone:
-            self._remove(record_id)
-
-    def _insert(self, record_id: RecordId, kept: _Kept) -> None:
-        self._kept[record_id] = kept
-        self._num_bytes += kept.num_bytes
-
-    def _put_back(self, record_id: RecordId, kept: _Kept) -> None:
-        self._insert(record_id, kept)
-        self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1].released_ns))  # oldest first again
-
-    def _remove(self, record_id: RecordId) -> _Kept | None:
-        kept = self._kept.pop(record_id, None)
-        if kept is not None:
-            self._num_bytes -= kept.num_bytes
-        return kept
+            self.forget(record_id)
 
 
 def _size_of(state: RowState) -> int:

@@ -40,6 +40,11 @@ class RowRules:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
     @property
+    def needs_output(self) -> bool:
+        """Whether it counts which tokens were drawn before, not only how many."""
+        return self.has_penalties or bool(self.bad_words)
+
+    @property
     def is_permanent(self) -> bool:
         """Whether there is more to it than min_tokens."""
         return bool(
@@ -97,8 +102,8 @@ def rule_columns(rules: Mapping[int, RowRules], columns: RowColumns, rows: Int32
     for index, (row, mine) in enumerate(zip(rows.tolist(), present, strict=True)):
         if mine is None:
             continue
-        num_prompt, num_known = columns.num_prompt[row], columns.num_known[row]
-        drawn = columns.tokens[row, num_prompt:num_known]
+        # Where this is a bound, only its length counts: rules of rows that ask for more wait until it is known.
+        drawn = columns.tokens[row, columns.num_prompt[row] : columns.known_bound[row]]
         allowed[index], biased[index], biases[index] = mine.allowed, mine.biased, mine.biases
         forbidden[index] = mine.forbidden_after(drawn)
         presence[index], frequency[index] = mine.presence_penalty, mine.frequency_penalty
@@ -122,7 +127,7 @@ def _present(rules: RowRules | None, columns: RowColumns, row: int) -> RowRules 
     """The rules of a row if they ask for anything at its next token."""
     if rules is None or rules.is_permanent:
         return rules
-    num_output = int(columns.num_known[row] - columns.num_prompt[row])
+    num_output = int(columns.known_bound[row] - columns.num_prompt[row])
     return rules if num_output < rules.min_tokens and rules.end_token_ids.size else None
 
 

@@ -1,9 +1,14 @@
-"""The one place where rows change: a plan is applied wholly or not at all, a step's output enters wholly or not at all.
+"""The one place where rows change: a plan is launched wholly or not at all, a step's output lands wholly or not at all.
 
-Knows rows, records, block tables and tags. It refuses to know the device: `build_batch` makes what the runner is asked,
-`finish_step` takes what it answered, and between the two `take_back` undoes a plan whose step failed.
+Launching makes the changes that later plans build on: tags, placements, block tables, and bounds of what rows come to
+if every step in flight brings all it may. A released row is closed to new work. Landing makes what is known when a step
+has ended: tokens, finishes, records; a released row is recorded and free. Steps land in the order of their launches;
+`take_back` undoes all that are in flight, last first, and none of what it puts back is touched by landings.
+
+Knows rows, records, block tables and tags. It refuses to know the device, which reads `Launched.prepared`.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,32 +21,35 @@ from paceline.plan.values import (
     RecordId,
     Release,
     RowError,
-    RowFinish,
     RowState,
     StepResult,
 )
-from paceline_executor.errors import PlanError, PlanFault
+from paceline_executor.errors import PlanError, PlanFault, ServiceError
 from paceline_executor.rows import outcome
 from paceline_executor.rows.batch import Prepared, prepare
 from paceline_executor.rows.block_tables import BlockTables
+from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.rows.logprobs import LogprobLog
+from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
-from paceline_executor.rows.rules import RowRules, rules_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import Int32Array, StepOutput
+from paceline_executor.runner.interface import BoolArray, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """A plan that took effect: the way back, and the requests in it that cannot run."""
+class Launched:
+    """A plan that took effect as far as it can before its step has ended."""
 
+    plan: BatchPlan
+    now_ns: int
+    errors: tuple[RowError, ...]  # of requests in it that cannot run
+    prepared: Prepared
+    grant_hash: int
     undo: Undo
-    errors: tuple[RowError, ...]
 
 
 class RowTable:
@@ -50,19 +58,17 @@ class RowTable:
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
         self._columns = RowColumns(limits)
-        self._placements: dict[int, NewRequest] = {}  # by row
-        self._rows: dict[RecordId, int] = {}
-        self._logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
-        self._rules: dict[int, RowRules] = {}  # by row, of those that have any
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
+        self._occupants = Occupants(self._columns, self._block_tables)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
+        self._in_flight: deque[Launched] = deque()  # launched, not landed, oldest first
 
     @property
     def num_rows_in_use(self) -> int:
         """How many rows hold a request."""
-        return len(self._placements)
+        return len(self._occupants)
 
     @property
     def num_granted_blocks(self) -> int:
@@ -81,8 +87,7 @@ class RowTable:
 
     def record_id_on(self, row: int) -> RecordId | None:
         """Which request is on a row, if any."""
-        placement = self._placements.get(row)
-        return None if placement is None else placement.record_id
+        return self._occupants.id_on(row)
 
     def begin_epoch(self) -> None:
         """A scheduler was accepted: its grants are hashed from the start."""
@@ -96,123 +101,156 @@ class RowTable:
         """Drop records that are past their time or beyond the limit in bytes."""
         self._records.trim(now_ns)
 
-    def apply(self, plan: BatchPlan, now_ns: int) -> Applied:
-        """Make the plan's changes, in plan order.
+    def can_launch(self, plan: BatchPlan) -> bool:
+        """Whether a plan needs nothing that only the landing of steps in flight can tell.
 
+        Schedulers wait for results before they place a row or a request again, or say how long an output is. What does
+        happen are penalties and bad words: which tokens they mean is known here when these are.
+        """
+        if not self._in_flight:
+            return True
+        try:
+            check_form(plan, self.limits)
+        except ServiceError:
+            return False
+        return not self._waits(plan)
+
+    def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
+        """Make the plan's changes, in plan order, and the batch of its step.
+
+        is_carried: whether the device carries rows from step to step; only then may others be in flight.
         Raises PlanError or UnsupportedPlanError, and then nothing has changed.
         """
         check_form(plan, self.limits)
         undo = Undo()
         try:
             self._tags.put(plan.tags, undo)
-            released = tuple(self._release(release, now_ns, undo) for release in plan.releases)
-            for record_id in plan.forget:
-                self._records.forget(record_id, undo)
-            errors = tuple(filter(None, (self._place(placement, released, undo) for placement in plan.new_requests)))
+            for release in plan.releases:
+                self._close(release, undo)
+            errors = tuple(filter(None, (self._place(placement, plan, undo) for placement in plan.new_requests)))
             self._grant(plan, undo)
-            self._check_schedule(plan)
+            places = check_schedule(plan, self._columns, self.limits, is_ahead=bool(self._in_flight))
+            is_open = self._rows_in_flight() if is_carried else None
+            prepared = prepare(self._columns, self._occupants.rules, plan, places, is_open)
+            raise_bounds(self._columns, prepared, undo)
         except Exception:
             undo.roll_back()
             raise
-        return Applied(undo, errors)
+        launched = Launched(plan, now_ns, errors, prepared, self._grant_hash, undo)
+        self._in_flight.append(launched)
+        return launched
 
-    def build_batch(self, plan: BatchPlan) -> Prepared:
-        """What the runner is asked to compute for an applied plan."""
-        return prepare(self._columns, self._rules, plan)
+    def land(self, launched: Launched, output: StepOutput) -> StepResult:
+        """Let the rows of the oldest step in flight advance, and record those it released; says what came of it.
 
-    def finish_step(self, plan: BatchPlan, applied: Applied, prepared: Prepared, output: StepOutput) -> StepResult:
-        """Let the rows of an executed step advance and say what came of it; where that fails, none has advanced."""
-        drawn = outcome.draw(prepared, output)
-        for drawn_logprobs in drawn.logprobs:
-            self._logprobs[drawn_logprobs.row].check(drawn_logprobs.columns)
+        Where that fails, nothing has changed.
+        """
+        if launched is not self._in_flight[0]:
+            raise ValueError(f"step {launched.plan.step_id} is not the oldest in flight")
+        plan, prepared = launched.plan, launched.prepared
+        logs = self._occupants.logprobs
+        records = [self._occupants.record_of(release) for release in plan.releases]
+        drawn = outcome.draw(self._columns, logs, prepared, output)
         progress = self._columns.progress(prepared.rows)
-        lengths = [(self._logprobs[told.row], len(self._logprobs[told.row])) for told in drawn.logprobs]
+        lengths = [(logs[told.row], len(logs[told.row])) for told in drawn.logprobs]
         try:
             outcome.advance(self._columns, self.limits.max_model_len, prepared, drawn)
-            for drawn_logprobs in drawn.logprobs:
-                self._logprobs[drawn_logprobs.row].append(drawn_logprobs.columns)
-            return outcome.report(self._columns, plan, applied.errors, drawn, self._grant_hash)
+            for told in drawn.logprobs:
+                logs[told.row].append(told.columns)
+            result = outcome.report(self._columns, plan, launched.errors, drawn, launched.grant_hash)
         except Exception:
             self._columns.go_back(prepared.rows, progress)
             for log, length in lengths:
                 log.cut(length)
             raise
+        self._in_flight.popleft()
+        outcome.settle(self._columns, prepared, drawn)
+        self._keep_records(launched, records)
+        return result
 
-    def take_back(self, plan: BatchPlan, applied: Applied) -> None:
-        """Undo an applied plan whose step failed.
+    def take_back(self) -> None:
+        """Undo all steps in flight.
 
-        The step may have written to the blocks that the plan granted, so whoever held them before lost their contents.
+        They may have written to the blocks that their plans granted, so whoever held them before lost their contents.
         """
-        applied.undo.roll_back()
-        self._tags.clear(plan.grants.block_ids, Undo())
-        self._block_tables.cut_before(plan.grants.block_ids)
+        granted = [launched.plan.grants.block_ids for launched in self._in_flight]
+        while self._in_flight:
+            self._in_flight.pop().undo.roll_back()
+        for block_ids in granted:
+            self._tags.clear(block_ids, Undo())
+            self._block_tables.cut_before(block_ids)
 
     def states(self) -> tuple[RowState, ...]:
         """All rows in use, by index, then all records, oldest first."""
-        return (*(self._state(row) for row in sorted(self._placements)), *self._records.states())
+        return (*self._occupants.states(), *self._records.states())
 
     def tags(self) -> BlockTags:
         """The prefix-cache keys of all blocks that carry one."""
         return self._tags.tags()
 
-    def _release(self, release: Release, now_ns: int, undo: Undo) -> int:
-        row = release.row
-        state = self._released_state(release)
+    def _waits(self, plan: BatchPlan) -> bool:
+        columns = self._columns
+        released = [release for release in plan.releases if columns.in_use[release.row]]
+        in_flight = [launched.plan for launched in self._in_flight]
+        rows = [release.row for release in (*released, *(release for step in in_flight for release in step.releases))]
+        leaving = {self._occupants.id_on(row) for row in rows}
+        leaving.update(record_id for step in in_flight for record_id in step.forget)
+        if any(columns.is_closed[placed.row] or placed.record_id in leaving for placed in plan.new_requests):
+            return True
+        finals = [(release.row, release.final.num_output_tokens) for release in released if release.final is not None]
+        if any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals):
+            return True
+        is_unknown = columns.known_bound[plan.rows] > columns.num_known[plan.rows]
+        asking = (self._occupants.rules.get(row) for row in plan.rows[is_unknown].tolist())
+        return any(rules is not None and rules.needs_output for rules in asking)
+
+    def _rows_in_flight(self) -> BoolArray:
+        is_open = np.zeros(self.limits.num_rows, dtype=np.bool_)
+        for launched in self._in_flight:
+            is_open[launched.prepared.rows] = True
+        return is_open
+
+    def _close(self, release: Release, undo: Undo) -> None:
+        """Close a row to new work; its blocks may be granted again, and its request placed elsewhere."""
+        row, columns = release.row, self._columns
+        self._check_release(release)
+
+        def reopen() -> None:
+            columns.in_use[row], columns.is_closed[row] = True, False
+            self._occupants.take_again(row)
+
+        undo.add(reopen)
+        columns.in_use[row], columns.is_closed[row] = False, True
+        self._occupants.let_go(row)
         self._block_tables.drop(row, undo)
-        image, placement, logprobs = self._columns.image(row), self._placements[row], self._logprobs.get(row)
-        rules = self._rules.get(row)
 
-        def restore() -> None:
-            self._columns.restore(row, image)
-            self._occupy(placement)
-            if logprobs is not None:
-                self._logprobs[row] = logprobs
-            if rules is not None:
-                self._rules[row] = rules
-
-        undo.add(restore)
-        self._vacate(row)
-        self._records.add(state, now_ns, undo)
-        return row
-
-    def _released_state(self, release: Release) -> RowState:
-        row = release.row
-        if not self._columns.in_use[row]:
+    def _check_release(self, release: Release) -> None:
+        row, columns = release.row, self._columns
+        if not columns.in_use[row]:
             raise PlanError(PlanFault.ROW_NOT_IN_USE, f"row {row} is released but holds no request")
-        state = self._state(row)
-        num_output = state.output_token_ids.size
-        if release.final is not None:
-            if release.final.num_output_tokens > num_output:
-                sentence = f"row {row} is released with {release.final.num_output_tokens} tokens and has {num_output}"
-                raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)
-            num_output = release.final.num_output_tokens
-        return RowState(
-            record_id=state.record_id,
-            row=None,
-            attempt=state.attempt,
-            prompt_token_ids=state.prompt_token_ids,
-            output_token_ids=state.output_token_ids[:num_output].copy(),
-            num_computed_tokens=0,
-            block_ids=state.block_ids[:0],
-            finish=state.finish,
-            released=release.final,
-            max_tokens=state.max_tokens,
-            sampling=state.sampling,
-            end_token_ids=state.end_token_ids,
-            context=state.context,
-            logprobs=None if state.logprobs is None else state.logprobs.up_to(num_output),
-        )
+        num_output = self._occupants.num_output(row, columns.known_bound)
+        if release.final is not None and release.final.num_output_tokens > num_output:
+            sentence = f"row {row} is released with {release.final.num_output_tokens} tokens and has {num_output}"
+            raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)
 
-    def _place(self, placement: NewRequest, released: tuple[int, ...], undo: Undo) -> RowError | None:
+    def _keep_records(self, launched: Launched, records: list[RowState]) -> None:
+        """What a step's plan does to records, and to rows that it released, takes effect when the step lands."""
+        for release, record in zip(launched.plan.releases, records, strict=True):
+            self._occupants.vacate(release.row)
+            self._records.add(record, launched.now_ns)
+        for record_id in launched.plan.forget:
+            self._records.forget(record_id)
+        for placement in launched.plan.new_requests:
+            self._records.forget(placement.record_id)
+
+    def _place(self, placement: NewRequest, plan: BatchPlan, undo: Undo) -> RowError | None:
         row = placement.row
-        self._check_place(placement, released)
-        undo.add(lambda: self._vacate(row))
-        self._occupy(placement)
-        before = self._records.get(placement.record_id)
-        self._records.forget(placement.record_id, undo)
+        self._check_place(placement, plan)
+        undo.add(lambda: self._occupants.remove(row))
+        self._occupants.occupy(placement)
         fault = fault_of(placement, self.limits)
         if fault is not None:
-            self._placements[row] = bounded(placement)
+            self._occupants.occupy(bounded(placement))
             self._columns.place_failed(placement)
             return outcome.row_error(row, fault)
         num_known = placement.prompt_token_ids.size + placement.output_token_ids.size
@@ -222,34 +260,31 @@ class RowTable:
             )
             raise PlanError(PlanFault.CACHED_TOKENS, sentence)
         self._columns.place(placement)
-        rules = rules_of(placement)
-        if rules is not None:
-            self._rules[row] = rules
-        if placement.num_logprobs is not None:
-            num_top = min(placement.num_logprobs, self.limits.vocab_size)
-            self._logprobs[row] = _log_of(placement, num_top, before)
+        num_top = None if placement.num_logprobs is None else min(placement.num_logprobs, self.limits.vocab_size)
+        before = None if num_top is None else self._record_before(placement, plan)
+        self._occupants.keep_beside(placement, num_top, before)
         return None
 
-    def _check_place(self, placement: NewRequest, released: tuple[int, ...]) -> None:
+    def _record_before(self, placement: NewRequest, plan: BatchPlan) -> RowState | None:
+        """What is known of the attempt before: in the records, as this plan leaves them."""
+        if placement.record_id in plan.forget:
+            return None
+        for release in plan.releases:
+            if self._occupants.id_on(release.row) == placement.record_id:
+                return self._occupants.record_of(release)
+        return self._records.get(placement.record_id)
+
+    def _check_place(self, placement: NewRequest, plan: BatchPlan) -> None:
         row, record_id = placement.row, placement.record_id
-        if self._columns.in_use[row]:
-            raise PlanError(PlanFault.ROW_IN_USE, f"row {row} holds a request already")
-        if row in released:
+        if any(release.row == row for release in plan.releases):
             sentence = f"row {row} is released in this plan; its result must confirm that before the row is used again"
             raise PlanError(PlanFault.ROW_IN_USE, sentence)
-        if record_id in self._rows:
-            sentence = f"request {record_id.request_id!r} is on row {self._rows[record_id]} already"
+        if self._columns.in_use[row] or self._columns.is_closed[row]:
+            raise PlanError(PlanFault.ROW_IN_USE, f"row {row} holds a request already")
+        other = self._occupants.row_of(record_id)
+        if other is not None:
+            sentence = f"request {record_id.request_id!r} is on row {other} already"
             raise PlanError(PlanFault.REQUEST_ALREADY_PLACED, sentence)
-
-    def _occupy(self, placement: NewRequest) -> None:
-        self._placements[placement.row] = placement
-        self._rows[placement.record_id] = placement.row
-
-    def _vacate(self, row: int) -> None:
-        self._columns.clear(row)
-        self._logprobs.pop(row, None)
-        self._rules.pop(row, None)
-        del self._rows[self._placements.pop(row).record_id]
 
     def _grant(self, plan: BatchPlan, undo: Undo) -> None:
         if not (plan.grants.rows.size or plan.shared.rows.size or plan.new_requests):
@@ -276,56 +311,3 @@ class RowTable:
 
         undo.add(restore)
         self._grant_hash = grant_hash(grant_hash(before, plan.grants), plan.shared)
-
-    def _check_schedule(self, plan: BatchPlan) -> None:
-        columns, rows = self._columns, plan.rows
-        if not rows.size:
-            return
-        self._require(rows, columns.in_use[rows], PlanFault.ROW_NOT_IN_USE, "is scheduled but holds no request")
-        runs = columns.finish[rows] == GOES_ON
-        rows, num_tokens = rows[runs], plan.num_scheduled_tokens[runs]
-        num_computed = columns.num_computed[rows]
-        end = num_computed.astype(np.int64) + num_tokens
-        known, block_size = columns.num_known[rows], self.limits.block_size
-        self._require(rows, end <= known, PlanFault.TOKENS_UNKNOWN, "is scheduled beyond its known tokens")
-        has_blocks = end <= columns.num_blocks[rows].astype(np.int64) * block_size
-        self._require(rows, has_blocks, PlanFault.BLOCK_MISSING, "is scheduled beyond its blocks")
-        is_private = num_computed // block_size >= columns.num_shared[rows]
-        self._require(rows, is_private, PlanFault.BLOCK_SHARED, "would write to a block it only shares")
-
-    def _require(self, rows: Int32Array, holds: np.ndarray, fault: PlanFault, sentence: str) -> None:
-        if not holds.all():
-            raise PlanError(fault, f"row {rows[holds.argmin()]} {sentence}")
-
-    def _state(self, row: int) -> RowState:
-        columns, placement = self._columns, self._placements[row]
-        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]].copy()
-        is_failed_placement = columns.num_known[row] == 0
-        logprobs = self._logprobs.get(row)
-        return RowState(
-            record_id=placement.record_id,
-            row=row,
-            attempt=placement.attempt,
-            prompt_token_ids=placement.prompt_token_ids,
-            output_token_ids=placement.output_token_ids if is_failed_placement else output,
-            num_computed_tokens=int(columns.num_computed[row]),
-            block_ids=self._block_tables.blocks_of(row),
-            finish=RowFinish(int(columns.finish[row])),
-            released=None,
-            max_tokens=placement.max_tokens,
-            sampling=placement.sampling,
-            end_token_ids=placement.end_token_ids,
-            context=placement.context,
-            logprobs=None if logprobs is None else logprobs.columns(),
-        )
-
-
-def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> LogprobLog:
-    """The log of a row that begins: with those of its output so far, if the record of the attempt before has them."""
-    num_output = placement.output_token_ids.size
-    if before is None or before.logprobs is None or before.logprobs.num_top != num_top:
-        return LogprobLog(num_output, num_top)
-    goes_on = np.array_equal(before.prompt_token_ids, placement.prompt_token_ids) and np.array_equal(
-        before.output_token_ids[:num_output], placement.output_token_ids
-    )
-    return LogprobLog.going_on(before.logprobs.up_to(num_output)) if goes_on else LogprobLog(num_output, num_top)

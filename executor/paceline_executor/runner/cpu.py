@@ -8,7 +8,7 @@ numba or runs in the step thread.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,16 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Weig
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampled_tokens, sampling_parameters
 from paceline_executor.runner.interface import (
+    BoolArray,
     Int32Array,
     KvGeometry,
-    PromptLogprobs,
     RowProblem,
     SamplingColumns,
     StepBatch,
+    StepHandle,
     StepOutput,
     TokenLogprobs,
+    output_of,
 )
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
@@ -101,6 +103,11 @@ class CpuRunner:
         return self._geometry
 
     @property
+    def max_in_flight(self) -> int:
+        """One: this thread is the device."""
+        return 1
+
+    @property
     def num_threads(self) -> int:
         """How many threads compute, the step thread included."""
         return self._num_threads
@@ -126,8 +133,11 @@ class CpuRunner:
             points.append((size, self._measure(size)))
         return tuple(points)
 
-    def execute(self, batch: StepBatch) -> StepOutput:
-        """See `Runner`. Raises KernelArgumentError or IndexError for a batch that names what does not exist."""
+    def launch(self, batch: StepBatch) -> StepOutput:
+        """See `Runner`: computes the whole step; its output is its handle.
+
+        Raises KernelArgumentError or IndexError for a batch that names what does not exist.
+        """
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
         parts = cut(batch)
@@ -141,22 +151,32 @@ class CpuRunner:
             # What is wrong with the prompt is wrong with all that follows it.
             problem = _PROBLEMS[SampleOutcome(int(samples.outcomes[index]))]
             problems.setdefault(int(batch.sampled[index]), problem)
+        is_drawn = ~np.isin(batch.sampled, list(problems)) if problems else np.ones(batch.sampled.size, dtype=np.bool_)
         return StepOutput(
-            token_ids=samples.token_ids.numpy(),
-            logprobs=_logprobs(samples, batch, problems),
+            num_accepted=is_drawn.astype(np.int32),
+            token_ids=samples.token_ids.numpy()[is_drawn],
+            logprobs=_logprobs(samples, batch, is_drawn),
             problems=problems,
             forward_ns=forwarded_ns - start_ns,
             sample_ns=self._clock_ns() - forwarded_ns,
             prompt_logprobs=prompt_logprobs,
         )
 
+    def is_done(self, handle: StepHandle) -> bool:
+        """See `Runner`."""
+        return output_of(handle) is handle
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """See `Runner`."""
+        return output_of(handle)
+
     def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
         """One forward pass; the logits are valid until the next one."""
         return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
 
-    def _prompt_logprobs(self, pieces: Sequence[Piece], problems: dict[int, RowProblem]) -> dict[int, PromptLogprobs]:
+    def _prompt_logprobs(self, pieces: Sequence[Piece], problems: dict[int, RowProblem]) -> dict[int, TokenLogprobs]:
         """Compute the pieces; a row of which a logit is no number goes into `problems` instead."""
-        taken: dict[int, list[PromptLogprobs]] = {}
+        taken: dict[int, list[TokenLogprobs]] = {}
         for piece in pieces:
             num_tokens = piece.batch.token_ids.size
             logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
@@ -164,7 +184,7 @@ class CpuRunner:
             values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
             if not values.logprobs.isfinite().all():
                 problems[piece.row] = RowProblem.NOT_FINITE
-            part = PromptLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
+            part = TokenLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
             taken.setdefault(piece.row, []).append(part)
         return {row: joined(parts) for row, parts in taken.items() if row not in problems}
 
@@ -177,7 +197,7 @@ class CpuRunner:
     def _measure(self, num_tokens: int) -> int:
         """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only make steps slower."""
         batch = _chunk(num_tokens, self._geometry.block_size)
-        outputs = [self.execute(batch) for _ in range(_NUM_MEASUREMENTS)]
+        outputs = [self.launch(batch) for _ in range(_NUM_MEASUREMENTS)]
         return min(output.forward_ns + output.sample_ns for output in outputs)
 
 
@@ -217,15 +237,9 @@ def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
     return sample(logits, sampling_parameters(columns), rules)
 
 
-def _logprobs(samples: Samples, batch: StepBatch, problems: Mapping[int, RowProblem]) -> dict[int, TokenLogprobs]:
-    """The log-probabilities of the rows that want them and produced a token."""
-    num_logprobs = batch.sampling.num_logprobs
-    wanted = [int(index) for index in np.flatnonzero(num_logprobs >= 0) if int(batch.sampled[index]) not in problems]
-    return {
-        index: TokenLogprobs(
-            chosen=float(samples.logprobs[index]),
-            top_token_ids=tuple(samples.top_token_ids[index, : num_logprobs[index]].tolist()),
-            top_logprobs=tuple(samples.top_logprobs[index, : num_logprobs[index]].tolist()),
-        )
-        for index in wanted
-    }
+def _logprobs(samples: Samples, batch: StepBatch, is_drawn: BoolArray) -> TokenLogprobs | None:
+    """Those of the tokens that were drawn, where any row wants them."""
+    if batch.sampling.num_logprobs.max(initial=-1) < 0:
+        return None
+    columns = (samples.logprobs, samples.top_token_ids, samples.top_logprobs)
+    return TokenLogprobs(*(column.numpy()[is_drawn] for column in columns))

@@ -1,4 +1,4 @@
-"""What the step loop asks of a device: run one flat batch, return the sampled tokens.
+"""What the step loop asks of a device: launch one flat batch, and hand over the sampled tokens once they are there.
 
 Knows arrays only. Requests, plans, rows' histories and gRPC stay on the other side of this seam, so that a CUDA runner
 can take the place of the CPU runner without the rest of the executor noticing.
@@ -14,6 +14,13 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+StepHandle = object
+"""What a runner knows a launched step by; nobody else looks inside."""
+
+UNKNOWN_TOKEN = -1
+"""Stands in a batch for a token that only the device knows yet: the last one that its row drew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +96,28 @@ class PromptTargets:
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedRows:
+    """What a device that carries rows from step to step has to know of a batch's rows.
+
+    Where `is_open`, the row is in a step launched before whose outcome is not known here. If it ended in that step, the
+    device computes nothing for it and draws nothing; otherwise it puts in the tokens that are UNKNOWN_TOKEN. Where not,
+    the batch says all there is to know, whatever the device remembers of the row.
+    """
+
+    rows: Int32Array  # [num_rows] which row of the executor each batch row is
+    is_open: BoolArray  # [num_rows]
+    end_token_ids: Int32Array  # [num_sampled, most of any row], padded with -1: tokens that end the row
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One varlen batch: chunks and decodes mixed, batch row after batch row.
 
     Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position
     `context_lens[i] - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot
     `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order.
-    `prompt_targets` is None when nobody asked for log-probabilities of a prompt.
+    `prompt_targets` is None when nobody asked for log-probabilities of a prompt. `carried` is None for runners that
+    have one step in flight at most: all is known then.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -106,24 +128,22 @@ class StepBatch:
     sampled: Int32Array  # [num_sampled]
     sampling: SamplingColumns
     prompt_targets: PromptTargets | None = None
+    carried: CarriedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities (of the unmodified distribution, before temperature) at one sampled position."""
-
-    chosen: float
-    top_token_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """Natural-log probabilities of prompt tokens that follow one another, each given those before it."""
+    """Natural-log probabilities of tokens, each given those before it, of the distribution as the model made it."""
 
     logprobs: Float32Array  # [num_tokens]
     top_token_ids: Int32Array  # [num_tokens, num_top], best first
     top_logprobs: Float32Array  # [num_tokens, num_top]
+
+    def of(self, tokens: slice, num_top: int) -> "TokenLogprobs":
+        """Views of those of some tokens, with so many alternatives."""
+        return TokenLogprobs(
+            self.logprobs[tokens], self.top_token_ids[tokens, :num_top], self.top_logprobs[tokens, :num_top]
+        )
 
 
 class RowProblem(enum.Enum):
@@ -135,18 +155,31 @@ class RowProblem(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step produced. A batch row that failed alone is in `problems`, and drew no token."""
+    """What one step produced. A batch row that failed alone is in `problems`, and drew no token.
 
-    token_ids: Int32Array  # [num_sampled]
-    logprobs: dict[int, TokenLogprobs]  # index into `sampled` -> values, where asked
+    `logprobs` has as many alternatives as any sampled row asked for: of a row, as many as it asked for mean anything,
+    and nothing does of one that did not ask.
+    """
+
+    num_accepted: Int32Array  # [num_sampled] tokens of each; 0 also for rows that had ended
+    token_ids: Int32Array  # [sum(num_accepted)]
+    logprobs: TokenLogprobs | None  # of `token_ids`; None when no sampled row asked
     problems: dict[int, RowProblem]  # batch row -> what was wrong
     forward_ns: int
     sample_ns: int
-    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)  # batch row -> of its targets
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # batch row -> of its targets
 
 
 class Runner(Protocol):
-    """A device that holds weights and KV cache. All methods are called from one thread, the step thread."""
+    """A device that holds weights and KV cache. All methods are called from one thread, the step thread.
+
+    Steps run in the order of their launches, each after those before it, and are waited for in that order.
+    """
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many launched steps may be waited for at a time; 1 for a device that computes in `launch`."""
+        ...
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -157,10 +190,32 @@ class Runner(Protocol):
         """Run every code path once so that nothing compiles later; returns measured (num_tokens, step ns) points."""
         ...
 
-    def execute(self, batch: StepBatch) -> StepOutput:
-        """Write the batch's KV, compute the logits of sampled rows and of prompt targets, sample, take the rest."""
+    def launch(self, batch: StepBatch) -> StepHandle:
+        """Begin to write the batch's KV, compute the logits of sampled rows and of prompt targets, and sample.
+
+        What it raises fails this step and no other: nothing behind it runs, and it can be taken back.
+        """
+        ...
+
+    def is_done(self, handle: StepHandle) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """What the step produced, once it has ended.
+
+        What it raises says that the device failed while it computed, and ends the process: neither the device nor what
+        it holds is of any use then.
+        """
         ...
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """Copy whole KV blocks in all layers: block `sources[i]` to block `destinations[i]`."""
         ...
+
+
+def output_of(handle: StepHandle) -> StepOutput:
+    """The output that is the handle, of a runner that computes in `launch`."""
+    if not isinstance(handle, StepOutput):
+        raise TypeError(f"a step is waited for by the handle of its launch, not by {handle!r}")
+    return handle

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, PromptLogprobs, SamplingColumns, StepBatch
+from paceline_executor.runner.interface import Int32Array, SamplingColumns, StepBatch, TokenLogprobs
 
 MAX_PIECE_TOKENS = 64
 
@@ -54,9 +54,9 @@ def cut(batch: StepBatch) -> Cut:
     return Cut(tuple(pieces), *_rest(batch, num_cut))
 
 
-def joined(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
     """Those of one row's pieces, one after another."""
-    return PromptLogprobs(
+    return TokenLogprobs(
         logprobs=np.concatenate([part.logprobs for part in parts]),
         top_token_ids=np.concatenate([part.top_token_ids for part in parts]),
         top_logprobs=np.concatenate([part.top_logprobs for part in parts]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline_executor.runner.interface import Runner, SamplingColumns, StepBatch, StepOutput, TokenLogprobs
+from paceline_executor.runner.interface import Runner, SamplingColumns, StepBatch, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,15 @@ class Draw:
     num_logprobs: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnLogprobs:
+    """Log-probabilities of one drawn token, in numbers that compare."""
+
+    chosen: float
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
 @dataclass(slots=True)
 class DrivenRow:
     """A request in progress."""
@@ -34,7 +43,7 @@ class DrivenRow:
     blocks: list[int]
     max_chunk: int
     num_computed: int = 0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[DrawnLogprobs] = field(default_factory=list)
     fault: str | None = None
 
     @property
@@ -85,16 +94,16 @@ class Driver:
             while len(row.blocks) * self._block_size < row.num_computed + count:
                 row.blocks.append(self._free.pop())
         sampled = [i for i, row in enumerate(rows) if row.num_computed + counts[i] == len(row.token_ids)]
-        output = self._runner.execute(step_batch(rows, counts, sampled))
+        output = self._runner.wait(self._runner.launch(step_batch(rows, counts, sampled)))
         for row, count in zip(rows, counts, strict=True):
             row.num_computed += count
-        for index, i in enumerate(sampled):
-            if i in output.problems:
-                rows[i].fault = output.problems[i].value
-                continue
-            rows[i].token_ids.append(int(output.token_ids[index]))
-            if index in output.logprobs:
-                rows[i].logprobs.append(output.logprobs[index])
+        for i, problem in output.problems.items():
+            rows[i].fault = problem.value
+        drawn = [rows[i] for i in sampled if i not in output.problems]
+        for place, row in enumerate(drawn):
+            row.token_ids.append(int(output.token_ids[place]))
+            if row.draw.num_logprobs >= 0:
+                row.logprobs.append(drawn_logprobs(output, place, row.draw.num_logprobs))
         return output
 
     def run(self, rows: Sequence[DrivenRow], num_tokens: int) -> list[list[int]]:
@@ -102,6 +111,15 @@ class Driver:
         while going := [row for row in rows if len(row.output) < num_tokens and row.fault is None]:
             self.step(going)
         return [row.output for row in rows]
+
+
+def drawn_logprobs(output: StepOutput, place: int, num_top: int) -> DrawnLogprobs:
+    """Those of the token at this place. Raises LookupError when the runner left them out."""
+    if output.logprobs is None:
+        raise LookupError("no row of this step asked for log-probabilities")
+    values = output.logprobs.of(slice(place, place + 1), num_top)
+    top = (tuple(values.top_token_ids[0].tolist()), tuple(values.top_logprobs[0].tolist()))
+    return DrawnLogprobs(float(values.logprobs[0]), *top)
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

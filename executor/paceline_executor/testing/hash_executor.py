@@ -15,6 +15,7 @@ from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.stepping import as_seen
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 HASH_LIMITS = RowLimits(
@@ -84,4 +85,4 @@ def loaded(runner: Runner, limits: RowLimits = HASH_LIMITS, tokenizer_json: byte
         device="none",
         num_threads=0,
     )
-    return Loaded(Engine(RowTable(limits), runner), description)
+    return Loaded(Engine(RowTable(limits), as_seen(runner)), description)

@@ -14,12 +14,13 @@ from paceline_executor.runner.interface import (
     Int32Array,
     KvGeometry,
     LogitRuleColumns,
-    PromptLogprobs,
     RowProblem,
     StepBatch,
+    StepHandle,
     StepOutput,
     TokenLists,
     TokenLogprobs,
+    output_of,
 )
 
 _EMPTY_SLOT = -1
@@ -39,18 +40,13 @@ def continuation(prompt: Sequence[int], num_tokens: int, vocab_size: int, seed: 
     return tokens[len(prompt) :]
 
 
-def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
-    """What is said of a drawn token: made up, and different for every token."""
-    return TokenLogprobs(-token_id / 8, tuple(range(num_top)), tuple(-token_id - rank / 8 for rank in range(num_top)))
-
-
-def prompt_logprobs_of(token_ids: Sequence[int], num_top: int) -> PromptLogprobs:
-    """What is said of prompt tokens: made up, as for those that are drawn."""
-    values = [logprobs_of(int(token_id), num_top) for token_id in token_ids]
-    return PromptLogprobs(
-        logprobs=np.array([value.chosen for value in values], dtype=np.float32),
-        top_token_ids=np.array([value.top_token_ids for value in values], dtype=np.int32).reshape(-1, num_top),
-        top_logprobs=np.array([value.top_logprobs for value in values], dtype=np.float32).reshape(-1, num_top),
+def logprobs_of(token_ids: Sequence[int], num_top: int) -> TokenLogprobs:
+    """What is said of tokens, drawn or of a prompt: made up, and different for every token."""
+    tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
+    return TokenLogprobs(
+        logprobs=np.array(-tokens / 8, dtype=np.float32),
+        top_token_ids=np.tile(ranks.astype(np.int32), (tokens.size, 1)),
+        top_logprobs=np.array(-tokens[:, None] - ranks / 8, dtype=np.float32),
     )
 
 
@@ -72,6 +68,11 @@ class HashRunner:
         self.num_steps = 0
 
     @property
+    def max_in_flight(self) -> int:
+        """It computes in `launch`."""
+        return 1
+
+    @property
     def kv_geometry(self) -> KvGeometry:
         """One layer with one head of one dimension: a token id."""
         num_blocks, block_size = self._slots.shape
@@ -85,7 +86,15 @@ class HashRunner:
         """Copy whole blocks."""
         self._slots[destinations] = self._slots[sources]
 
-    def execute(self, batch: StepBatch) -> StepOutput:
+    def is_done(self, handle: StepHandle) -> bool:
+        """It is when it is launched."""
+        return output_of(handle) is handle
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """The output is its handle."""
+        return output_of(handle)
+
+    def launch(self, batch: StepBatch) -> StepOutput:
         """Write the batch's ids into their slots, then draw from what each sampled row's table leads to."""
         self.gate.wait()
         self._write(batch)
@@ -104,10 +113,13 @@ class HashRunner:
             for row in batch.sampled
             if int(batch.token_ids[batch.cu_seqlens[row + 1] - 1]) in self.faulty_tokens
         }
-        token_ids = [token_id or 0 for token_id in drawn]
+        accepted = zip(batch.sampled.tolist(), drawn, strict=True)
+        token_ids = [token_id for row, token_id in accepted if token_id is not None and row not in problems]
+        num_top = int(batch.sampling.num_logprobs.max(initial=-1))
         return StepOutput(
+            num_accepted=np.array([row not in problems for row in batch.sampled.tolist()], dtype=np.int32),
             token_ids=np.array(token_ids, dtype=np.int32),
-            logprobs=self._logprobs(batch, token_ids),
+            logprobs=logprobs_of(token_ids, num_top) if num_top >= 0 else None,
             problems=problems,
             forward_ns=1000,
             sample_ns=100,
@@ -119,6 +131,8 @@ class HashRunner:
             if batch.positions[end - 1] != batch.context_lens[row] - 1:
                 raise AssertionError("the last token of a batch row sits at the end of its context")
             for position, token_id in zip(batch.positions[start:end], batch.token_ids[start:end], strict=True):
+                if token_id < 0:
+                    raise AssertionError("a token that is not known is computed")
                 block, slot = divmod(int(position), self._slots.shape[1])
                 self._slots[batch.block_tables[row, block], slot] = token_id
 
@@ -130,13 +144,6 @@ class HashRunner:
         sampling = batch.sampling
         token_id = next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]), self._vocab_size)
         return token_id if sampling.rules is None else _nearest_left(token_id, sampling.rules, index, self._vocab_size)
-
-    def _logprobs(self, batch: StepBatch, drawn: list[int]) -> dict[int, TokenLogprobs]:
-        return {
-            index: logprobs_of(token_id, int(num))
-            for index, (token_id, num) in enumerate(zip(drawn, batch.sampling.num_logprobs, strict=True))
-            if num >= 0
-        }
 
 
 def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int | None:
@@ -153,13 +160,13 @@ def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size
     return None
 
 
-def _prompt_logprobs(batch: StepBatch) -> dict[int, PromptLogprobs]:
+def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:
     targets = batch.prompt_targets
     if targets is None:
         return {}
     ends = np.cumsum(targets.num_tokens)
     columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
     return {
-        int(row): prompt_logprobs_of(targets.token_ids[start:end].tolist(), int(num_top))
+        int(row): logprobs_of(targets.token_ids[start:end].tolist(), int(num_top))
         for row, start, end, num_top in columns
     }

@@ -31,6 +31,7 @@ from paceline_kernels.step_inputs import PlanColumns, RowState, reference
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
 END = 8
+NO_OUTPUT = StepOutput(int32([]), int32([]), None, {}, forward_ns=0, sample_ns=0)
 
 
 def on_device(columns, place):
@@ -79,12 +80,18 @@ def placed(place, columns):
     return type(columns)(*(placed(place, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
 
 
+def drawn_output(prepared, token_ids, problems):
+    """The tokens of the rows without problems."""
+    is_drawn = ~np.isin(prepared.batch.sampled, list(problems))
+    return StepOutput(is_drawn.astype(np.int32), token_ids[is_drawn], None, problems, forward_ns=0, sample_ns=0)
+
+
 def output_of(prepared, chance):
     """Random tokens, now and then none."""
     sampled = prepared.batch.sampled
     problems = {int(row): RowProblem.NOT_FINITE for row in sampled if chance.random() < 0.1}
     token_ids = int32([chance.choice([1, 2, 3, 4, 5, 6, 7, END]) for _ in sampled])
-    return StepOutput(token_ids=token_ids, logprobs={}, problems=problems, forward_ns=0, sample_ns=0)
+    return drawn_output(prepared, token_ids, problems)
 
 
 def assert_same_draws(draws, prepared):
@@ -117,7 +124,8 @@ def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
     table = RowTable(LIMITS)
     placements = [random_placement(row, chance) for row in range(LIMITS.num_rows)]
     cells = [(row, index, 3 * row + index) for row in range(LIMITS.num_rows) for index in range(3)]
-    table.apply(plan(place=placements, grants=cells), 0)
+    placing = plan(place=placements, grants=cells)
+    table.land(table.launch(placing, 0), NO_OUTPUT)
     columns: RowColumns = table._columns
     state, rows = on_device(columns, place)
     for _ in range(30):
@@ -126,7 +134,8 @@ def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
         order = chance.sample(range(LIMITS.num_rows), k=chance.randint(1, LIMITS.num_rows))
         left = (columns.num_known - columns.num_computed).tolist()
         step = plan([(row, chance.randint(1, max(1, left[row]))) for row in order])
-        applied, prepared = table.apply(step, 0), table.build_batch(step)
+        launched = table.launch(step, 0)
+        prepared = launched.prepared
         output = output_of(prepared, chance)
 
         planned = PlanColumns(place(torch.from_numpy(step.rows)), place(torch.from_numpy(step.num_scheduled_tokens)))
@@ -134,13 +143,14 @@ def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
         draws = kernels.draw_inputs(state, rows, planned, batch, 6, 0)
         assert_same_draws(draws, prepared)
         token_ids, outcomes = torch.zeros(2, 6, dtype=torch.int32)
-        token_ids[: len(output.token_ids)] = torch.from_numpy(output.token_ids)
+        drawn = np.flatnonzero(output.num_accepted)
+        token_ids[drawn] = torch.from_numpy(output.token_ids)
         for index, row in enumerate(prepared.batch.sampled.tolist()):
             outcomes[index] = SampleOutcome.NOT_FINITE if row in output.problems else SampleOutcome.DRAWN
         samples = Samples(place(token_ids), place(outcomes), place(torch.zeros(6)), outcomes, outcomes)
         advanced = kernels.advance_rows(state, rows, planned, batch, draws, samples, 0)
 
-        result = table.finish_step(step, applied, prepared, output)
+        result = table.land(launched, output)
         assert advanced.num_accepted.tolist() == result.num_accepted.tolist()
         assert advanced.finish.tolist() == result.finishes.tolist()
         assert_same_rows(state, rows, columns)
@@ -211,7 +221,8 @@ def random_request(chance):
 def columns_of(request):
     """The executor's table with one request, and its columns."""
     table = RowTable(LIMITS)
-    table.apply(plan(place=[request], grants=[(0, index, index) for index in range(3)]), 0)
+    placing = plan(place=[request], grants=[(0, index, index) for index in range(3)])
+    table.land(table.launch(placing, 0), NO_OUTPUT)
     return table, table._columns
 
 
@@ -225,14 +236,14 @@ def decoded_one_by_one(request):
     table, columns = columns_of(request)
     while not columns.finish[0]:
         step = plan([(0, int(columns.num_known[0] - columns.num_computed[0]))])
-        applied, prepared = table.apply(step, 0), table.build_batch(step)
+        launched = table.launch(step, 0)
+        prepared = launched.prepared
         drawing = prepared.batch.sampling
         rules = None if drawing.rules is None else logit_rules(drawing.rules)
         logits = model(columns.tokens[0, : columns.num_known[0]])[None]
         drawn = sampling_reference.sample(logits, sampling_parameters(drawing), rules)
         problems = {} if drawn.outcomes[0] == SampleOutcome.DRAWN else {0: RowProblem.NOTHING_LEFT}
-        output = StepOutput(drawn.token_ids.numpy(), logprobs={}, problems=problems, forward_ns=0, sample_ns=0)
-        table.finish_step(step, applied, prepared, output)
+        table.land(launched, drawn_output(prepared, drawn.token_ids.numpy(), problems))
     return columns.tokens[0, : columns.num_known[0]].tolist(), columns.finish[0]
 
 

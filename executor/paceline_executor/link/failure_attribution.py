@@ -13,7 +13,7 @@ MAX_BLAMED = 2
 end the process with them."""
 
 
-class LoneFailures:
+class FailureAttribution:
     """Steps that failed in a row with one request each, or none: that few requests may be to blame, more are not."""
 
     def __init__(self) -> None:

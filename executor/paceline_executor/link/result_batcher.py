@@ -13,7 +13,7 @@ import numpy as np
 from paceline.plan.values import BatchPlan, StepResult
 
 
-class Answers:
+class ResultBatcher:
     """The plans that are to do, in order, and the results that are kept back."""
 
     def __init__(self) -> None:
@@ -43,5 +43,10 @@ class Answers:
 
 def _goes_on(plan: BatchPlan, following: BatchPlan) -> bool:
     """Whether both decode, and the same rows."""
-    counts = (plan.num_scheduled_tokens, following.num_scheduled_tokens)
-    return np.array_equal(plan.rows, following.rows) and all(bool((count == 1).all()) for count in counts)
+    return np.array_equal(plan.rows, following.rows) and _decodes(plan) and _decodes(following)
+
+
+def _decodes(plan: BatchPlan) -> bool:
+    """Whether each row computes its last token, and drafts behind it if it has any."""
+    num_tokens, num_drafts = plan.num_scheduled_tokens, plan.num_draft_tokens
+    return bool((num_tokens == (1 + num_drafts if num_drafts.size == num_tokens.size else 1)).all())

@@ -1,0 +1,62 @@
+"""Bounds: what rows come to if every step in flight brings all it may, and what plans may schedule by them.
+
+At all times a bound is at least the truth, and equal to it when no step is in flight.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.plan.values import BatchPlan
+from paceline_executor.errors import PlanError, PlanFault
+from paceline_executor.rows.batch import Prepared
+from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.undo import Undo
+from paceline_executor.runner.interface import BoolArray, Int32Array
+
+
+def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, is_ahead: bool) -> npt.NDArray[np.intp]:
+    """The places in the plan's columns of the rows that go on. Raises PlanError for what no row can come to.
+
+    is_ahead: whether steps are in flight.
+    """
+    rows = plan.rows
+    if not rows.size:
+        return np.empty(0, dtype=np.intp)
+    _require(rows, columns.in_use[rows], PlanFault.ROW_NOT_IN_USE, "is scheduled but holds no request")
+    runs = columns.finish[rows] == GOES_ON
+    if is_ahead:
+        # At its last token a row ends, or has ended before.
+        runs &= columns.known_bound[rows] < np.minimum(columns.max_known[rows], limits.max_model_len)
+    places = np.flatnonzero(runs)
+    num_tokens = plan.num_scheduled_tokens
+    if places.size < rows.size:
+        rows, num_tokens = rows[places], num_tokens[places]
+    num_computed = columns.computed_bound[rows]
+    end = num_computed.astype(np.int64) + num_tokens
+    known, block_size = columns.known_bound[rows], limits.block_size
+    _require(rows, end <= known, PlanFault.TOKENS_UNKNOWN, "is scheduled beyond its known tokens")
+    has_blocks = end <= columns.num_blocks[rows].astype(np.int64) * block_size
+    _require(rows, has_blocks, PlanFault.BLOCK_MISSING, "is scheduled beyond its blocks")
+    is_private = num_computed // block_size >= columns.num_shared[rows]
+    _require(rows, is_private, PlanFault.BLOCK_SHARED, "would write to a block it only shares")
+    return places
+
+
+def raise_bounds(columns: RowColumns, prepared: Prepared, undo: Undo) -> None:
+    """Count what a launched step may bring."""
+    rows, sampled = prepared.rows, prepared.rows[prepared.batch.sampled]
+
+    def lower() -> None:
+        # Not to what they were: steps that landed since may have lowered them.
+        columns.computed_bound[rows] -= prepared.num_tokens
+        columns.known_bound[sampled] -= prepared.num_draws
+
+    undo.add(lower)
+    columns.computed_bound[rows] = prepared.batch.context_lens
+    columns.known_bound[sampled] += prepared.num_draws
+
+
+def _require(rows: Int32Array, holds: BoolArray, fault: PlanFault, sentence: str) -> None:
+    if not holds.all():
+        raise PlanError(fault, f"row {rows[holds.argmin()]} {sentence}")

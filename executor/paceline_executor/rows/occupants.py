@@ -1,0 +1,137 @@
+"""Which request is on which row, and what is kept of it beside the columns: its placement, log-probabilities, rules.
+
+Knows how a row and a released row are shown to others. It refuses to know what may be placed or released: `table` does.
+"""
+
+import numpy as np
+
+from paceline.plan.values import NewRequest, RecordId, Release, RowFinish, RowState
+from paceline_executor.rows.block_tables import BlockTables
+from paceline_executor.rows.columns import RowColumns
+from paceline_executor.rows.logprobs import LogprobLog
+from paceline_executor.rows.rules import RowRules, rules_of
+from paceline_executor.runner.interface import Int32Array
+
+
+class Occupants:
+    """The requests on rows, those included that a step in flight releases."""
+
+    def __init__(self, columns: RowColumns, block_tables: BlockTables) -> None:
+        self._columns = columns
+        self._block_tables = block_tables
+        self._placements: dict[int, NewRequest] = {}  # by row
+        self._rows: dict[RecordId, int] = {}  # of requests that no launched step releases
+        self.logprobs: dict[int, LogprobLog] = {}  # by row, of those that asked
+        self.rules: dict[int, RowRules] = {}  # by row, of those that have any
+
+    def __len__(self) -> int:
+        return len(self._placements)
+
+    def id_on(self, row: int) -> RecordId | None:
+        """Which request is on a row, if any."""
+        placement = self._placements.get(row)
+        return None if placement is None else placement.record_id
+
+    def row_of(self, record_id: RecordId) -> int | None:
+        """Which row a request is on, if any; none once it is released."""
+        return self._rows.get(record_id)
+
+    def num_output(self, row: int, num_known: Int32Array) -> int:
+        """How many output tokens a row has by this count of known ones."""
+        if num_known[row] == 0:  # a placement that failed
+            return int(self._placements[row].output_token_ids.size)
+        return int(num_known[row] - self._columns.num_prompt[row])
+
+    def occupy(self, placement: NewRequest) -> None:
+        """Put a request on a free row."""
+        self._placements[placement.row] = placement
+        self._rows[placement.record_id] = placement.row
+
+    def keep_beside(self, placement: NewRequest, num_top: int | None, before: RowState | None) -> None:
+        """Begin what a request that can run keeps: rules, and the log-probabilities it asked for, with `num_top` each.
+
+        before: what is known of the attempt before.
+        """
+        rules = rules_of(placement)
+        if rules is not None:
+            self.rules[placement.row] = rules
+        if num_top is not None:
+            self.logprobs[placement.row] = _log_of(placement, num_top, before)
+
+    def let_go(self, row: int) -> None:
+        """The request may be placed elsewhere; what is kept of it stays until the row is free."""
+        del self._rows[self._placements[row].record_id]
+
+    def take_again(self, row: int) -> None:
+        """Undo `let_go`."""
+        self._rows[self._placements[row].record_id] = row
+
+    def vacate(self, row: int) -> None:
+        """Make a row free whose request was let go."""
+        self._columns.clear(row)
+        self.logprobs.pop(row, None)
+        self.rules.pop(row, None)
+        del self._placements[row]
+
+    def remove(self, row: int) -> None:
+        """Take back that a request was put on a row."""
+        self.let_go(row)
+        self.vacate(row)
+
+    def states(self) -> tuple[RowState, ...]:
+        """All rows in use, by index."""
+        return tuple(self._state(row) for row in sorted(self._placements))
+
+    def record_of(self, release: Release) -> RowState:
+        """What is kept of a row that leaves."""
+        state = self._state(release.row)
+        num_output = state.output_token_ids.size if release.final is None else release.final.num_output_tokens
+        return RowState(
+            record_id=state.record_id,
+            row=None,
+            attempt=state.attempt,
+            prompt_token_ids=state.prompt_token_ids,
+            output_token_ids=state.output_token_ids[:num_output].copy(),
+            num_computed_tokens=0,
+            block_ids=state.block_ids[:0],
+            finish=state.finish,
+            released=release.final,
+            max_tokens=state.max_tokens,
+            sampling=state.sampling,
+            end_token_ids=state.end_token_ids,
+            context=state.context,
+            logprobs=None if state.logprobs is None else state.logprobs.up_to(num_output),
+        )
+
+    def _state(self, row: int) -> RowState:
+        columns, placement = self._columns, self._placements[row]
+        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]].copy()
+        is_failed_placement = columns.num_known[row] == 0
+        logprobs = self.logprobs.get(row)
+        return RowState(
+            record_id=placement.record_id,
+            row=row,
+            attempt=placement.attempt,
+            prompt_token_ids=placement.prompt_token_ids,
+            output_token_ids=placement.output_token_ids if is_failed_placement else output,
+            num_computed_tokens=int(columns.num_computed[row]),
+            block_ids=self._block_tables.blocks_of(row),
+            finish=RowFinish(int(columns.finish[row])),
+            released=None,
+            max_tokens=placement.max_tokens,
+            sampling=placement.sampling,
+            end_token_ids=placement.end_token_ids,
+            context=placement.context,
+            logprobs=None if logprobs is None else logprobs.columns(),
+        )
+
+
+def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> LogprobLog:
+    """The log of a row that begins: with those of its output so far, if the record of the attempt before has them."""
+    num_output = placement.output_token_ids.size
+    if before is None or before.logprobs is None or before.logprobs.num_top != num_top:
+        return LogprobLog(num_output, num_top)
+    goes_on = np.array_equal(before.prompt_token_ids, placement.prompt_token_ids) and np.array_equal(
+        before.output_token_ids[:num_output], placement.output_token_ids
+    )
+    return LogprobLog.going_on(before.logprobs.up_to(num_output)) if goes_on else LogprobLog(num_output, num_top)

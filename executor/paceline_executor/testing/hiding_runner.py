@@ -1,0 +1,203 @@
+"""A runner that behaves as a device does which computes on its own: nothing is known of a step until it is waited for.
+
+Around any runner that computes in `launch`. What that one drew is kept back; whether a step is done is said late and at
+random; and what a device carries from step to step is carried here: the last token of each row, and which rows ended.
+Knows arrays only. Tests that pass on it show that nobody reads what has not landed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+import numpy as np
+
+from paceline_executor.runner.interface import (
+    UNKNOWN_TOKEN,
+    BoolArray,
+    CarriedRows,
+    Int32Array,
+    KvGeometry,
+    LogitRuleColumns,
+    PromptTargets,
+    Runner,
+    SamplingColumns,
+    StepBatch,
+    StepHandle,
+    StepOutput,
+    TokenLists,
+)
+
+MAX_IN_FLIGHT = 4
+_LATENESS = 0.7  # how often a step that could be told is said not to be done
+
+
+@dataclass(eq=False)
+class _Hidden:
+    """A step that was computed and of which nobody may know."""
+
+    output: StepOutput
+
+
+class HidingRunner:
+    """A Runner with several steps in flight, around one that has one.
+
+    `lose_next` is raised by the next `wait`, as when a device fails while it computes.
+    """
+
+    def __init__(self, inner: Runner, seed: int = 0, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+        self._inner = inner
+        self._random = Random(seed)  # noqa: S311, chance in tests is no secret
+        self._max_in_flight = max_in_flight
+        self._hidden: deque[_Hidden] = deque()
+        self._last_tokens: dict[int, int] = {}  # by row
+        self._ended: set[int] = set()  # rows
+        self.lose_next: Exception | None = None
+        self.deepest = 0  # how many steps were in flight at most
+
+    @property
+    def max_in_flight(self) -> int:
+        """See `Runner`."""
+        return self._max_in_flight
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """That of the runner inside."""
+        return self._inner.kv_geometry
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """That of the runner inside."""
+        return self._inner.warm_up()
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """In order with the steps."""
+        self._inner.copy_blocks(sources, destinations)
+
+    def launch(self, batch: StepBatch) -> StepHandle:
+        """Compute the step and hide what comes of it."""
+        if len(self._hidden) >= self._max_in_flight:
+            raise AssertionError("more steps are launched than this device has room for")
+        if batch.carried is None:
+            raise AssertionError("a device with steps in flight has to know the rows of its batches")
+        carried = batch.carried
+        self._ended -= set(carried.rows[~carried.is_open].tolist())
+        goes_on = ~np.isin(carried.rows, list(self._ended))
+        kept = kept_rows(self._with_tokens(batch, carried), goes_on)
+        output = self._inner.wait(self._inner.launch(kept)) if goes_on.any() else _no_output()
+        output = _spread(output, batch, goes_on)
+        self._carry(batch, carried, output)
+        self._hidden.append(_Hidden(output))
+        self.deepest = max(self.deepest, len(self._hidden))
+        return self._hidden[-1]
+
+    def is_done(self, handle: StepHandle) -> bool:
+        """Sooner or later."""
+        self._check_oldest(handle)
+        return self._random.random() > _LATENESS
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """What was hidden."""
+        self._check_oldest(handle)
+        hidden = self._hidden.popleft()
+        if self.lose_next is not None:
+            error, self.lose_next = self.lose_next, None
+            raise error
+        return hidden.output
+
+    def _check_oldest(self, handle: StepHandle) -> None:
+        if not self._hidden or handle is not self._hidden[0]:
+            raise AssertionError("steps are waited for in the order of their launches")
+
+    def _with_tokens(self, batch: StepBatch, carried: CarriedRows) -> StepBatch:
+        """The batch with the tokens that only the device knows, where rows go on."""
+        token_ids = batch.token_ids.copy()
+        for index in np.flatnonzero(token_ids == UNKNOWN_TOKEN).tolist():
+            batch_row = int(np.searchsorted(batch.cu_seqlens, index, side="right")) - 1
+            row = int(carried.rows[batch_row])
+            if not carried.is_open[batch_row]:
+                raise AssertionError(f"no step in flight can tell the last token of row {row}")
+            token_ids[index] = self._last_tokens.get(row, UNKNOWN_TOKEN)
+        return replace(batch, token_ids=token_ids)
+
+    def _carry(self, batch: StepBatch, carried: CarriedRows, output: StepOutput) -> None:
+        ends = np.cumsum(output.num_accepted)
+        for index, batch_row in enumerate(batch.sampled.tolist()):
+            row = int(carried.rows[batch_row])
+            if output.num_accepted[index]:
+                token_id = int(output.token_ids[ends[index] - 1])
+                self._last_tokens[row] = token_id
+                if token_id in carried.end_token_ids[index]:
+                    self._ended.add(row)
+        self._ended.update(int(carried.rows[batch_row]) for batch_row in output.problems)
+
+
+def kept_rows(batch: StepBatch, is_kept: BoolArray) -> StepBatch:
+    """The batch without some of its rows."""
+    if is_kept.all():
+        return batch
+    lens = np.diff(batch.cu_seqlens)
+    number = np.cumsum(is_kept, dtype=np.int32) - 1  # of each kept row in what is left
+    is_drawn = is_kept[batch.sampled]
+    is_token_kept = np.repeat(is_kept, lens)
+    return StepBatch(
+        token_ids=batch.token_ids[is_token_kept],
+        positions=batch.positions[is_token_kept],
+        cu_seqlens=np.concatenate(([0], np.cumsum(lens[is_kept]))).astype(np.int32),
+        context_lens=batch.context_lens[is_kept],
+        block_tables=batch.block_tables[is_kept],
+        sampled=number[batch.sampled[is_drawn]],
+        sampling=_kept_sampling(batch.sampling, is_drawn),
+        prompt_targets=_kept_targets(batch.prompt_targets, is_kept, number),
+    )
+
+
+def _kept_sampling(columns: SamplingColumns, is_kept: BoolArray) -> SamplingColumns:
+    kept = {field.name: getattr(columns, field.name)[is_kept] for field in fields(columns) if field.name != "rules"}
+    return SamplingColumns(**kept, rules=None if columns.rules is None else _kept_rules(columns.rules, is_kept))
+
+
+def _kept_rules(rules: LogitRuleColumns, is_kept: BoolArray) -> LogitRuleColumns:
+    def lists(of_rows: TokenLists) -> TokenLists:
+        lens = np.diff(of_rows.cu_lens)
+        cu_lens = np.concatenate(([0], np.cumsum(lens[is_kept]))).astype(np.int32)
+        return TokenLists(cu_lens, of_rows.token_ids[np.repeat(is_kept, lens)])
+
+    return LogitRuleColumns(
+        allowed=lists(rules.allowed),
+        forbidden=lists(rules.forbidden),
+        biased=lists(rules.biased),
+        biases=rules.biases[np.repeat(is_kept, np.diff(rules.biased.cu_lens))],
+        presence_penalty=rules.presence_penalty[is_kept],
+        frequency_penalty=rules.frequency_penalty[is_kept],
+        repetition_penalty=rules.repetition_penalty[is_kept],
+        prompt=lists(rules.prompt),
+        output=lists(rules.output),
+    )
+
+
+def _kept_targets(targets: PromptTargets | None, is_kept: BoolArray, number: Int32Array) -> PromptTargets | None:
+    if targets is None or not is_kept[targets.rows].any():
+        return None
+    chosen = is_kept[targets.rows]
+    token_ids = targets.token_ids[np.repeat(chosen, targets.num_tokens)]
+    return PromptTargets(number[targets.rows[chosen]], targets.num_tokens[chosen], targets.num_top[chosen], token_ids)
+
+
+def _spread(output: StepOutput, batch: StepBatch, was_kept: BoolArray) -> StepOutput:
+    """The output of the rows that were kept, as that of the whole batch."""
+    if was_kept.all():
+        return output
+    batch_rows: Sequence[int] = np.flatnonzero(was_kept).tolist()
+    num_accepted = np.zeros(batch.sampled.size, dtype=np.int32)
+    num_accepted[was_kept[batch.sampled]] = output.num_accepted
+    return replace(
+        output,
+        num_accepted=num_accepted,
+        problems={batch_rows[row]: problem for row, problem in output.problems.items()},
+        prompt_logprobs={batch_rows[row]: values for row, values in output.prompt_logprobs.items()},
+    )
+
+
+def _no_output() -> StepOutput:
+    nothing = np.empty(0, dtype=np.int32)
+    return StepOutput(num_accepted=nothing, token_ids=nothing, logprobs=None, problems={}, forward_ns=0, sample_ns=0)

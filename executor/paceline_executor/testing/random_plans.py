@@ -1,0 +1,251 @@
+"""A scheduler that plans at random but within the rules, and a runner that fails where it is told to: for properties.
+
+Knows plans, and what a scheduler may assume while results are on their way. It refuses to know how rows are kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from paceline.plan.hashes import HASH_START, grant_hash
+from paceline.plan.values import BatchPlan, NewRequest, RowFinish, RowState, StepResult
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
+from paceline_executor.testing.hash_runner import HashRunner, next_token
+from paceline_executor.testing.plans import Cell, placement, plan
+
+LIMITS = RowLimits(num_rows=3, max_model_len=24, max_num_batched_tokens=16, num_blocks=14, block_size=4, vocab_size=50)
+
+
+@dataclass
+class Request:
+    """What a scheduler knows of a request, and what it assumes while results are on their way."""
+
+    name: str
+    prompt: list[int]
+    max_tokens: int
+    end_token: int
+    output: list[int] = field(default_factory=list)
+    finish: int = RowFinish.GOES_ON
+    num_computed: int = 0  # once all planned steps are done
+    num_expected: int = 0  # output tokens once all planned steps are done
+    blocks: list[int] = field(default_factory=list)
+    is_last_block_shared: bool = False  # it must be copied before this request writes to it
+
+    def reference(self) -> list[int]:
+        """Its output, computed without rows and blocks."""
+        tokens = list(self.prompt)
+        while True:
+            offset = len(tokens) - len(self.prompt)
+            tokens.append(next_token(tokens, 0, offset, LIMITS.vocab_size))
+            if tokens[-1] == self.end_token or offset + 1 == self.max_tokens or len(tokens) == LIMITS.max_model_len:
+                return tokens[len(self.prompt) :]
+
+    @property
+    def num_ahead(self) -> int:
+        """How many known tokens no planned step computes yet."""
+        return len(self.prompt) + self.num_expected - self.num_computed
+
+    def num_in_common(self, other: "Request") -> int:
+        """How many tokens of this prompt are computed in the other's blocks; one must be left to compute."""
+        computed = other.prompt[: other.num_computed]
+        num_equal = next((i for i, (a, b) in enumerate(zip(self.prompt, computed, strict=False)) if a != b), 99)
+        return min(num_equal, len(computed), len(self.prompt) - 1)
+
+
+@dataclass
+class _Cells:
+    """What a plan grants, as it is being made."""
+
+    grants: list[Cell] = field(default_factory=list)
+    shared: list[Cell] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """A scheduler that plans ahead of results at random, within the rules; it also shares, tags and preempts."""
+
+    def __init__(self, random: Random, requests: list[Request]) -> None:
+        self.random = random
+        self.requests = {request.name: request for request in requests}
+        self.waiting = list(requests)
+        self.running: dict[int, Request] = {}
+        self.leaving: dict[int, Request] = {}
+        self.remembered: set[str] = set()  # finished requests whose records the executor keeps
+        self.step_id = 0
+        self.epoch = 1
+        self.grant_hash = HASH_START
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every request has finished and left."""
+        return not (self.waiting or self.running or self.leaving)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Blocks in no request's table."""
+        held = {block for request in self.running.values() for block in request.blocks}
+        return [block for block in range(LIMITS.num_blocks) if block not in held]
+
+    def plan(self) -> BatchPlan:
+        """The next plan."""
+        self.step_id += 1
+        finish, preempt = self._release()
+        free_rows = [row for row in range(LIMITS.num_rows) if row not in {**self.running, **self.leaving}]
+        sources = list(self.running.values())
+        cells = _Cells()
+        place = [self._place(row, sources, cells) for row in free_rows if self.waiting]
+        tagged = [block for block in range(LIMITS.num_blocks) if self.random.random() < 0.05]
+        forget = [name for name in sorted(self.remembered) if self.random.random() < 0.1]
+        self.remembered -= set(forget)
+        return plan(
+            self._schedule(cells, place),
+            step_id=self.step_id,
+            epoch=self.epoch,
+            place=place,
+            tags=[(block, self.random.randbytes(16)) for block in tagged],
+            preempt=preempt,
+            finish=finish,
+            forget=forget,
+            grants=cells.grants,
+            shared=cells.shared,
+            copies=cells.copies,
+        )
+
+    def take(self, planned: BatchPlan, result: StepResult) -> None:
+        """A result: tokens of rows, and the confirmation that rows have left."""
+        self.grant_hash = grant_hash(grant_hash(self.grant_hash, planned.grants), planned.shared)
+        if result.grant_hash != self.grant_hash:
+            raise AssertionError("the hashes of grants differ")
+        tokens = iter(result.token_ids.tolist())
+        for row, count, finish in zip(result.rows.tolist(), result.num_accepted, result.finishes, strict=True):
+            request = {**self.running, **self.leaving}[row]
+            request.output += [next(tokens) for _ in range(count)]
+            request.finish = int(finish)
+        for release in planned.releases:
+            request = self.leaving.pop(release.row)
+            if request.finish:
+                self.remembered.add(request.name)
+            else:
+                self.waiting.append(request)
+
+    def rebuild(self, states: Sequence[RowState]) -> None:
+        """What a successor does: everything from the snapshot."""
+        self.running.clear()
+        self.leaving.clear()
+        self.step_id, self.epoch = 0, self.epoch + 1
+        self.remembered = {state.record_id.request_id for state in states if state.row is None and state.finish}
+        for state in states:
+            request = self.requests[state.record_id.request_id]
+            request.output, request.blocks = state.output_token_ids.tolist(), state.block_ids.tolist()
+            request.num_expected, request.num_computed = len(request.output), state.num_computed_tokens
+            request.finish = int(state.finish)
+            # The snapshot does not say; a copy too many does no harm.
+            request.is_last_block_shared = request.num_computed % LIMITS.block_size > 0
+            if state.row is not None:
+                self.running[state.row] = request
+        self.waiting = [r for r in self.requests.values() if r not in self.running.values() and not r.finish]
+
+    def _release(self) -> tuple[list[tuple[int, int]], list[int]]:
+        finish: list[tuple[int, int]] = []
+        preempt: list[int] = []
+        for row, request in list(self.running.items()):
+            if request.finish:
+                finish.append((row, len(request.output)))
+            elif self.random.random() < 0.05:
+                preempt.append(row)
+            else:
+                continue
+            self.leaving[row] = self.running.pop(row)
+        return finish, preempt
+
+    def _place(self, row: int, sources: Sequence[Request], cells: "_Cells") -> NewRequest:
+        """Put a request on a row, on as much of what another one computed as they have in common."""
+        request = self.waiting.pop(0)
+        source = max(sources, key=request.num_in_common, default=request)
+        request.num_computed, request.num_expected = 0, len(request.output)
+        num_shared, num_copied = divmod(request.num_in_common(source), LIMITS.block_size)
+        request.blocks = source.blocks[:num_shared]
+        cells.shared += [(row, i, block) for i, block in enumerate(request.blocks)]
+        self.running[row] = request
+        free = self.free_blocks
+        request.is_last_block_shared = num_copied > 0 and self.random.random() < 0.5
+        if request.is_last_block_shared:
+            cells.shared.append((row, num_shared, source.blocks[num_shared]))
+            request.blocks = source.blocks[: num_shared + 1]
+            request.num_computed = num_copied
+        elif num_copied and free:
+            cells.grants.append((row, num_shared, free[0]))
+            cells.copies.append((source.blocks[num_shared], free[0]))
+            request.blocks = [*request.blocks, free[0]]
+            request.num_computed = num_copied
+        request.num_computed += num_shared * LIMITS.block_size
+        return placement(
+            row,
+            request.prompt,
+            name=request.name,
+            output=request.output,
+            num_cached_tokens=request.num_computed,
+            max_tokens=request.max_tokens,
+            end_token_ids=[request.end_token],
+        )
+
+    def _schedule(self, cells: "_Cells", place: Sequence[NewRequest]) -> list[tuple[int, int]]:
+        scheduled: list[tuple[int, int]] = []
+        budget = LIMITS.max_num_batched_tokens
+        placed = [placement.row for placement in place]
+        given_up: set[int] = set()
+        for row, request in self.running.items():
+            is_over = request.num_expected >= request.max_tokens or request.num_ahead == 0
+            num_tokens = self.random.randint(0, min(request.num_ahead, budget))
+            needed = -(-(request.num_computed + num_tokens) // LIMITS.block_size) - len(request.blocks)
+            free = [block for block in self.free_blocks if block not in given_up]
+            needs_copy = request.is_last_block_shared
+            if is_over or num_tokens == 0 or needed + needs_copy > len(free) or (needs_copy and row in placed):
+                continue
+            if needs_copy:
+                shared = request.blocks.pop()
+                given_up.add(shared)  # until the next plan: this one still copies from it
+                cells.grants.append((row, len(request.blocks), free[0]))
+                cells.copies.append((shared, free[0]))
+                request.blocks.append(free.pop(0))
+                request.is_last_block_shared = False
+            for block in free[: max(needed, 0)]:
+                cells.grants.append((row, len(request.blocks), block))
+                request.blocks.append(block)
+            request.num_expected += num_tokens == request.num_ahead
+            request.num_computed += num_tokens
+            budget -= num_tokens
+            scheduled.append((row, num_tokens))
+        return scheduled
+
+
+class FragileRunner(HashRunner):
+    """A runner whose next step fails in the given place, be it after some of the work is done."""
+
+    fails_in = ""
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """Copy; then fail."""
+        super().copy_blocks(sources, destinations)
+        self._fail("copy")
+
+    def launch(self, batch: StepBatch) -> StepOutput:
+        """Compute; then fail, or give an answer that does not fit the batch."""
+        output = super().launch(batch)
+        self._fail("forward pass")
+        if self.fails_in == "output" and batch.sampled.size:
+            self.fails_in = ""
+            return replace(output, token_ids=output.token_ids[:0])
+        return output
+
+    def twin(self) -> "FragileRunner":
+        """Another runner with the same contents."""
+        runner = FragileRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size)
+        runner._slots[:] = self._slots
+        return runner
+
+    def _fail(self, place: str) -> None:
+        if self.fails_in == place:
+            self.fails_in = ""
+            raise RuntimeError("device lost")

@@ -1,0 +1,49 @@
+"""Engines for tests: one that executes plans one by one, and one place that says how engines of tests see their runner.
+
+Knows engines and runners.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from paceline.plan.values import BatchPlan
+from paceline_executor.link.engine import Engine, Step
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import Runner
+from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.hiding_runner import HidingRunner
+
+_seen_as: list[Callable[[Runner], Runner]] = []
+
+
+@contextmanager
+def hidden_runners() -> Iterator[None]:
+    """Engines made in this block see their runner only through one that hides what has not landed."""
+    _seen_as.append(HidingRunner)
+    try:
+        yield
+    finally:
+        _seen_as.pop()
+
+
+def as_seen(runner: Runner) -> Runner:
+    """The runner as engines of tests see it now."""
+    return _seen_as[-1](runner) if _seen_as else runner
+
+
+class SteppingEngine(Engine):
+    """An engine of which a step is launched and collected at once. `runner` is the one inside, to break it."""
+
+    def __init__(self, table: RowTable, runner: Runner, *more: Callable[[], int]) -> None:
+        super().__init__(table, as_seen(runner), *more)
+        self.runner = runner
+
+    def execute(self, plan: BatchPlan) -> Step:
+        """Run one plan; raises what launching or collecting raises."""
+        return self.collect(self.launch(plan))
+
+
+def hash_engine(limits: RowLimits, *more: Callable[[], int]) -> SteppingEngine:
+    """One on the hash runner, with no rows."""
+    return SteppingEngine(RowTable(limits), HashRunner(limits.num_blocks, limits.block_size, limits.vocab_size), *more)
