@@ -51,7 +51,7 @@ gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' te
 	@PYTHONPATH=kernels:tools:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
 
 .PHONY: protos
-protos: $(VENV)/.dev  ## Regenerate the Python modules from protos/paceline/v1/*.proto.
+protos: $(VENV)/.dev  ## Regenerate Python modules and descriptor set from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate
 
 .PHONY: protos-release

@@ -12,6 +12,8 @@ from paceline_client.errors import InvalidRequestError
 from paceline_client.requests import Chat, Message, Request, Text, TokenIds, make_prompt
 from paceline_client.wire import generate_message
 
+REFUSED_BY_SERVERS = ("parts", "token_bytes")  # of this release; what they would do is told in protos/README.md
+
 
 def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
     """The message of a request with these parts and defaults for the rest."""
@@ -65,7 +67,8 @@ def test_every_option_arrives():
     assert (message.priority, message.cache_salt, message.bypass_prefix_cache) == (-1, "s", True)
     assert (message.timeout.ToMilliseconds(), message.tenant) == (1500, "t")
     for part in (message.sampling, message.stopping, message.output):
-        assert [field.name for field in part.DESCRIPTOR.fields] == [field.name for field, _ in part.ListFields()]
+        supported = [field.name for field in part.DESCRIPTOR.fields if field.name not in REFUSED_BY_SERVERS]
+        assert supported == [field.name for field, _ in part.ListFields()]
 
 
 def test_one_stop_text_may_stand_alone():

@@ -7,7 +7,7 @@ import pytest
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row, values_of
+from paceline_executor.testing.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
@@ -33,6 +33,7 @@ def _placing(row=0, **options):
 
 LATER_FIELDS = {
     "structured": plan_pb2.NewRequest(structured=sampling_pb2.StructuredOutput(json_object=True)),
+    "adapter_slot": plan_pb2.NewRequest(adapter_slot=0),
     "sampling.bad_words": plan_pb2.NewRequest(sampling=sampling_pb2.SamplingParams(bad_words=["x"])),
     "sampling.n": plan_pb2.NewRequest(sampling=sampling_pb2.SamplingParams(n=2)),
 }
@@ -52,6 +53,25 @@ async def test_what_a_later_version_acts_on_is_refused_by_name(executor, field):
     assert error.error.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
     assert error.error.message.startswith(f"{field} is not supported")
     assert row.id == placing.new_requests[0].id
+
+
+LATER_PLANS = {
+    "adapter_loads": plan_pb2.BatchPlan(adapter_loads=[{"id": 1, "digest": "d"}]),
+    "imports": plan_pb2.BatchPlan(imports=[{"id": 1}]),
+    "exports": plan_pb2.BatchPlan(exports=[{"id": 1}]),
+}
+
+
+@pytest.mark.parametrize("field", LATER_PLANS)
+async def test_a_plan_of_a_later_version_ends_the_stream_by_name(executor, field):
+    """Nobody can wait for a confirmation that never comes."""
+    async with attached(executor.address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.run((), LATER_PLANS[field])
+
+    info = info_of(failure.value)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (info.reason, info.metadata["field"]) == ("UNSUPPORTED_FIELD", field)
 
 
 async def test_fields_of_a_later_version_that_change_nothing_are_honoured(executor):

@@ -164,12 +164,22 @@ def test_a_malformed_plan_is_named_and_changes_nothing(engine, malformed, fault)
     assert engine.execute(plan([(0, 1), (1, 1)], step_id=3)).result.num_accepted.tolist() == [1, 1]
 
 
-def test_drafts_are_refused_by_name(engine):
-    """Speculation comes later; until then nothing pretends to do it."""
-    with pytest.raises(UnsupportedPlanError) as refusal:
-        engine.execute(replace(plan([(0, 1)]), num_draft_tokens=int32([1])))
+LATER_FIELDS = {
+    "num_draft_tokens": {"num_draft_tokens": int32([1])},
+    "adapter_loads": {"unsupported_fields": ("adapter_loads",)},
+    "imports": {"unsupported_fields": ("imports", "exports")},
+}
 
-    assert refusal.value.metadata == {"field": "num_draft_tokens"}
+
+@pytest.mark.parametrize("field", LATER_FIELDS)
+def test_what_a_later_version_does_is_refused_by_name_and_changes_nothing(engine, field):
+    """Speculation, adapters and transfers of blocks come later; until then nothing pretends to do it."""
+    before = _picture(engine.table)
+    with pytest.raises(UnsupportedPlanError, match=f"^{field} is not supported") as refusal:
+        engine.execute(replace(plan([(0, 1)], preempt=[3]), **LATER_FIELDS[field]))
+
+    assert refusal.value.metadata == {"field": field}
+    assert _picture(engine.table) == before
 
 
 REFUSED_REQUESTS = {

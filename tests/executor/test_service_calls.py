@@ -144,7 +144,7 @@ async def test_profile_is_refused_by_name(executor):
     """UNIMPLEMENTED, not silence."""
     async with _stub(executor.address) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await stub.Profile(executor_pb2.ProfileRequest(num_steps=1))
+            await stub.Profile(executor_pb2.ProfileRequest(num_steps=1)).read()
 
     info = info_of(failure.value)
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED

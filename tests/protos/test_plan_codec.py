@@ -96,6 +96,7 @@ plans = every_field(
     grants=together(plan.BlockGrants, 3),
     shared=together(plan.BlockGrants, 3),
     num_draft_tokens=columns,
+    unsupported_fields=st.just(()),
 )
 claims = every_field(plan.Claim, term=uint64s, scheduler_id=names, address=names)
 hellos = every_field(

@@ -16,6 +16,7 @@ from paceline.plan.values import (
     SamplingParams,
 )
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from repository_checks.messages import leaves, with_leaf, with_parents
 
 
 def column(*values):
@@ -299,6 +300,7 @@ def test_row_zero_is_a_row_and_no_row_is_none():
     ("field", "fields"),
     [
         ("structured", {"structured": sampling_pb2.StructuredOutput(json_object=True)}),
+        ("adapter_slot", {"adapter_slot": 0}),
         ("sampling.bad_words", {"sampling": sampling_pb2.SamplingParams(bad_words=["no"])}),
         ("sampling.n", {"sampling": sampling_pb2.SamplingParams(n=2)}),
     ],
@@ -306,6 +308,82 @@ def test_row_zero_is_a_row_and_no_row_is_none():
 def test_a_field_that_no_executor_honours_yet_is_named(field, fields):
     """So that the request fails by that name. Bad words come as tokens, completions one by one."""
     assert read_new_request(**fields).unsupported_fields == (field,)
+
+
+@pytest.mark.parametrize("field", ["adapter_loads", "imports", "exports"])
+def test_what_no_executor_does_yet_is_named_by_the_plan(field):
+    """So that the stream ends by that name; a plan that asks for none of it names none."""
+    (message_type,) = {plan_pb2.BatchPlan.DESCRIPTOR.fields_by_name[field].message_type.name}
+    assert read_plan(**{field: [getattr(plan_pb2, message_type)(id=1)]}).unsupported_fields == (field,)
+    assert read_plan().unsupported_fields == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "response"),
+    [
+        ("confirmations", {"result": {"confirmations": [{"id": 1}]}}),
+        ("adapters", {"snapshot": {"adapters": [{"id": 1}]}}),
+        ("imports", {"snapshot": {"imports": [{"id": 1}]}}),
+        ("exports", {"snapshot": {"exports": [{"id": 1}]}}),
+        ("rows.adapter_slot", {"snapshot": {"rows": [{"adapter_slot": 0}]}}),
+    ],
+)
+def test_what_no_scheduler_acts_on_yet_is_refused_by_name(field, response):
+    """It is the answer to what a scheduler of this version asks nobody for."""
+    with pytest.raises(MalformedError, match="is not supported by this version") as refusal:
+        decode_response(plan_pb2.AttachResponse(**response).SerializeToString())
+    assert refusal.value.field == field
+
+
+LOGPROBS = {"logprobs": bytes(4), "num_top": 1, "top_token_ids": bytes(4), "top_logprobs": bytes(4)}
+TOKEN = sampling_pb2.TokenLogprobs(top=[sampling_pb2.TokenLogprob()])
+SOUND = {
+    "plan": plan_pb2.BatchPlan(new_requests=[plan_pb2.NewRequest()]),
+    "result": plan_pb2.StepResult(
+        rows=column(0),
+        num_accepted=column(1),
+        token_ids=column(100),
+        finishes=bytes(1),
+        logprobs=[told(0, 1)],
+        prompt_logprobs=[plan_pb2.RowPromptLogprobs(tokens=[TOKEN])],
+    ),
+    "snapshot": plan_pb2.SnapshotPart(rows=[plan_pb2.RowState(logprobs=LOGPROBS)]),
+}
+# What nobody reads: facts of a later version, and what the other side never sets.
+UNREAD = {
+    "plan": (),
+    "result": (
+        "timings.draft_ns",
+        "errors.error.details.",
+        *(f"{kind}.tokens.{place}token_bytes" for kind in ("logprobs", "prompt_logprobs") for place in ("", "top.")),
+    ),
+    "snapshot": ("rows.prompt_logprobs.", "rows.sampling.n", "rows.sampling.bad_words"),
+}
+
+
+def read(kind, message):
+    """What a message is read as, and the names of fields that are refused in it."""
+    wrapper = plan_pb2.AttachRequest if kind == "plan" else plan_pb2.AttachResponse
+    try:
+        (value,) = (decode_request if kind == "plan" else decode_response)(
+            wrapper(**{kind: message}).SerializeToString()
+        )
+    except MalformedError as refusal:
+        return None, {refusal.field}
+    placements = getattr(value, "new_requests", ())
+    named = {f"new_requests.{field}" for placement in placements for field in placement.unsupported_fields}
+    return repr(value), named.union(getattr(value, "unsupported_fields", ()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(kind, path) for kind, message in SOUND.items() for path in leaves(message.DESCRIPTOR)]
+)
+def test_every_field_of_plans_results_and_snapshots_is_read_or_refused(kind, path):
+    """A field that is added to the protos and nowhere else fails here."""
+    value, refused = read(kind, with_leaf(SOUND[kind], path))
+    is_refused = any(path == field or path.startswith(f"{field}.") for field in refused)
+    is_read = value != read(kind, with_parents(SOUND[kind], path))[0]
+    assert (is_refused or is_read) != path.startswith(UNREAD[kind])
 
 
 def test_a_field_set_to_what_changes_nothing_is_honoured():

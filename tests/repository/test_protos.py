@@ -1,16 +1,40 @@
-"""The protos are clean, compatible with the last release, and the committed modules are what they generate."""
+"""The protos are clean, compatible with the last release, and the committed files are what they generate."""
 
+import re
+import shlex
 import shutil
+import sys
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from repository_checks.generate import FOLDER, generate, generated_files
+from repository_checks.generate import DESCRIPTORS, FOLDER, generate, generated_files
 from repository_checks.programs import run
 from repository_checks.sources import PROTOS
 
 pytestmark = pytest.mark.lint
 
 RELEASED = PROTOS / "released.binpb"
+README = (PROTOS / "README.md").read_text(encoding="utf-8")
+# A compiler's plugin that generates a file per proto, with the package that the language gives it.
+PLUGIN = """#!{python}
+import sys
+from google.protobuf.compiler.plugin_pb2 import CodeGeneratorRequest, CodeGeneratorResponse
+
+asked = CodeGeneratorRequest.FromString(sys.stdin.buffer.read())
+response = CodeGeneratorResponse(supported_features=CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL)
+for proto in asked.proto_file:
+    if proto.name in asked.file_to_generate:
+        content = f"{{proto.options.go_package}} {{proto.options.java_package}} {{proto.options.java_multiple_files}}"
+        response.file.add(name=f"{{proto.name}}.{name}", content=content)
+sys.stdout.buffer.write(response.SerializeToString())
+"""
+
+
+@pytest.fixture(scope="module")
+def descriptors():
+    """What is published for other languages."""
+    return FileDescriptorSet.FromString((PROTOS / DESCRIPTORS).read_bytes())
 
 
 @pytest.fixture
@@ -46,10 +70,60 @@ def test_the_protos_break_nothing_that_was_released():
     assert result.returncode == 0, result.stdout
 
 
-def test_the_committed_modules_are_what_the_protos_generate(tmp_path):
-    """`make protos` would change nothing."""
+def test_the_committed_files_are_what_the_protos_generate(tmp_path):
+    """`make protos` would change nothing: neither the modules nor the descriptor set."""
     generate(PROTOS, tmp_path)
     assert generated_files(tmp_path / FOLDER) == generated_files(PROTOS / FOLDER)
+
+
+def test_the_descriptor_set_is_whole(descriptors):
+    """Every proto with its comments, behind all that it imports."""
+    names = [file.name for file in descriptors.file]
+    assert {str(path.relative_to(PROTOS)) for path in (PROTOS / FOLDER).glob("*.proto")} < set(names)
+    for index, file in enumerate(descriptors.file):
+        assert set(file.dependency) <= set(names[:index])
+        assert any(location.leading_comments for location in file.source_code_info.location)
+
+
+@pytest.mark.parametrize("command", re.findall("^protoc .*$", README, flags=re.MULTILINE))
+def test_stubs_for_other_languages_are_made_as_the_readme_says(command, tmp_path):
+    """With plugins that only look at what they are given."""
+    compiler, *arguments = shlex.split(command)
+    outputs = dict(re.findall(r"--([\w-]+)_out=(\S+)", command))
+    assert (compiler, len(outputs)) == ("protoc", 2)
+    for name, folder in outputs.items():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        plugin = tmp_path / f"protoc-gen-{name}"
+        plugin.write_text(PLUGIN.format(python=sys.executable, name=name))
+        plugin.chmod(0o755)
+        arguments.append(f"--plugin=protoc-gen-{name}={plugin}")
+    shutil.copy(PROTOS / DESCRIPTORS, tmp_path)
+
+    result = run("python", "-m", "grpc_tools.protoc", *arguments, cwd=tmp_path)
+
+    assert result.returncode == 0, result.stdout
+    for name, folder in outputs.items():
+        for proto in ("inference", "sampling"):
+            made = tmp_path / folder / f"paceline/v1/{proto}.proto.{name}"
+            assert made.read_text() == "paceline/v1;pacelinev1 com.paceline.v1 True"
+
+
+def not_acted_on(descriptors):
+    """The fields whose comment says so, as `Message.field`."""
+    says_so = re.compile(r"(?:Not supported|Never set|Not set|Always \w+) yet")
+    for file in descriptors.file:
+        for location in file.source_code_info.location:
+            match list(location.path):
+                case [4, message, 2, field] if says_so.search(" ".join(location.leading_comments.split())):
+                    of = file.message_type[message]
+                    yield f"{of.name}.{of.field[field].name}"
+
+
+def test_the_readme_names_every_field_that_is_not_acted_on_yet(descriptors):
+    """And none that is: each once."""
+    section = README.partition("## Not acted on yet")[2].partition("\n## ")[0]
+    named = re.findall(r"`([A-Z]\w+\.\w+)`", section)
+    assert sorted(named) == sorted(not_acted_on(descriptors))
 
 
 def test_a_field_without_a_comment_is_refused(copy):

@@ -180,6 +180,17 @@ def test_what_differs_between_attachments_makes_no_other_request_of_it(fields):
     assert sent(**fields).resumption != sent().resumption
 
 
+def test_another_trace_makes_no_other_request_of_it_and_is_kept():
+    """A client that sends a request again does so in another span; who carries the request on continues the trace."""
+    trace = {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "trace_state": "vendor=1"}
+    again = trace | {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
+
+    assert sent(**trace).body_digest == sent(**again).body_digest == sent().body_digest
+    kept = pb.GenerateRequest.FromString(sent(**trace).origin)
+    assert (kept.trace_parent, kept.trace_state) == (trace["trace_parent"], "vendor=1")
+    assert sent().origin == sent(trace_state="of no trace").origin
+
+
 @pytest.mark.parametrize(
     "fields", [{"timeout": {"seconds": 1}}, {"priority": 0}, {"stopping": {"stop": ["x"]}}, {"cache_salt": "s"}]
 )

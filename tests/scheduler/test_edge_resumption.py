@@ -8,8 +8,10 @@ import pytest
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
+from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawOutput, RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
+from paceline_scheduler.api.wire import read_generate
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -202,6 +204,24 @@ async def test_another_body_of_the_same_name_is_refused(client):
     client.raw = replace(client.raw, body_digest=b"another")
     with pytest.raises(ResumeMismatchError):
         await client.come()
+
+
+async def test_a_client_that_comes_back_in_another_trace_has_the_same_request(edge, backend):
+    """It is another call, and so another span."""
+    first, again = (
+        read_generate(pb.GenerateRequest(request_id="r1", text="hi", trace_parent=f"00-a-{span}-01"))
+        for span in ("b", "c")
+    )
+    client = ReturningClient(edge, first)
+    await client.come()
+    backend.step({client.handle: encode("a")})
+    client.read()
+    client.call.leave()
+    client.raw = again
+    await client.come(client.claim(prior=False))
+    backend.step({client.handle: encode("b")})
+    client.read()
+    assert client.copy.text == "ab"
 
 
 async def test_another_tenants_request_is_never_found(edge, client, backend):

@@ -158,6 +158,7 @@ def test_what_is_left_with_an_executor_comes_back_whole():
     """Everything that another scheduler needs to place the request again, or to tell its client."""
     sent = inference_pb2.GenerateRequest(request_id="r", priority=3, cache_salt="s", resumable=True)
     sent.bypass_prefix_cache, sent.sampling.n = True, 2
+    sent.trace_parent, sent.trace_state = "00-a-b-01", "vendor=1"
     sent.stopping.max_tokens, sent.output.prompt_logprobs = 9, 1
     request = dataclasses.replace(
         make_request(2, 9, request_id="r", min_tokens=2, num_logprobs=4, end_token_ids=(5, 6)),

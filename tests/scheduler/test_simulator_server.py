@@ -77,7 +77,7 @@ async def test_what_is_shown_is_bounded(server, stub):
 
 async def test_what_is_not_simulated_says_so_for_programs_too(stub):
     """Profile."""
-    assert await refusal(stub.Profile(pb.ProfileRequest(num_steps=1))) == (
+    assert await refusal(stub.Profile(pb.ProfileRequest(num_steps=1)).read()) == (
         grpc.StatusCode.UNIMPLEMENTED,
         "UNSUPPORTED",
     )

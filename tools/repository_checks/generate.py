@@ -1,4 +1,4 @@
-"""Generates the Python modules of `protos/paceline/v1`. Run as a module, it replaces the committed ones.
+"""Generates Python modules and descriptor set of `protos/paceline/v1`. Run as a module, it replaces the committed ones.
 
 Knows the pinned compiler of the development environment (`grpcio-tools`, `mypy-protobuf`) and nothing of buf.
 """
@@ -12,29 +12,30 @@ from repository_checks.programs import BIN, run
 from repository_checks.sources import GENERATED_SUFFIXES, PROTOS
 
 FOLDER = Path("paceline", "v1")
+DESCRIPTORS = FOLDER / "paceline.binpb"
+"""All protos with their comments, in one file: what other languages make their stubs of."""
 
 
 def generate(protos: Path, destination: Path) -> None:
-    """Compile `protos/paceline/v1/*.proto` into modules under `destination`; a proto that is wrong ends the program."""
+    """Compile `protos/paceline/v1/*.proto` to files under `destination`; a proto that is wrong ends the program."""
+    (destination / FOLDER).mkdir(parents=True, exist_ok=True)
     outputs = ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")
     result = run(
         "python",
         *("-m", "grpc_tools.protoc", f"-I{protos}"),
         *(f"--plugin=protoc-gen-{name}={BIN / f'protoc-gen-{name}'}" for name in ("mypy", "mypy_grpc")),
         *(f"--{output}={destination}" for output in outputs),
+        *("--include_imports", "--include_source_info", f"--descriptor_set_out={destination / DESCRIPTORS}"),
         *sorted((protos / FOLDER).glob("*.proto")),
     )
     if result.returncode:
         sys.exit(result.stdout)
 
 
-def generated_files(folder: Path) -> dict[str, str]:
-    """The generated modules in a folder, by file name."""
-    return {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted(folder.iterdir())
-        if path.name.endswith(GENERATED_SUFFIXES)
-    }
+def generated_files(folder: Path) -> dict[str, bytes]:
+    """The generated files in a folder, by name."""
+    suffixes = (*GENERATED_SUFFIXES, DESCRIPTORS.suffix)
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name.endswith(suffixes)}
 
 
 def main() -> None:

@@ -89,9 +89,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self,
         request: executor_pb2.ProfileRequest,  # noqa: ARG002
         context: _Context,  # noqa: ARG002
-    ) -> executor_pb2.ProfileResponse:
+    ) -> AsyncIterator[executor_pb2.ProfileResponse]:
         """Refused: traces are not supported yet."""
         raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
+        yield  # a stream, as it will be
 
     def _require_loaded(self) -> tuple[StepLoop, Description]:
         if self._loaded is None:

@@ -10,9 +10,8 @@ from paceline_executor.runner.interface import Int32Array
 
 def check_form(plan: BatchPlan, limits: RowLimits) -> None:
     """Raise PlanError for a plan that no table could apply, UnsupportedPlanError for one of a later version."""
-    if plan.num_draft_tokens.size:
-        sentence = "num_draft_tokens is not supported by this executor; send it empty"
-        raise UnsupportedPlanError(sentence, {"field": "num_draft_tokens"})
+    for field in (*(("num_draft_tokens",) if plan.num_draft_tokens.size else ()), *plan.unsupported_fields):
+        raise UnsupportedPlanError(f"{field} is not supported by this executor; send it empty", {"field": field})
     _check_tags(plan, limits)
     _check_copies(plan, limits)
     _check_grants("grants", plan.grants, limits)

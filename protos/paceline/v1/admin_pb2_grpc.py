@@ -108,7 +108,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetPlanRecording(self, request, context):
-        """SetPlanRecording turns the recording of plans and results on or off.
+        """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class AdminServiceStub:
     WatchSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]
     """WatchSteps streams one message per finished step: what `paceline top` shows."""
     SetPlanRecording: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]
-    """SetPlanRecording turns the recording of plans and results on or off."""
+    """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -66,7 +66,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     WatchSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]  # type: ignore[assignment]
     """WatchSteps streams one message per finished step: what `paceline top` shows."""
     SetPlanRecording: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]  # type: ignore[assignment]
-    """SetPlanRecording turns the recording of plans and results on or off."""
+    """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService is for operators; it listens on its own port of the scheduler."""
@@ -119,6 +119,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetPlanRecordingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetPlanRecordingResponse, _abc.Awaitable[_admin_pb2.SetPlanRecordingResponse]]:
-        """SetPlanRecording turns the recording of plans and results on or off."""
+        """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

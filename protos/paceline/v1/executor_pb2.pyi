@@ -337,6 +337,7 @@ class GetTokenizerResponse(_message.Message):
     ADD_BOS_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    RESPONSE_TEMPLATE_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """digest is the BLAKE2b-128 digest of the whole, in hex."""
     tokenizer_json: _builtins.bytes
@@ -351,6 +352,10 @@ class GetTokenizerResponse(_message.Message):
     """add_bos says that plain text gets bos_token_id in front."""
     last: _builtins.bool
     """last says that nothing follows."""
+    response_template: _builtins.str
+    """response_template says in JSON how the model marks reasoning and tool calls in its output; unset when its files do
+    not say. Never set yet.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids are all tokens that end a completion."""
@@ -371,10 +376,11 @@ class GetTokenizerResponse(_message.Message):
         add_bos: _builtins.bool = ...,
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
         last: _builtins.bool = ...,
+        response_template: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "eos_token_id", b"eos_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "eos_token_id", b"eos_token_id", "response_template", b"response_template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_chat_template", b"_chat_template", "_eos_token_id", b"_eos_token_id", "_response_template", b"_response_template", "add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "default_sampling", b"default_sampling", "digest", b"digest", "end_token_ids", b"end_token_ids", "eos_token_id", b"eos_token_id", "last", b"last", "response_template", b"response_template", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
@@ -382,12 +388,16 @@ class GetTokenizerResponse(_message.Message):
     _WhichOneofArgType__chat_template: _TypeAlias = _typing.Literal["_chat_template", b"_chat_template"]  # noqa: Y015
     _WhichOneofReturnType__eos_token_id: _TypeAlias = _typing.Literal["eos_token_id"]  # noqa: Y015
     _WhichOneofArgType__eos_token_id: _TypeAlias = _typing.Literal["_eos_token_id", b"_eos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__response_template: _TypeAlias = _typing.Literal["response_template"]  # noqa: Y015
+    _WhichOneofArgType__response_template: _TypeAlias = _typing.Literal["_response_template", b"_response_template"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token_id) -> _WhichOneofReturnType__bos_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template) -> _WhichOneofReturnType__chat_template | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eos_token_id) -> _WhichOneofReturnType__eos_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__response_template) -> _WhichOneofReturnType__response_template | None: ...
 
 Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
 
@@ -415,13 +425,13 @@ Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
 
 @_typing.final
 class ProfileResponse(_message.Message):
-    """ProfileResponse holds the trace."""
+    """ProfileResponse is a part of the trace."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRACE_FIELD_NUMBER: _builtins.int
     trace: _builtins.bytes
-    """trace is a Chrome trace in JSON."""
+    """trace is a part, of at most 1 MiB, of a Chrome trace in JSON; the parts in their order are the whole."""
     def __init__(
         self,
         *,

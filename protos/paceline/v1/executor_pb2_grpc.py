@@ -56,7 +56,7 @@ class ExecutorServiceStub:
                 request_serializer=paceline_dot_v1_dot_executor__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_executor__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
-        self.Profile = channel.unary_unary(
+        self.Profile = channel.unary_stream(
                 '/paceline.v1.ExecutorService/Profile',
                 request_serializer=paceline_dot_v1_dot_executor__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_executor__pb2.ProfileResponse.FromString,
@@ -98,7 +98,7 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Profile records a trace of the next steps.
+        """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +127,7 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_executor__pb2.GetTokenizerRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_executor__pb2.GetTokenizerResponse.SerializeToString,
             ),
-            'Profile': grpc.unary_unary_rpc_method_handler(
+            'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
                     request_deserializer=paceline_dot_v1_dot_executor__pb2.ProfileRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_executor__pb2.ProfileResponse.SerializeToString,
@@ -263,7 +263,7 @@ class ExecutorService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/paceline.v1.ExecutorService/Profile',

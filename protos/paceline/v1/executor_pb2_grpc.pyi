@@ -45,8 +45,8 @@ class ExecutorServiceStub:
     """GetState returns rows, block tables and records, for people and for tests."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]
     """GetTokenizer streams the tokenizer of the model, so that a scheduler needs no model files."""
-    Profile: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]
-    """Profile records a trace of the next steps."""
+    Profile: _grpc.UnaryStreamMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]
+    """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
 
 @_typing.type_check_only
 class ExecutorServiceAsyncStub(ExecutorServiceStub):
@@ -64,8 +64,8 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     """GetState returns rows, block tables and records, for people and for tests."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """GetTokenizer streams the tokenizer of the model, so that a scheduler needs no model files."""
-    Profile: _aio.UnaryUnaryMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]  # type: ignore[assignment]
-    """Profile records a trace of the next steps."""
+    Profile: _aio.UnaryStreamMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
 
 class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
     """ExecutorService is the API of an executor: one plan stream at a time, and unary calls to look inside."""
@@ -110,7 +110,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _executor_pb2.ProfileRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_executor_pb2.ProfileResponse, _abc.Awaitable[_executor_pb2.ProfileResponse]]:
-        """Profile records a trace of the next steps."""
+    ) -> _typing.Union[_abc.Iterator[_executor_pb2.ProfileResponse], _abc.AsyncIterator[_executor_pb2.ProfileResponse]]:
+        """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
 
 def add_ExecutorServiceServicer_to_server(servicer: ExecutorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

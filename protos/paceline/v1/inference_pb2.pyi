@@ -21,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoiceMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoiceMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ToolChoiceMode.ValueType  # 0
+    """TOOL_CHOICE_MODE_UNSPECIFIED leaves it to the model."""
+    TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 1
+    """TOOL_CHOICE_MODE_AUTO leaves it to the model."""
+    TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
+    """TOOL_CHOICE_MODE_NONE calls none."""
+    TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
+    """TOOL_CHOICE_MODE_REQUIRED calls at least one."""
+
+class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
+    """ToolChoiceMode says whether tools are called."""
+
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
+"""TOOL_CHOICE_MODE_UNSPECIFIED leaves it to the model."""
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
+"""TOOL_CHOICE_MODE_AUTO leaves it to the model."""
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
+"""TOOL_CHOICE_MODE_NONE calls none."""
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
+"""TOOL_CHOICE_MODE_REQUIRED calls at least one."""
+Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
+
 class _RequestState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -81,6 +109,10 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     RESUME_POINTS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
+    TRACE_STATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model names the model; unset takes the only one there is. At most 256 bytes."""
     request_id: _builtins.str
@@ -115,6 +147,17 @@ class GenerateRequest(_message.Message):
     """cache_salt separates prefix-cache hits inside a tenant: only requests with the same salt share. At most 128 bytes."""
     bypass_prefix_cache: _builtins.bool
     """bypass_prefix_cache neither reads nor feeds the prefix cache."""
+    adapter: _builtins.str
+    """adapter names the low-rank adapter of the model to use. 1 to 256 bytes; unset or empty: none. Not supported yet:
+    set, it is refused by name.
+    """
+    trace_parent: _builtins.str
+    """trace_parent is the W3C `traceparent` of the span that sent the request. It is kept with the request, so that a
+    successor of the scheduler continues the trace, and may differ from one attachment to the next. At most 128 bytes;
+    unset: no trace.
+    """
+    trace_state: _builtins.str
+    """trace_state is the W3C `tracestate` that belongs to trace_parent. At most 512 bytes; unset: none."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """chat is rendered through the model's chat template."""
@@ -137,7 +180,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def structured(self) -> _sampling_pb2.StructuredOutput:
-        """structured constrains the form of the output; unset does not."""
+        """structured constrains the form of the output; unset does not. Not supported yet: set, it is refused by name."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
@@ -162,6 +205,10 @@ class GenerateRequest(_message.Message):
         """resume_points say for completions 1 to n - 1 what the fields resume_from to last_attempt and
         prior_output_token_ids say for completion 0. At most n - 1.
         """
+
+    @_builtins.property
+    def speculation(self) -> _sampling_pb2.SpeculationParams:
+        """speculation bounds the drafting of the request; unset: the scheduler decides."""
 
     def __init__(
         self,
@@ -188,11 +235,17 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
         resume_points: _abc.Iterable[Global___ResumePoint] | None = ...,
+        adapter: _builtins.str | None = ...,
+        speculation: _sampling_pb2.SpeculationParams | None = ...,
+        trace_parent: _builtins.str | None = ...,
+        trace_state: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "chat", b"chat", "last_attempt", b"last_attempt", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "chat", b"chat", "last_attempt", b"last_attempt", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
+    _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
     _WhichOneofReturnType__last_attempt: _TypeAlias = _typing.Literal["last_attempt"]  # noqa: Y015
     _WhichOneofArgType__last_attempt: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
@@ -201,8 +254,14 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__resume_from: _TypeAlias = _typing.Literal["_resume_from", b"_resume_from"]  # noqa: Y015
     _WhichOneofReturnType__resume_hash: _TypeAlias = _typing.Literal["resume_hash"]  # noqa: Y015
     _WhichOneofArgType__resume_hash: _TypeAlias = _typing.Literal["_resume_hash", b"_resume_hash"]  # noqa: Y015
+    _WhichOneofReturnType__trace_parent: _TypeAlias = _typing.Literal["trace_parent"]  # noqa: Y015
+    _WhichOneofArgType__trace_parent: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent"]  # noqa: Y015
+    _WhichOneofReturnType__trace_state: _TypeAlias = _typing.Literal["trace_state"]  # noqa: Y015
+    _WhichOneofArgType__trace_state: _TypeAlias = _typing.Literal["_trace_state", b"_trace_state"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_attempt) -> _WhichOneofReturnType__last_attempt | None: ...
     @_typing.overload
@@ -211,6 +270,10 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_from) -> _WhichOneofReturnType__resume_from | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_hash) -> _WhichOneofReturnType__resume_hash | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_parent) -> _WhichOneofReturnType__trace_parent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_state) -> _WhichOneofReturnType__trace_state | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -264,23 +327,197 @@ class Chat(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TemplateArgumentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TemplateArgument: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TemplateArgument | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    continue_final_message: _builtins.bool
+    """continue_final_message lets the output go on inside the last turn instead of opening a new one. Default false. Not
+    supported yet: set to true, it is refused by name.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """messages are the turns, oldest first; at least one."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """tools are what the model may call, in the order in which the chat template shows them. At most 128; empty: none.
+        Not supported yet: set, it is refused by name.
+        """
+
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """tool_choice says whether and which tools are called; unset: the model decides. Not supported yet: set, it is
+        refused by name.
+        """
+
+    @_builtins.property
+    def template_arguments(self) -> _containers.MessageMap[_builtins.str, Global___TemplateArgument]:
+        """template_arguments are further values for the model's chat template, such as enable_thinking; one that the template
+        does not know is refused. At most 32, their names of 1 to 64 bytes; empty: none. Not supported yet: set, it is
+        refused by name.
+        """
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        template_arguments: _abc.Mapping[_builtins.str, Global___TemplateArgument] | None = ...,
+        continue_final_message: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message", "continue_final_message", b"continue_final_message", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
+    _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """Tool is a function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name is what calls name it; 1 to 64 bytes."""
+    description: _builtins.str
+    """description is what the model is told of it; unset: nothing."""
+    parameters_json_schema: _builtins.str
+    """parameters_json_schema is the JSON Schema document of its arguments, shown to the model with its keys in this
+    order; at most 64 KiB. Unset: it takes none.
+    """
+    strict: _builtins.bool
+    """strict makes the arguments valid against the schema, as a structured output is. Default false."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str | None = ...,
+        parameters_json_schema: _builtins.str | None = ...,
+        strict: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters_json_schema", b"_parameters_json_schema", "_strict", b"_strict", "description", b"description", "parameters_json_schema", b"parameters_json_schema", "strict", b"strict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters_json_schema", b"_parameters_json_schema", "_strict", b"_strict", "description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__description: _TypeAlias = _typing.Literal["description"]  # noqa: Y015
+    _WhichOneofArgType__description: _TypeAlias = _typing.Literal["_description", b"_description"]  # noqa: Y015
+    _WhichOneofReturnType__parameters_json_schema: _TypeAlias = _typing.Literal["parameters_json_schema"]  # noqa: Y015
+    _WhichOneofArgType__parameters_json_schema: _TypeAlias = _typing.Literal["_parameters_json_schema", b"_parameters_json_schema"]  # noqa: Y015
+    _WhichOneofReturnType__strict: _TypeAlias = _typing.Literal["strict"]  # noqa: Y015
+    _WhichOneofArgType__strict: _TypeAlias = _typing.Literal["_strict", b"_strict"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__description) -> _WhichOneofReturnType__description | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parameters_json_schema) -> _WhichOneofReturnType__parameters_json_schema | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strict) -> _WhichOneofReturnType__strict | None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """ToolChoice says whether and which tools are called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PARALLEL_CALLS_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolChoiceMode.ValueType
+    """mode says whether any is called."""
+    name: _builtins.str
+    """name is the tool that is called."""
+    parallel_calls: _builtins.bool
+    """parallel_calls allows several calls in one completion. Default true."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolChoiceMode.ValueType = ...,
+        name: _builtins.str = ...,
+        parallel_calls: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls", "choice", b"choice", "mode", b"mode", "name", b"name", "parallel_calls", b"parallel_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls", "choice", b"choice", "mode", b"mode", "name", b"name", "parallel_calls", b"parallel_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_calls: _TypeAlias = _typing.Literal["parallel_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_calls: _TypeAlias = _typing.Literal["_parallel_calls", b"_parallel_calls"]  # noqa: Y015
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["mode", "name"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_calls) -> _WhichOneofReturnType__parallel_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
+class TemplateArgument(_message.Message):
+    """TemplateArgument is a value for a chat template."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLAG_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    flag: _builtins.bool
+    """flag is true or false."""
+    integer: _builtins.int
+    """integer is a whole number."""
+    number: _builtins.float
+    """number is any finite number."""
+    text: _builtins.str
+    """text is a text of at most 64 KiB."""
+    def __init__(
+        self,
+        *,
+        flag: _builtins.bool = ...,
+        integer: _builtins.int = ...,
+        number: _builtins.float = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["flag", "integer", "number", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___TemplateArgument: _TypeAlias = TemplateArgument  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -290,23 +527,90 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """role is who speaks, as the model's template knows it: usually "system", "user" or "assistant"."""
     content: _builtins.str
     """content is the text of the turn."""
+    reasoning: _builtins.str
+    """reasoning is what the model thought before the content, for templates that show it; unset: nothing. Not supported
+    yet: set, it is refused by name.
+    """
+    tool_call_id: _builtins.str
+    """tool_call_id is the call that this turn, a tool's, answers; unset: none. Not supported yet: set, it is refused by
+    name.
+    """
+    name: _builtins.str
+    """name is who speaks among several of the role, or the tool that answers; unset: unnamed. Not supported yet: set, it
+    is refused by name.
+    """
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """tool_calls are the calls that the model made in this turn; empty: none. Not supported yet: set, it is refused by
+        name.
+        """
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        reasoning: _builtins.str | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str | None = ...,
+        name: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_tool_call_id", b"_tool_call_id", "name", b"name", "reasoning", b"reasoning", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_reasoning", b"_reasoning", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning: _TypeAlias = _typing.Literal["reasoning"]  # noqa: Y015
+    _WhichOneofArgType__reasoning: _TypeAlias = _typing.Literal["_reasoning", b"_reasoning"]  # noqa: Y015
+    _WhichOneofReturnType__tool_call_id: _TypeAlias = _typing.Literal["tool_call_id"]  # noqa: Y015
+    _WhichOneofArgType__tool_call_id: _TypeAlias = _typing.Literal["_tool_call_id", b"_tool_call_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning) -> _WhichOneofReturnType__reasoning | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_id) -> _WhichOneofReturnType__tool_call_id | None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """ToolCall is one call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """id tells the call from others of the conversation; 1 to 64 bytes."""
+    name: _builtins.str
+    """name is the tool's."""
+    arguments: _builtins.str
+    """arguments is a JSON object as the model wrote it: it need not be valid, unless the tool is strict."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -375,6 +679,7 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """index is the completion: 0 to n - 1."""
     offset: _builtins.int
@@ -407,6 +712,12 @@ class Delta(_message.Message):
         delta of completion 0 only.
         """
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
+        """parts are what these tokens add to the output as it is cut at the marks of the model's response template, if asked
+        for; `text` holds the same with the marks. Never set yet.
+        """
+
     def __init__(
         self,
         *,
@@ -419,14 +730,90 @@ class Delta(_message.Message):
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
         finish: Global___Finish | None = ...,
         prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        parts: _abc.Iterable[Global___OutputPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "rolling_hash", b"rolling_hash", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "offset", b"offset", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "rolling_hash", b"rolling_hash", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class OutputPart(_message.Message):
+    """OutputPart is a piece of a part of the output. Pieces of the same part follow one another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """text is for the reader."""
+    reasoning: _builtins.str
+    """reasoning is what the model thought."""
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCallPart:
+        """tool_call is a piece of a call of a tool."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: Global___ToolCallPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___OutputPart: _TypeAlias = OutputPart  # noqa: Y015
+
+@_typing.final
+class ToolCallPart(_message.Message):
+    """ToolCallPart is a piece of a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """index numbers the calls of the completion: 0, 1, …."""
+    id: _builtins.str
+    """id tells the call from others of the conversation; set in the first piece only."""
+    name: _builtins.str
+    """name is the tool's; set in the first piece only."""
+    arguments: _builtins.str
+    """arguments is what this piece adds to the JSON object of the arguments."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str | None = ...,
+        name: _builtins.str | None = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_name", b"_name", "id", b"id", "name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_name", b"_name", "arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+
+Global___ToolCallPart: _TypeAlias = ToolCallPart  # noqa: Y015
 
 @_typing.final
 class Finish(_message.Message):
@@ -438,6 +825,7 @@ class Finish(_message.Message):
     STOP_TEXT_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     reason: _sampling_pb2.FinishReason.ValueType
     """reason says why it ended."""
     stop_text: _builtins.str
@@ -448,6 +836,10 @@ class Finish(_message.Message):
     def usage(self) -> Global___Usage:
         """usage counts the request's tokens."""
 
+    @_builtins.property
+    def times(self) -> Global___PhaseTimes:
+        """times say where the completion's time went. Never set yet."""
+
     def __init__(
         self,
         *,
@@ -455,16 +847,61 @@ class Finish(_message.Message):
         stop_text: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
         usage: Global___Usage | None = ...,
+        times: Global___PhaseTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "times", b"times", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "reason", b"reason", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "reason", b"reason", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "times", b"times", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_text", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class PhaseTimes(_message.Message):
+    """PhaseTimes say where the time of a completion went, over all its placements and schedulers; together they are the
+    time from its first submission to now, or to its end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUED_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queued(self) -> _duration_pb2.Duration:
+        """queued is the time until it was placed first."""
+
+    @_builtins.property
+    def prefill(self) -> _duration_pb2.Duration:
+        """prefill is the time on a row before the first token, and after a preemption before the next one."""
+
+    @_builtins.property
+    def decode(self) -> _duration_pb2.Duration:
+        """decode is the time on a row from the first token on."""
+
+    @_builtins.property
+    def preempted(self) -> _duration_pb2.Duration:
+        """preempted is the time without a row after it was placed first, whatever took the row away."""
+
+    def __init__(
+        self,
+        *,
+        queued: _duration_pb2.Duration | None = ...,
+        prefill: _duration_pb2.Duration | None = ...,
+        decode: _duration_pb2.Duration | None = ...,
+        preempted: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "preempted", b"preempted", "prefill", b"prefill", "queued", b"queued"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "preempted", b"preempted", "prefill", b"prefill", "queued", b"queued"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhaseTimes: _TypeAlias = PhaseTimes  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -475,22 +912,34 @@ class Usage(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """num_prompt_tokens is the length of the prompt."""
     num_cached_tokens: _builtins.int
     """num_cached_tokens is how many of them came from the prefix cache at the first placement."""
     num_output_tokens: _builtins.int
     """num_output_tokens is the length of the output."""
+    num_draft_tokens: _builtins.int
+    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    num_accepted_draft_tokens: _builtins.int
+    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    num_reasoning_tokens: _builtins.int
+    """num_reasoning_tokens is how many output tokens are reasoning, if parts were asked for. Always 0 yet."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+        num_reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reasoning_tokens", b"num_reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,6 +1313,8 @@ class Model(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    HAS_DUMMY_WEIGHTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     architecture: _builtins.str
@@ -880,6 +1331,8 @@ class Model(_message.Message):
     """num_parameters is the number of weights; 0 when unknown."""
     quantization: _builtins.str
     """quantization names the weight format, such as "Q4_1"; empty when unquantised."""
+    has_dummy_weights: _builtins.bool
+    """has_dummy_weights says that the weights are random numbers, for benchmarks. Always false yet."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""
@@ -887,6 +1340,10 @@ class Model(_message.Message):
     @_builtins.property
     def default_sampling(self) -> _sampling_pb2.SamplingParams:
         """default_sampling are the generation defaults that came with the model."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """adapters are those that requests can name. Always empty yet."""
 
     def __init__(
         self,
@@ -901,14 +1358,46 @@ class Model(_message.Message):
         num_parameters: _builtins.int = ...,
         quantization: _builtins.str = ...,
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        has_dummy_weights: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_sampling", b"default_sampling", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "default_sampling", b"default_sampling", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "has_dummy_weights", b"has_dummy_weights", "max_model_len", b"max_model_len", "name", b"name", "num_executors", b"num_executors", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """Adapter describes a low-rank adapter of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name is what requests call it."""
+    digest: _builtins.str
+    """digest is the BLAKE2b-128 digest of its files, in hex: an adapter of the same name with another digest is another."""
+    rank: _builtins.int
+    """rank is the rank of its matrices, the largest where they differ."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
@@ -1078,6 +1567,9 @@ class ExplainResponse(_message.Message):
     EXECUTOR_FIELD_NUMBER: _builtins.int
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     state: Global___RequestState.ValueType
     """state is where it stands."""
     waiting_for: _builtins.str
@@ -1094,6 +1586,14 @@ class ExplainResponse(_message.Message):
     """num_computed_tokens is how many of its tokens are in the KV cache."""
     num_output_tokens: _builtins.int
     """num_output_tokens is how many tokens it has generated."""
+    num_draft_tokens: _builtins.int
+    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    num_accepted_draft_tokens: _builtins.int
+    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    @_builtins.property
+    def times(self) -> Global___PhaseTimes:
+        """times say where its time went so far. Never set yet."""
+
     def __init__(
         self,
         *,
@@ -1105,10 +1605,13 @@ class ExplainResponse(_message.Message):
         executor: _builtins.str = ...,
         num_computed_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+        times: Global___PhaseTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "num_computed_tokens", b"num_computed_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "preemption_reason", b"preemption_reason", "queue_position", b"queue_position", "state", b"state", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_computed_tokens", b"num_computed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "preemption_reason", b"preemption_reason", "queue_position", b"queue_position", "state", b"state", "times", b"times", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

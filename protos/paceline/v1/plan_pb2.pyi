@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ExecutorRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExecutorRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecutorRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EXECUTOR_ROLE_UNSPECIFIED: _ExecutorRole.ValueType  # 0
+    """EXECUTOR_ROLE_UNSPECIFIED means all steps."""
+    EXECUTOR_ROLE_PREFILL: _ExecutorRole.ValueType  # 1
+    """EXECUTOR_ROLE_PREFILL means prompts, whose blocks other executors import."""
+    EXECUTOR_ROLE_DECODE: _ExecutorRole.ValueType  # 2
+    """EXECUTOR_ROLE_DECODE means output, behind imported blocks."""
+
+class ExecutorRole(_ExecutorRole, metaclass=_ExecutorRoleEnumTypeWrapper):
+    """ExecutorRole says which steps an executor is for."""
+
+EXECUTOR_ROLE_UNSPECIFIED: ExecutorRole.ValueType  # 0
+"""EXECUTOR_ROLE_UNSPECIFIED means all steps."""
+EXECUTOR_ROLE_PREFILL: ExecutorRole.ValueType  # 1
+"""EXECUTOR_ROLE_PREFILL means prompts, whose blocks other executors import."""
+EXECUTOR_ROLE_DECODE: ExecutorRole.ValueType  # 2
+"""EXECUTOR_ROLE_DECODE means output, behind imported blocks."""
+Global___ExecutorRole: _TypeAlias = ExecutorRole  # noqa: Y015
+
 class _RowFinish:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -320,6 +344,7 @@ class Welcome(_message.Message):
     STEP_POINTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     FAILED_STEP_FIELD_NUMBER: _builtins.int
+    GRAPHS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation is random per boot of the executor."""
     epoch: _builtins.int
@@ -352,6 +377,10 @@ class Welcome(_message.Message):
         it knows which requests to suspect. Unset: none has.
         """
 
+    @_builtins.property
+    def graphs(self) -> Global___GraphSizes:
+        """graphs are the sizes that steps cost no less than; unset: the executor captures no graphs. Never set yet."""
+
     def __init__(
         self,
         *,
@@ -365,14 +394,47 @@ class Welcome(_message.Message):
         step_points: _abc.Iterable[Global___StepPoint] | None = ...,
         tokenizer_digest: _builtins.str = ...,
         failed_step: Global___FailedStep | None = ...,
+        graphs: Global___GraphSizes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed_step", b"failed_step", "geometry", b"geometry", "limits", b"limits", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed_step", b"failed_step", "geometry", b"geometry", "graphs", b"graphs", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failed_step", b"failed_step", "geometry", b"geometry", "incarnation", b"incarnation", "limits", b"limits", "model", b"model", "protocol", b"protocol", "step_points", b"step_points", "tag_key", b"tag_key", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failed_step", b"failed_step", "geometry", b"geometry", "graphs", b"graphs", "incarnation", b"incarnation", "limits", b"limits", "model", b"model", "protocol", b"protocol", "step_points", b"step_points", "tag_key", b"tag_key", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class GraphSizes(_message.Message):
+    """GraphSizes are the sizes of the graphs that an executor has captured: a step costs what the smallest graph costs that
+    holds it, so a scheduler fills that one. A step that none holds runs without a graph.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def num_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """num_rows are the rows of graphs for steps that only decode, ascending. At most 256 of them."""
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """num_tokens are the tokens of graphs for all other steps, ascending. At most 256 of them."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_rows", b"num_rows", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphSizes: _TypeAlias = GraphSizes  # noqa: Y015
 
 @_typing.final
 class KvGeometry(_message.Message):
@@ -384,6 +446,8 @@ class KvGeometry(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """num_blocks is the number of blocks."""
     block_size: _builtins.int
@@ -392,6 +456,14 @@ class KvGeometry(_message.Message):
     """bytes_per_block is the memory of one block over all layers, K and V."""
     dtype: _builtins.str
     """dtype is the element type of the cache, such as "float32"."""
+    layout_digest: _builtins.bytes
+    """layout_digest names what the bytes of a block mean: element type, order, scales, model. Blocks are exchanged
+    between executors only where it is equal. At most 64 bytes; unset: blocks cannot be exchanged. Never set yet.
+    """
+    num_host_blocks: _builtins.int
+    """num_host_blocks is the number of blocks of the same size in host memory, to which others can be exported. 0: none.
+    Always 0 yet.
+    """
     def __init__(
         self,
         *,
@@ -399,10 +471,12 @@ class KvGeometry(_message.Message):
         block_size: _builtins.int = ...,
         bytes_per_block: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        layout_digest: _builtins.bytes = ...,
+        num_host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "dtype", b"dtype", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "dtype", b"dtype", "layout_digest", b"layout_digest", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +492,9 @@ class ExecutorLimits(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     MAX_PLANS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     max_num_rows: _builtins.int
     """max_num_rows is the number of rows."""
     max_num_batched_tokens: _builtins.int
@@ -426,6 +503,14 @@ class ExecutorLimits(_message.Message):
     """max_model_len is the largest number of tokens of a row."""
     max_plans_in_flight: _builtins.int
     """max_plans_in_flight is how many plans may be unanswered."""
+    max_num_draft_tokens: _builtins.int
+    """max_num_draft_tokens is the largest number of drafts of a row and step. At most 63; 0: it cannot draft. Always 0
+    yet.
+    """
+    num_adapter_slots: _builtins.int
+    """num_adapter_slots is how many adapters can be loaded at a time. 0: none. Always 0 yet."""
+    role: Global___ExecutorRole.ValueType
+    """role says which steps the executor is for; a wish, which a scheduler heeds where it can. Always unspecified yet."""
     def __init__(
         self,
         *,
@@ -433,10 +518,13 @@ class ExecutorLimits(_message.Message):
         max_num_batched_tokens: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         max_plans_in_flight: _builtins.int = ...,
+        max_num_draft_tokens: _builtins.int = ...,
+        num_adapter_slots: _builtins.int = ...,
+        role: Global___ExecutorRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_rows", b"max_num_rows", "max_plans_in_flight", b"max_plans_in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_draft_tokens", b"max_num_draft_tokens", "max_num_rows", b"max_num_rows", "max_plans_in_flight", b"max_plans_in_flight", "num_adapter_slots", b"num_adapter_slots", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -518,6 +606,9 @@ class BatchPlan(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_NS_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    ADAPTER_LOADS_FIELD_NUMBER: _builtins.int
+    IMPORTS_FIELD_NUMBER: _builtins.int
+    EXPORTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation must equal the welcome's."""
     epoch: _builtins.int
@@ -529,7 +620,9 @@ class BatchPlan(_message.Message):
     num_scheduled_tokens: _builtins.bytes
     """num_scheduled_tokens is a column: how many tokens each of them computes, drafts included."""
     num_draft_tokens: _builtins.bytes
-    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts."""
+    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts. Not supported yet: set, it
+    ends the stream with UNSUPPORTED_FIELD.
+    """
     predicted_ns: _builtins.int
     """predicted_ns is the scheduler's prediction of the step time, for telling a long step from a stuck one."""
     @_builtins.property
@@ -560,6 +653,24 @@ class BatchPlan(_message.Message):
     def forget(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordId]:
         """forget names records that are no longer needed."""
 
+    @_builtins.property
+    def adapter_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoad]:
+        """adapter_loads put adapters into slots; what they replace is used by no row any more. Not supported yet: set, it
+        ends the stream with UNSUPPORTED_FIELD.
+        """
+
+    @_builtins.property
+    def imports(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTransfer]:
+        """imports copy blocks from elsewhere into blocks that this plan grants, beside the steps. Until a result confirms
+        one, no row reads or writes its blocks. Not supported yet: set, it ends the stream with UNSUPPORTED_FIELD.
+        """
+
+    @_builtins.property
+    def exports(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTransfer]:
+        """exports copy full blocks elsewhere, beside the steps. Until a result confirms one, nothing writes its blocks. Not
+        supported yet: set, it ends the stream with UNSUPPORTED_FIELD.
+        """
+
     def __init__(
         self,
         *,
@@ -577,14 +688,119 @@ class BatchPlan(_message.Message):
         num_draft_tokens: _builtins.bytes = ...,
         predicted_ns: _builtins.int = ...,
         forget: _abc.Iterable[Global___RecordId] | None = ...,
+        adapter_loads: _abc.Iterable[Global___AdapterLoad] | None = ...,
+        imports: _abc.Iterable[Global___BlockTransfer] | None = ...,
+        exports: _abc.Iterable[Global___BlockTransfer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "grants", b"grants", "shared", b"shared", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "epoch", b"epoch", "forget", b"forget", "grants", b"grants", "incarnation", b"incarnation", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_loads", b"adapter_loads", "copies", b"copies", "epoch", b"epoch", "exports", b"exports", "forget", b"forget", "grants", b"grants", "imports", b"imports", "incarnation", b"incarnation", "new_requests", b"new_requests", "num_draft_tokens", b"num_draft_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "predicted_ns", b"predicted_ns", "releases", b"releases", "rows", b"rows", "shared", b"shared", "step_id", b"step_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchPlan: _TypeAlias = BatchPlan  # noqa: Y015
+
+@_typing.final
+class AdapterLoad(_message.Message):
+    """AdapterLoad puts an adapter into a slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """id is the scheduler's number for it, which no unconfirmed load or transfer has; the result confirms it."""
+    slot: _builtins.int
+    """slot is where it goes: 0 to num_adapter_slots - 1."""
+    digest: _builtins.str
+    """digest is that of the adapter, as in Adapter; unset empties the slot."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        digest: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest", "id", b"id", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__digest: _TypeAlias = _typing.Literal["digest"]  # noqa: Y015
+    _WhichOneofArgType__digest: _TypeAlias = _typing.Literal["_digest", b"_digest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digest) -> _WhichOneofReturnType__digest | None: ...
+
+Global___AdapterLoad: _TypeAlias = AdapterLoad  # noqa: Y015
+
+@_typing.final
+class BlockTransfer(_message.Message):
+    """BlockTransfer copies blocks between this executor and another place, while steps go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """id is the scheduler's number for it, which no unconfirmed load or transfer has; the result confirms it."""
+    block_ids: _builtins.bytes
+    """block_ids is a column: blocks here."""
+    peer: _builtins.str
+    """peer is the address of the executor on the other side, which has the same layout_digest; unset: host memory here."""
+    peer_block_ids: _builtins.bytes
+    """peer_block_ids is a column: the blocks there, as many."""
+    token: _builtins.bytes
+    """token is what the peer asks for before it lets them be read, made by the scheduler for these blocks of one epoch.
+    At most 256 bytes; unset where there is no peer.
+    """
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        block_ids: _builtins.bytes = ...,
+        peer: _builtins.str | None = ...,
+        peer_block_ids: _builtins.bytes = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "block_ids", b"block_ids", "id", b"id", "peer", b"peer", "peer_block_ids", b"peer_block_ids", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__peer: _TypeAlias = _typing.Literal["peer"]  # noqa: Y015
+    _WhichOneofArgType__peer: _TypeAlias = _typing.Literal["_peer", b"_peer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer) -> _WhichOneofReturnType__peer | None: ...
+
+Global___BlockTransfer: _TypeAlias = BlockTransfer  # noqa: Y015
+
+@_typing.final
+class Confirmation(_message.Message):
+    """Confirmation says that a load or a transfer has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """id is that of the load or transfer."""
+    @_builtins.property
+    def error(self) -> _sampling_pb2.RequestError:
+        """error says why it failed, and then its blocks, or its slot, hold nothing; unset: it succeeded."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        error: _sampling_pb2.RequestError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Confirmation: _TypeAlias = Confirmation  # noqa: Y015
 
 @_typing.final
 class NewRequest(_message.Message):
@@ -608,6 +824,7 @@ class NewRequest(_message.Message):
     STRUCTURED_FIELD_NUMBER: _builtins.int
     BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORED_END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; it must be free."""
     attempt: _builtins.int
@@ -632,6 +849,10 @@ class NewRequest(_message.Message):
     """num_prompt_logprobs asks for log-probabilities of the prompt's tokens and of this many alternatives; unset for
     none. The executor returns them in StepResult.prompt_logprobs, of tokens computed in this placement only, so
     num_cached_tokens must be 0. Range 0 to 20.
+    """
+    adapter_slot: _builtins.int
+    """adapter_slot is the slot of the adapter to run with, whose load was confirmed; unset: the model alone. Not
+    supported yet: set, it fails the request with UNSUPPORTED_FIELD.
     """
     @_builtins.property
     def id(self) -> Global___RecordId:
@@ -684,17 +905,22 @@ class NewRequest(_message.Message):
         structured: _sampling_pb2.StructuredOutput | None = ...,
         bad_word_token_ids: _abc.Iterable[_inference_pb2.TokenIds] | None = ...,
         ignored_end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        adapter_slot: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "id", b"id", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "adapter_slot", b"adapter_slot", "id", b"id", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "attempt", b"attempt", "bad_word_token_ids", b"bad_word_token_ids", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "ignored_end_token_ids", b"ignored_end_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_min_tokens", b"_min_tokens", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "adapter_slot", b"adapter_slot", "attempt", b"attempt", "bad_word_token_ids", b"bad_word_token_ids", "context", b"context", "end_token_ids", b"end_token_ids", "id", b"id", "ignored_end_token_ids", b"ignored_end_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_cached_tokens", b"num_cached_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "row", b"row", "sampling", b"sampling", "structured", b"structured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_slot: _TypeAlias = _typing.Literal["adapter_slot"]  # noqa: Y015
+    _WhichOneofArgType__adapter_slot: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_slot) -> _WhichOneofReturnType__adapter_slot | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
     @_typing.overload
@@ -749,6 +975,9 @@ class RequestContext(_message.Message):
     NUM_PROMPT_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     LAST_DEATH_OFFSET_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     body_digest: _builtins.bytes
     """body_digest is the BLAKE2b-128 digest of the request, prompt included, without what changes from one attachment to
     the next: it tells a resent request from another one of the same id.
@@ -763,6 +992,10 @@ class RequestContext(_message.Message):
     """last_death_offset is how many output tokens it had when an executor last died while running it: a death counts
     against it only beyond the one before. Unset: none died.
     """
+    num_draft_tokens: _builtins.int
+    """num_draft_tokens is how many drafts were verified before it was placed. Always 0 yet."""
+    num_accepted_draft_tokens: _builtins.int
+    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request is the request as sent, without its prompt and what changes from one attachment to the next."""
@@ -781,6 +1014,10 @@ class RequestContext(_message.Message):
         without its model's tokenizer.
         """
 
+    @_builtins.property
+    def times(self) -> _inference_pb2.PhaseTimes:
+        """times say where its time went until it was placed. Never set yet."""
+
     def __init__(
         self,
         *,
@@ -793,10 +1030,13 @@ class RequestContext(_message.Message):
         num_prompt_cached_tokens: _builtins.int = ...,
         last_death_offset: _builtins.int | None = ...,
         settings: Global___NewRequest | None = ...,
+        times: _inference_pb2.PhaseTimes | None = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "settings", b"settings", "waited", b"waited"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "request", b"request", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "settings", b"settings", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset", "body_digest", b"body_digest", "deadline_left", b"deadline_left", "last_death_offset", b"last_death_offset", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_executor_deaths", b"num_executor_deaths", "num_preemptions", b"num_preemptions", "num_prompt_cached_tokens", b"num_prompt_cached_tokens", "request", b"request", "settings", b"settings", "times", b"times", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_death_offset: _TypeAlias = _typing.Literal["last_death_offset"]  # noqa: Y015
     _WhichOneofArgType__last_death_offset: _TypeAlias = _typing.Literal["_last_death_offset", b"_last_death_offset"]  # noqa: Y015
@@ -959,6 +1199,7 @@ class StepResult(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CONFIRMATIONS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """incarnation is the executor's."""
     epoch: _builtins.int
@@ -1000,6 +1241,12 @@ class StepResult(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPromptLogprobs]:
         """prompt_logprobs are the log-probabilities of the prompt tokens computed in this step, of rows that asked for them."""
 
+    @_builtins.property
+    def confirmations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Confirmation]:
+        """confirmations are the loads and transfers that ended since the result before. Not supported yet: set, the scheduler
+        ends the stream.
+        """
+
     def __init__(
         self,
         *,
@@ -1016,10 +1263,11 @@ class StepResult(_message.Message):
         timings: Global___StepTimings | None = ...,
         num_draft_tokens: _builtins.bytes = ...,
         prompt_logprobs: _abc.Iterable[Global___RowPromptLogprobs] | None = ...,
+        confirmations: _abc.Iterable[Global___Confirmation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "errors", b"errors", "finishes", b"finishes", "grant_hash", b"grant_hash", "incarnation", b"incarnation", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "prompt_logprobs", b"prompt_logprobs", "rows", b"rows", "step_id", b"step_id", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmations", b"confirmations", "epoch", b"epoch", "errors", b"errors", "finishes", b"finishes", "grant_hash", b"grant_hash", "incarnation", b"incarnation", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "prompt_logprobs", b"prompt_logprobs", "rows", b"rows", "step_id", b"step_id", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1164,6 +1412,7 @@ class StepTimings(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
     IDLE_NS_FIELD_NUMBER: _builtins.int
+    DRAFT_NS_FIELD_NUMBER: _builtins.int
     waited_ns: _builtins.int
     """waited_ns is from the plan's arrival to its start."""
     prepare_ns: _builtins.int
@@ -1174,6 +1423,8 @@ class StepTimings(_message.Message):
     """sample_ns is sampling and verification."""
     idle_ns: _builtins.int
     """idle_ns is how long the executor had nothing to run before this step."""
+    draft_ns: _builtins.int
+    """draft_ns is drafting. Always 0 yet."""
     def __init__(
         self,
         *,
@@ -1182,10 +1433,11 @@ class StepTimings(_message.Message):
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
         idle_ns: _builtins.int = ...,
+        draft_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "sample_ns", b"sample_ns", "waited_ns", b"waited_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_ns", b"draft_ns", "forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "sample_ns", b"sample_ns", "waited_ns", b"waited_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1200,6 +1452,9 @@ class SnapshotPart(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    IMPORTS_FIELD_NUMBER: _builtins.int
+    EXPORTS_FIELD_NUMBER: _builtins.int
     last: _builtins.bool
     """last says that nothing follows; plan 1 may be sent."""
     @_builtins.property
@@ -1210,16 +1465,37 @@ class SnapshotPart(_message.Message):
     def tags(self) -> Global___BlockTags:
         """tags are the prefix-cache keys of blocks."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoad]:
+        """adapters are those that are loaded, each in its slot, unconfirmed ones included. Not supported yet: set, the
+        scheduler ends the stream.
+        """
+
+    @_builtins.property
+    def imports(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTransfer]:
+        """imports are those that were not confirmed, without their token; a result of the new epoch confirms them. Not
+        supported yet: set, the scheduler ends the stream.
+        """
+
+    @_builtins.property
+    def exports(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTransfer]:
+        """exports are those that were not confirmed, without their token; a result of the new epoch confirms them. Not
+        supported yet: set, the scheduler ends the stream.
+        """
+
     def __init__(
         self,
         *,
         rows: _abc.Iterable[Global___RowState] | None = ...,
         tags: Global___BlockTags | None = ...,
         last: _builtins.bool = ...,
+        adapters: _abc.Iterable[Global___AdapterLoad] | None = ...,
+        imports: _abc.Iterable[Global___BlockTransfer] | None = ...,
+        exports: _abc.Iterable[Global___BlockTransfer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "rows", b"rows", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "exports", b"exports", "imports", b"imports", "last", b"last", "rows", b"rows", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1249,6 +1525,7 @@ class RowState(_message.Message):
     CONTINUES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row is the index; unset when the request is no longer on the device."""
     attempt: _builtins.int
@@ -1269,6 +1546,8 @@ class RowState(_message.Message):
     """context is as placed."""
     continues: _builtins.bool
     """continues says that more columns of this request follow in the next state."""
+    adapter_slot: _builtins.int
+    """adapter_slot is as placed. Not supported yet: set, the scheduler ends the stream."""
     @_builtins.property
     def id(self) -> Global___RecordId:
         """id names the request."""
@@ -1317,13 +1596,19 @@ class RowState(_message.Message):
         continues: _builtins.bool = ...,
         logprobs: Global___LogprobColumns | None = ...,
         prompt_logprobs: Global___LogprobColumns | None = ...,
+        adapter_slot: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_row", b"_row", "adapter_slot", b"adapter_slot", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_row", b"_row", "attempt", b"attempt", "block_ids", b"block_ids", "context", b"context", "continues", b"continues", "end_token_ids", b"end_token_ids", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_row", b"_row", "adapter_slot", b"adapter_slot", "attempt", b"attempt", "block_ids", b"block_ids", "context", b"context", "continues", b"continues", "end_token_ids", b"end_token_ids", "finish", b"finish", "id", b"id", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "released", b"released", "row", b"row", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_slot: _TypeAlias = _typing.Literal["adapter_slot"]  # noqa: Y015
+    _WhichOneofArgType__adapter_slot: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot"]  # noqa: Y015
     _WhichOneofReturnType__row: _TypeAlias = _typing.Literal["row"]  # noqa: Y015
     _WhichOneofArgType__row: _TypeAlias = _typing.Literal["_row", b"_row"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_slot) -> _WhichOneofReturnType__adapter_slot | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__row) -> _WhichOneofReturnType__row | None: ...
 
 Global___RowState: _TypeAlias = RowState  # noqa: Y015

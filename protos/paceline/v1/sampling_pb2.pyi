@@ -272,6 +272,8 @@ class OutputOptions(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """logprobs asks for the log-probability of each output token and of this many most likely alternatives. Range 0 to
     20; unset returns none.
@@ -286,6 +288,14 @@ class OutputOptions(_message.Message):
     """stream_interval is the number of tokens after which a delta is sent; the first token and the finish are sent at
     once, and no more than 1,024 tokens are gathered, fewer when they come with much beside them. At least 1, default 1.
     """
+    parts: _builtins.bool
+    """parts also returns the output cut into text, reasoning and tool calls, as the model's response template marks them.
+    Default: whether the request has tools. Not supported yet: set to true, it is refused by name.
+    """
+    token_bytes: _builtins.bool
+    """token_bytes also returns the bytes of each token beside its log-probability. Default false. Not supported yet: set
+    to true, it is refused by name.
+    """
     def __init__(
         self,
         *,
@@ -293,29 +303,65 @@ class OutputOptions(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         stream_interval: _builtins.int | None = ...,
+        parts: _builtins.bool | None = ...,
+        token_bytes: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_parts", b"_parts", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "_token_bytes", b"_token_bytes", "logprobs", b"logprobs", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "token_bytes", b"token_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_parts", b"_parts", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "_token_bytes", b"_token_bytes", "logprobs", b"logprobs", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "token_bytes", b"token_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__parts: _TypeAlias = _typing.Literal["parts"]  # noqa: Y015
+    _WhichOneofArgType__parts: _TypeAlias = _typing.Literal["_parts", b"_parts"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__stream_interval: _TypeAlias = _typing.Literal["stream_interval"]  # noqa: Y015
     _WhichOneofArgType__stream_interval: _TypeAlias = _typing.Literal["_stream_interval", b"_stream_interval"]  # noqa: Y015
+    _WhichOneofReturnType__token_bytes: _TypeAlias = _typing.Literal["token_bytes"]  # noqa: Y015
+    _WhichOneofArgType__token_bytes: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parts) -> _WhichOneofReturnType__parts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_interval) -> _WhichOneofReturnType__stream_interval | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_bytes) -> _WhichOneofReturnType__token_bytes | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
+
+@_typing.final
+class SpeculationParams(_message.Message):
+    """SpeculationParams bounds the drafting of one request. It changes how fast tokens come, never which ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    max_num_draft_tokens: _builtins.int
+    """max_num_draft_tokens is the largest number of drafts of one step; 0 switches drafting off. At most 63; unset: the
+    scheduler decides. Not supported yet: set above 0, it is refused by name.
+    """
+    def __init__(
+        self,
+        *,
+        max_num_draft_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens", "max_num_draft_tokens", b"max_num_draft_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens", "max_num_draft_tokens", b"max_num_draft_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_num_draft_tokens: _TypeAlias = _typing.Literal["max_num_draft_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_num_draft_tokens: _TypeAlias = _typing.Literal["_max_num_draft_tokens", b"_max_num_draft_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_draft_tokens) -> _WhichOneofReturnType__max_num_draft_tokens | None: ...
+
+Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
@@ -394,10 +440,15 @@ class TokenLogprobs(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """token_id is the token that was drawn."""
     logprob: _builtins.float
     """logprob is its log-probability."""
+    token_bytes: _builtins.bytes
+    """token_bytes are the bytes that the token stands for, of a special token its name; they need not be whole
+    characters. Unset: not asked for; executors leave it unset. Never set yet.
+    """
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """top are the most likely tokens, best first, as many as were asked for."""
@@ -408,12 +459,15 @@ class TokenLogprobs(_message.Message):
         token_id: _builtins.int = ...,
         logprob: _builtins.float = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        token_bytes: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes", "token_bytes", b"token_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes", "logprob", b"logprob", "token_bytes", b"token_bytes", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__token_bytes: _TypeAlias = _typing.Literal["token_bytes"]  # noqa: Y015
+    _WhichOneofArgType__token_bytes: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_bytes) -> _WhichOneofReturnType__token_bytes | None: ...
 
 Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
@@ -425,21 +479,27 @@ class TokenLogprob(_message.Message):
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """token_id is the token."""
     logprob: _builtins.float
     """logprob is its log-probability."""
+    token_bytes: _builtins.bytes
+    """token_bytes are as in TokenLogprobs. Never set yet."""
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         logprob: _builtins.float = ...,
+        token_bytes: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes", "token_bytes", b"token_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes", "logprob", b"logprob", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__token_bytes: _TypeAlias = _typing.Literal["token_bytes"]  # noqa: Y015
+    _WhichOneofArgType__token_bytes: _TypeAlias = _typing.Literal["_token_bytes", b"_token_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_bytes) -> _WhichOneofReturnType__token_bytes | None: ...
 
 Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 

@@ -27,12 +27,29 @@ class ChatTurn(Protocol):
     def content(self) -> str:
         """What is said."""
 
+    @property
+    def reasoning(self) -> str:
+        """What was thought before; empty for nothing."""
+
+    @property
+    def tool_calls(self) -> Sequence[object]:
+        """The calls that were made."""
+
+    @property
+    def tool_call_id(self) -> str:
+        """The call that is answered; empty for none."""
+
+    @property
+    def name(self) -> str:
+        """Which of several speakers, or tools; empty for none."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation for the model's chat template."""
 
     messages: Sequence[ChatTurn]
+    unsupported_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +157,10 @@ FIRST_ATTACHMENT = RawResumption()
 class RawRequest:
     """paceline.v1.GenerateRequest.
 
-    `structured` names the constraint that is set. `body_digest` is the BLAKE2b-128 digest of the message without what
-    changes from one attachment to the next; `origin` the same message, serialised, also without its prompt and without
-    fields that nobody knows.
+    `unsupported_fields` are the paths of what is asked for and this version does not act on; those of a chat stand with
+    it. `body_digest` is the BLAKE2b-128 digest of the message without what changes from one attachment to the next;
+    `origin` the same message, serialised, with the trace it came in, also without its prompt and fields that nobody
+    knows.
     """
 
     model: str = ""
@@ -153,10 +171,12 @@ class RawRequest:
     stopping: RawStopping = field(default_factory=RawStopping)
     output: RawOutput = field(default_factory=RawOutput)
     resumption: RawResumption = field(default_factory=RawResumption)
-    structured: str | None = None
+    unsupported_fields: tuple[str, ...] = ()
     priority: int | None = None
     timeout_s: float | None = None
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
+    trace_parent: str = ""
+    trace_state: str = ""
     origin: bytes = b""
     body_digest: bytes = b""

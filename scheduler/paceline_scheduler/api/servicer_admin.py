@@ -144,7 +144,9 @@ class _StepWatch:
 
 
 def _checked(name: str, value: int) -> int:
-    highest = _MAX_LIMITS[name]
+    highest = _MAX_LIMITS.get(name)
+    if highest is None:
+        raise UnsupportedError(f"limits.{name}")
     if not 1 <= value <= highest:
         raise InvalidRequestError(f"limits.{name}", f"is {value}, must be at least 1 and at most {highest}")
     return value

@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
+MAX_TRACE_PARENT_BYTES = 128
+MAX_TRACE_STATE_BYTES = 512
 MAX_COMPLETIONS = 16
 MAX_TIMEOUT_S = 366 * 86_400
 MAX_PRIORITY = 100  # and down to its negative
@@ -36,6 +38,7 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
+_UNSUPPORTED_TURN_FIELDS = ("reasoning", "tool_calls", "tool_call_id", "name")
 # What is kept of a request beside its prompt, in every plan that places it and in the executor: more than all fields
 # together that pass their own checks (118 KiB), and far less than what an executor keeps (512 KiB).
 MAX_ORIGIN_BYTES = 128 * 1024
@@ -92,21 +95,7 @@ class _Range:
         check_range(self.field, self.value(request), self.low, self.high, is_open=self.is_open)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsupported:
-    """A field that may only ask for what happens anyway."""
-
-    field: str
-    value: Callable[[RawRequest], object]
-    neutral: tuple[object, ...] = ()
-
-    def check(self, request: RawRequest) -> None:
-        value = self.value(request)
-        if value is not None and value not in self.neutral:
-            raise UnsupportedError(self.field)
-
-
-_RULES: tuple[_Range | _Unsupported, ...] = (
+_RULES = (
     _Range("timeout", lambda r: r.timeout_s, 0, MAX_TIMEOUT_S, is_open=True),
     _Range("waited", lambda r: r.resumption.waited_s, 0, MAX_TIMEOUT_S),
     _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, 100),
@@ -123,7 +112,6 @@ _RULES: tuple[_Range | _Unsupported, ...] = (
     _Range("sampling.repetition_penalty", lambda r: r.sampling.repetition_penalty, 0, 10, is_open=True),
     _Range("stopping.min_tokens", lambda r: r.stopping.min_tokens, 0),
     _Range("output.prompt_logprobs", lambda r: r.output.prompt_logprobs, 0, 20),
-    _Unsupported("structured", lambda r: r.structured),
 )
 
 
@@ -138,8 +126,11 @@ def validate(
     key = RecordId(request.tenant, request.request_id)
     check_key(key)
     check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
+    check_num_bytes("trace_parent", request.trace_parent, MAX_TRACE_PARENT_BYTES)
+    check_num_bytes("trace_state", request.trace_state, MAX_TRACE_STATE_BYTES)
     for rule in _RULES:
         rule.check(request)
+    _check_supported(request.unsupported_fields)
     if len(request.origin) > MAX_ORIGIN_BYTES:
         sentence = f"has {len(request.origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
         raise InvalidRequestError("message", sentence)
@@ -262,13 +253,22 @@ def derived_seed(key: RecordId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
+def _check_supported(unsupported_fields: tuple[str, ...]) -> None:
+    for field in unsupported_fields:
+        raise UnsupportedError(field)
+
+
 def _check_chat(chat: ChatPrompt, model: ServedModel, limits: EdgeLimits) -> None:
+    _check_supported(chat.unsupported_fields)
     if model.tokenizer.chat_template is None:
         raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text instead")
     check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
     for index, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
+        for field in _UNSUPPORTED_TURN_FIELDS:
+            if getattr(message, field):
+                raise UnsupportedError(f"chat.messages[{index}].{field}")
     _check_num_chars("chat", sum(len(m.role) + len(m.content) for m in chat.messages), model, limits)
 
 

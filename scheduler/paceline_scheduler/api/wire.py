@@ -39,14 +39,39 @@ def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
         stopping=_read_stopping(message.stopping),
         output=_read_output(message.output),
         resumption=read_resumption(message),
-        structured=message.structured.WhichOneof("constraint") or "" if message.HasField("structured") else None,
+        unsupported_fields=_unsupported_fields(message),
         priority=message.priority if message.HasField("priority") else None,
         timeout_s=read_duration(message.timeout) if message.HasField("timeout") else None,
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
+        trace_parent=message.trace_parent,
+        trace_state=message.trace_state,
         origin=origin,
         body_digest=body_digest,
     )
+
+
+def _unsupported_fields(message: inference_pb2.GenerateRequest) -> tuple[str, ...]:
+    # A field that is set to what happens anyway is honoured.
+    output, speculation = message.output, message.speculation
+    in_use = {
+        "structured": message.HasField("structured"),
+        "adapter": bool(message.adapter),
+        "speculation.max_num_draft_tokens": bool(speculation.max_num_draft_tokens),
+        "output.parts": output.parts,
+        "output.token_bytes": output.token_bytes,
+    }
+    return tuple(field for field, is_set in in_use.items() if is_set)
+
+
+def _unsupported_chat_fields(chat: inference_pb2.Chat) -> tuple[str, ...]:
+    in_use = {
+        "chat.tools": bool(chat.tools),
+        "chat.tool_choice": chat.HasField("tool_choice"),
+        "chat.template_arguments": bool(chat.template_arguments),
+        "chat.continue_final_message": chat.continue_final_message,
+    }
+    return tuple(field for field, is_set in in_use.items() if is_set)
 
 
 def read_tokenize(message: inference_pb2.TokenizeRequest) -> Prompt | None:
@@ -59,7 +84,7 @@ def _read_prompt(message: inference_pb2.GenerateRequest | inference_pb2.Tokenize
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt(message.chat.messages)
+            return ChatPrompt(message.chat.messages, _unsupported_chat_fields(message.chat))
         case "token_ids" if isinstance(message, inference_pb2.GenerateRequest):
             return TokenPrompt(message.token_ids.ids)
     return None
@@ -133,11 +158,17 @@ def _read_body(message: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
     body.ClearField("waited")
     body.ClearField("prior_output_token_ids")
     body.ClearField("resume_points")
+    body.ClearField("trace_parent")
+    body.ClearField("trace_state")
     digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=16)
     body.ClearField("text")
     body.ClearField("chat")
     body.ClearField("token_ids")
     body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
+    if message.trace_parent:  # kept, as a successor of this scheduler continues the trace
+        body.trace_parent = message.trace_parent
+        if message.trace_state:
+            body.trace_state = message.trace_state
     return digest.digest(), body.SerializeToString(deterministic=True)
 
 

@@ -97,9 +97,10 @@ class SimulatedExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self,
         request: executor_pb2.ProfileRequest,  # noqa: ARG002 - refused whatever it asks
         context: grpc.aio.ServicerContext[executor_pb2.ProfileRequest, executor_pb2.ProfileResponse],
-    ) -> executor_pb2.ProfileResponse:
+    ) -> AsyncIterator[executor_pb2.ProfileResponse]:
         """Profile is refused."""
         await _refuse(context, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "Profile is not simulated")
+        yield  # a stream, as it will be
 
     def _greet(self, first: plan_pb2.AttachRequest) -> Stream:
         (hello,) = decode_request(first.SerializeToString())

@@ -22,6 +22,13 @@ class ColumnError(MalformedError):
     """A column that is none, or columns that do not belong together."""
 
 
+def refuse_unsupported(message: Message, *fields: str) -> None:
+    """Raise MalformedError, which names the field, where a message has one that this version does not act on."""
+    for field in fields:
+        if getattr(message, field):
+            raise MalformedError(field, f"{field} is not supported by this version")
+
+
 def parse(kind: type[_M], data: bytes) -> _M:
     """Return the protobuf message of these bytes. Raises MalformedError."""
     message = kind()

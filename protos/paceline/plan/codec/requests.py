@@ -24,6 +24,8 @@ from paceline.plan.values import (
 )
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2
 
+_UNSUPPORTED = ("adapter_loads", "imports", "exports")  # of a plan
+
 
 def write_hello(hello: Hello) -> plan_pb2.Hello:
     return plan_pb2.Hello(
@@ -100,6 +102,7 @@ def read_plan(message: plan_pb2.BatchPlan) -> BatchPlan:
         grants=_read_grants("grants", message.grants) if message.HasField("grants") else NO_GRANTS,
         shared=_read_grants("shared", message.shared) if message.HasField("shared") else NO_GRANTS,
         num_draft_tokens=read_column("num_draft_tokens", message.num_draft_tokens),
+        unsupported_fields=tuple(name for name in _UNSUPPORTED if getattr(message, name)),
     )
 
 
@@ -214,6 +217,7 @@ def _unsupported_fields(message: plan_pb2.NewRequest) -> tuple[str, ...]:
     sampling = message.sampling
     in_use = {
         "structured": message.HasField("structured"),
+        "adapter_slot": message.HasField("adapter_slot"),
         "sampling.bad_words": bool(sampling.bad_words),  # texts, and an executor has no tokenizer
         "sampling.n": sampling.HasField("n") and sampling.n != 1,
     }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 
-from paceline.plan.codec.columns import ColumnError, column_bytes, parse, read_column
+from paceline.plan.codec.columns import ColumnError, column_bytes, parse, read_column, refuse_unsupported
 from paceline.plan.values import Int32Array, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult, StepTimings
 from paceline.v1 import plan_pb2, sampling_pb2
 
@@ -52,6 +52,7 @@ def write_result(result: StepResult) -> plan_pb2.StepResult:
 
 
 def read_result(message: plan_pb2.StepResult) -> StepResult:
+    refuse_unsupported(message, "confirmations")
     timings = message.timings
     result = StepResult(
         incarnation=message.incarnation,

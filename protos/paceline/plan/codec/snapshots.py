@@ -1,6 +1,14 @@
 """What an executor holds when a scheduler attaches: rows, records, tags."""
 
-from paceline.plan.codec.columns import ColumnError, MalformedError, column_bytes, float_bytes, read_column, read_floats
+from paceline.plan.codec.columns import (
+    ColumnError,
+    MalformedError,
+    column_bytes,
+    float_bytes,
+    read_column,
+    read_floats,
+    refuse_unsupported,
+)
 from paceline.plan.codec.requests import (
     read_final,
     read_record_id,
@@ -22,6 +30,7 @@ def write_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:
 
 
 def read_snapshot(message: plan_pb2.SnapshotPart) -> SnapshotPart:
+    refuse_unsupported(message, "adapters", "imports", "exports")
     return SnapshotPart(
         rows=tuple(_read_row_state(state) for state in message.rows), tags=read_tags(message.tags), last=message.last
     )
@@ -49,6 +58,8 @@ def _write_row_state(state: RowState) -> plan_pb2.RowState:
 
 def _read_row_state(message: plan_pb2.RowState) -> RowState:
     record_id = read_record_id(message.id)
+    if message.HasField("adapter_slot"):  # placed again, the request would run without its adapter
+        raise MalformedError("rows.adapter_slot", "rows.adapter_slot is not supported by this version")
     try:
         finish = RowFinish(message.finish)
     except ValueError as error:

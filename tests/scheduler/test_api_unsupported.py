@@ -1,0 +1,133 @@
+"""Every field of a request is read, or refused by its name: none is taken and does nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline_scheduler.api import wire
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.raw import ChatPrompt
+from paceline_scheduler.api.validation import check_prompt, validate
+from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import served_model
+from repository_checks.messages import leaves, with_leaf
+
+MODEL = served_model()
+CHAT = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+TEXT_REQUEST = pb.GenerateRequest(request_id="r1", text="hi")
+CHAT_REQUEST = pb.GenerateRequest(request_id="r1", chat=CHAT)
+PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
+# By the path of the field: what asks for it, and what is to be found in the error.
+REFUSED = {
+    "structured": {"structured": {"json_object": True}},
+    "adapter": {"adapter": "legal"},
+    "speculation.max_num_draft_tokens": {"speculation": {"max_num_draft_tokens": 4}},
+    "output.parts": {"output": {"parts": True}},
+    "output.token_bytes": {"output": {"token_bytes": True}},
+    "chat.tools": {"chat": {"tools": [{"name": "clock"}]}},
+    "chat.tool_choice": {"chat": {"tool_choice": {"mode": pb.TOOL_CHOICE_MODE_NONE}}},
+    "chat.template_arguments": {"chat": {"template_arguments": {"enable_thinking": pb.TemplateArgument(flag=False)}}},
+    "chat.continue_final_message": {"chat": {"continue_final_message": True}},
+    "chat.messages.reasoning": {"chat": {"messages": [{"role": "assistant", "reasoning": "hm"}]}},
+    "chat.messages.tool_calls": {"chat": {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}},
+    "chat.messages.tool_call_id": {"chat": {"messages": [{"role": "tool", "tool_call_id": "1"}]}},
+    "chat.messages.name": {"chat": {"messages": [{"role": "user", "name": "Ann"}]}},
+}
+
+
+def check(message):
+    """Read and validate a request."""
+    return validate(wire.read_generate(message), (MODEL,), 0.0, None, EdgeLimits())
+
+
+def refused_field(message):
+    """The name of the field that is refused as not supported, without places in lists; None if none is."""
+    try:
+        check(message)
+    except UnsupportedError as error:
+        return error.feature.replace("[0]", "")
+    except RequestRefusedError:
+        pass
+    return None
+
+
+def what_is_read(message):
+    """A request as the edge acts on it: not what it only keeps, and of a chat's turns what is rendered."""
+    read = wire.read_generate(message)
+    prompt, resumption = read.prompt, read.resumption
+    if isinstance(prompt, ChatPrompt):
+        prompt = [(turn.role, turn.content) for turn in prompt.messages]
+    points = [
+        (point.index, point.resume_from, point.resume_hash, point.last_attempt, list(point.prior_output_token_ids))
+        for point in resumption.resume_points
+    ]
+    rest = replace(read, prompt=None, resumption=replace(resumption, resume_points=()), unsupported_fields=())
+    return prompt, points, replace(rest, origin=b"", body_digest=b"")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_field_of_a_request_is_read_or_refused_by_name(path):
+    """A field that is added to the protos and nowhere else fails here."""
+    request = CHAT_REQUEST if path.startswith("chat.") else TEXT_REQUEST
+    asking = with_leaf(request, path)
+    is_refused = any(path == field or path.startswith(f"{field}.") for field in REFUSED)
+    if is_refused:
+        assert f"{path}.".startswith(f"{refused_field(asking)}.")
+    else:
+        assert what_is_read(asking) != what_is_read(request)
+        assert refused_field(asking) is None
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_a_later_version_acts_on_is_refused_by_name(field):
+    """And the sentence says what to do."""
+    request = CHAT_REQUEST if field.startswith("chat.") else TEXT_REQUEST
+    message = pb.GenerateRequest(**({"request_id": request.request_id, "text": "hi"} | REFUSED[field]))
+    if message.HasField("chat") and not message.chat.messages:
+        message.chat.MergeFrom(CHAT)
+    with pytest.raises(UnsupportedError, match="is not supported by this version; leave it unset") as caught:
+        check(message)
+    assert caught.value.feature.replace("[0]", "") == field
+
+
+def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken():
+    """Off, empty, no."""
+    check(
+        pb.GenerateRequest(
+            request_id="r1",
+            chat=pb.Chat(messages=[pb.ChatMessage(role="user", name="", reasoning="")], continue_final_message=False),
+            adapter="",
+            speculation=sampling_pb2.SpeculationParams(max_num_draft_tokens=0),
+            output=sampling_pb2.OutputOptions(parts=False, token_bytes=False),
+        )
+    )
+
+
+def test_a_turn_that_asks_for_more_is_named_by_its_place():
+    """As other faults of a turn."""
+    chat = pb.Chat(messages=[*CHAT.messages, pb.ChatMessage(role="user", name="Ann")])
+    with pytest.raises(UnsupportedError) as caught:
+        check(pb.GenerateRequest(request_id="r1", chat=chat))
+    assert caught.value.feature == "chat.messages[1].name"
+
+
+@pytest.mark.parametrize("field", [field for field in REFUSED if field.startswith("chat.")])
+def test_tokenize_refuses_the_same_fields_of_a_chat(field):
+    """Its tokens would not be those of the request."""
+    message = pb.TokenizeRequest(**REFUSED[field])
+    if not message.chat.messages:
+        message.chat.MergeFrom(CHAT)
+    with pytest.raises(UnsupportedError) as caught:
+        check_prompt(wire.read_tokenize(message), MODEL, EdgeLimits())
+    assert caught.value.feature.replace("[0]", "") == field
+
+
+@pytest.mark.parametrize(("field", "at_most"), [("trace_parent", 128), ("trace_state", 512)])
+def test_a_trace_context_is_bounded(field, at_most):
+    """It is kept with the request."""
+    check(pb.GenerateRequest(request_id="r1", text="hi", **{field: "x" * at_most}))
+    with pytest.raises(InvalidRequestError) as caught:
+        check(pb.GenerateRequest(request_id="r1", text="hi", **{field: "x" * (at_most + 1)}))
+    assert caught.value.field == field
