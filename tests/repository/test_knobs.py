@@ -4,18 +4,57 @@ import string
 
 import pytest
 
-from repository_checks.knobs import MAX_KNOBS, options
+from repository_checks.knobs import MAX_KNOBS, kept_places, options, programs, scattered
 from repository_checks.programs import run
+from repository_checks.sources import ROOT
 
 pytestmark = pytest.mark.lint
 
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
-@pytest.mark.parametrize("program", ["paceline-scheduler", "paceline-executor"])
-def test_a_process_has_few_knobs(program):
-    """What a value could be measured from is measured, not asked for."""
-    result = run(program, "--help")
-    assert result.returncode == 0, result.stdout
-    assert 0 < len(options(result.stdout)) <= MAX_KNOBS, sorted(options(result.stdout))
+
+@pytest.fixture(scope="module")
+def knobs():
+    """The options of every program."""
+    found = {}
+    for program in programs():
+        result = run(*program, "--help")
+        assert result.returncode == 0, result.stdout
+        found[" ".join(program)] = options(result.stdout)
+    return found
+
+
+def test_a_process_has_few_knobs(knobs):
+    """What a value could be measured from is measured, not asked for; no program escapes the count."""
+    assert {"paceline-scheduler", "paceline-executor", "paceline up", "paceline bench"} < knobs.keys()
+    assert min(len(knobs[name]) for name in ("paceline-scheduler", "paceline-executor", "paceline up")) > 10
+    assert {name: sorted(found) for name, found in knobs.items() if len(found) > MAX_KNOBS} == {}
+
+
+def test_the_knobs_to_come_have_room(knobs):
+    """With those that CONTRIBUTING.md keeps a place for there are still no more, as far as the program exists."""
+    for name, found in knobs.items():
+        coming, going = kept_places(CONTRIBUTING, name)
+        assert len((found - going) | coming) <= MAX_KNOBS, name
+    assert kept_places(CONTRIBUTING, "paceline-scheduler")[0] > {"--tls-dir", "--token-file"}
+
+
+def test_what_belongs_together_is_one_knob(knobs):
+    """With a file or a folder behind it."""
+    assert {name: scattered(found) for name, found in knobs.items() if scattered(found)} == {}
+
+
+def test_knobs_that_belong_together_are_found():
+    """A second one of a group, and one that OpenTelemetry has itself."""
+    assert scattered({"--tls-dir", "--port", "--speculation"}) == []
+    assert scattered({"--tls-dir", "--tls-key", "--otel-endpoint"}) == ["--otel-endpoint", "--tls-dir", "--tls-key"]
+
+
+def test_a_kept_place_counts_for_the_programs_it_names():
+    """And may name who makes room for it."""
+    table = "| `--new` | `a`, `paceline up` | a file, in place of `--old` |\n| `--other` | `b` | a number |\n"
+    assert kept_places(table, "paceline up") == ({"--new"}, {"--old"})
+    assert kept_places(table, "c") == (set(), set())
 
 
 def test_an_option_counts_once_however_it_is_written():

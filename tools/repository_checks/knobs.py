@@ -1,12 +1,45 @@
-"""How many knobs a process has: the long options of its `--help`."""
+"""How many knobs a program has: the long options of its `--help`, and those that CONTRIBUTING.md keeps a place for."""
 
 import re
+import tomllib
+from collections.abc import Iterator
+
+from repository_checks.programs import run
+from repository_checks.sources import ROOT
 
 MAX_KNOBS = 25
 NOT_KNOBS = frozenset({"--help", "--version"})
+# What belongs together is one option, which names a file or folder; OpenTelemetry has variables of its own.
+ONE_EACH = ("--tls-", "--token-", "--speculati", "--adapter", "--metrics-", "--record-")
+NONE_OF = ("--otel", "--otlp")
+
+
+def programs() -> Iterator[tuple[str, ...]]:
+    """Every program that this repository installs, and every command of `paceline`, as it is called."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    for script in scripts:
+        commands = re.search(r"^Commands:\n((?:  .*\n)+)", run(script, "--help").stdout, flags=re.MULTILINE)
+        names = re.findall(r"^  (\S+)  ", commands[1], flags=re.MULTILINE) if commands else ()
+        yield (script,)
+        yield from ((script, name) for name in names)
 
 
 def options(help_text: str) -> set[str]:
     """Every long option that starts a line of a help text, `--no-x` counted as the same knob as `--x`."""
     found = re.findall(r"^[\s│]+(?:-\w,? +(?:\w+,? +)?)?(--[a-z][a-z0-9-]*)", help_text, flags=re.MULTILINE)
     return {option.replace("--no-", "--", 1) for option in found} - NOT_KNOBS
+
+
+def kept_places(document: str, program: str) -> tuple[set[str], set[str]]:
+    """The options that a program will get by the table of CONTRIBUTING.md, and those that will make room for them."""
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| ([^|]*) \| ([^|]*) \|", document, flags=re.MULTILINE)
+    mine = [(option, meaning) for option, of, meaning in rows if f"`{program}`" in of]
+    going = [re.findall(r"in place of `(--[a-z-]+)`", meaning) for _, meaning in mine]
+    return {option for option, _ in mine}, {option for names in going for option in names}
+
+
+def scattered(found: set[str]) -> list[str]:
+    """The options of which there is another one for the same subject, or which are none of ours to have."""
+    together = ([option for option in found if option.startswith(group)] for group in ONE_EACH)
+    several = [option for group in together if len(group) > 1 for option in group]
+    return sorted({*several, *(option for option in found if option.startswith(NONE_OF))})
