@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.plan.values import Claim
-from paceline_executor.errors import EpochEndedError, LineFullError, TermSupersededError
-from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
+from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, TermSupersededError
+from paceline_executor.link.fence import MAX_TERM, Accepted, Approach, Fence, FenceTimes, Refused, Waits
 
 MS = 1_000_000
 TIMES = FenceTimes(lease_ns=1000 * MS, return_ns=100 * MS)
@@ -45,6 +45,16 @@ def test_a_lower_claim_is_refused_with_the_holders_name(fence, claim, approach):
         "highest_term": "5",
     }
     assert "'m' of term 5" in str(refused.error)
+
+
+@pytest.mark.parametrize("term", [-1, 0, MAX_TERM + 1, 2**63 - 1])
+@pytest.mark.parametrize("approach", list(Approach))
+def test_a_term_out_of_bounds_is_refused_and_leaves_no_trace(fence, term, approach):
+    """Not even in the highest term, above which others have to rise."""
+    (refused,) = fence.arrive(2, Claim(term, "x"), approach, 10 * MS)
+
+    assert isinstance(refused.error, AttachError)
+    assert (fence.highest_term, fence.num_waiting, fence.epoch, fence.holder.term) == (5, 0, 1, 5)
 
 
 def test_a_lower_claim_is_refused_even_when_nobody_drives(fence):

@@ -125,3 +125,19 @@ async def test_the_driver_replaces_its_own_stream(executor):
 
     assert refusal == (grpc.StatusCode.ABORTED, "EPOCH_ENDED")
     assert (new.welcome.epoch, values_of(result.num_accepted)) == (2, [1])
+
+
+@pytest.mark.parametrize("term", [2**48 + 1, 2**63 - 1, 2**64 - 1])
+async def test_a_term_beyond_all_use_is_refused_and_changes_nothing(executor, term):
+    """Else no scheduler could rise above it; the driver goes on, and so does whoever comes next with an honest term."""
+    async with attached(executor.address, DRIVER) as client:
+        stranger = attach_until(executor.address, "welcome", hello("stranger", term, takeover=True))
+        refusal = await _reason(stranger)
+        result = await client.run([(0, 6)], _placing())
+    highest_term = executor.service.attachments.fence.highest_term
+    async with attached(executor.address, hello("next", 6)) as client:
+        epoch = client.welcome.epoch
+
+    assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "ATTACH_MALFORMED")
+    assert tokens_by_row(result)[0] == _expected(1)
+    assert (highest_term, epoch) == (5, 2)

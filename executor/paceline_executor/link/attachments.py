@@ -50,7 +50,6 @@ _FROZEN_NS = 600_000_000  # beats come every 0.2 s; after such a gap this proces
 _TIMER_SLACK_S = 0.001  # timers fire up to a clock tick early
 _MAX_ID_BYTES = 64
 _MAX_ADDRESS_BYTES = 256
-_MAX_TERM = 2**63 - 1
 _MAX_DIGEST_BYTES = 64
 
 
@@ -285,8 +284,6 @@ class Attachments:
 def _check_hello(hello: Hello) -> None:
     if not 1 <= len(hello.claim.scheduler_id.encode()) <= _MAX_ID_BYTES:
         raise AttachError(f"hello.scheduler_id has 1 to {_MAX_ID_BYTES} bytes")
-    if not 1 <= hello.claim.term <= _MAX_TERM:
-        raise AttachError(f"hello.term is 1 to {_MAX_TERM}")
     if len(hello.claim.address.encode()) > _MAX_ADDRESS_BYTES:
         raise AttachError(f"hello.address has at most {_MAX_ADDRESS_BYTES} bytes")
     if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:

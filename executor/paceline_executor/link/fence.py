@@ -13,7 +13,11 @@ import enum
 from dataclasses import dataclass, replace
 
 from paceline.plan.values import Claim
-from paceline_executor.errors import EpochEndedError, LineFullError, ServiceError, TermSupersededError
+from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, ServiceError, TermSupersededError
+
+# Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
+# number of all leaves none for those who come after it.
+MAX_TERM = 2**48
 
 
 class Approach(enum.Enum):
@@ -96,6 +100,8 @@ class Fence:
 
     def arrive(self, stream_id: int, claim: Claim, approach: Approach, now_ns: int) -> tuple[Verdict, ...]:
         """A stream brings its hello."""
+        if not 1 <= claim.term <= MAX_TERM:
+            return (Refused(stream_id, AttachError(f"hello.term is 1 to {MAX_TERM}")),)
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
         if last is not None and claim < last:
