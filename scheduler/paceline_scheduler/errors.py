@@ -29,7 +29,8 @@ SchedulerError
 ├── PortError                    a port cannot be listened on; the process ends
 ├── DivergenceError              executor and scheduler disagree; the link attaches again
 └── LinkError                    the connection to an executor failed; never leaves the link
-    ├── UnreachableError         nothing answers at the address
+    ├── UnreachableError         nothing answers at the address, or nothing that can be believed
+    │   └── IncredibleTermError  it tells of a term that no scheduler can have come to
     ├── StreamEndedError         the plan stream ended
     ├── ProtocolMismatchError    no version of the plan protocol in common
     ├── TermSupersededError      a scheduler of a higher term drives the executor
@@ -201,7 +202,15 @@ class LinkError(SchedulerError):
 
 
 class UnreachableError(LinkError):
-    """Nothing answers at the address: connection refused, or its name is unknown."""
+    """Nothing answers at the address: nobody listens, its name is unknown, or what answers cannot be believed."""
+
+
+class IncredibleTermError(UnreachableError):
+    """The executor tells of a term that no scheduler can have come to."""
+
+    def __init__(self, term: int) -> None:
+        super().__init__(f"it tells of term {term}, which no scheduler can have come to; restart this executor")
+        self.term = term
 
 
 class StreamEndedError(LinkError):

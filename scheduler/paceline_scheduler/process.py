@@ -31,11 +31,11 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.hand_over import until_handed_over
-from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
@@ -114,7 +114,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         itl_budget_s=config.itl_budget_s,
     )
     edge_limits = EdgeLimits()
-    identity = Identity(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
+    claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
     steps = StepObserver(runtime.views)
     executors = Executors(runtime, steps, asyncio.get_running_loop())
@@ -125,12 +125,12 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     )
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge)
-    admin = AdminServicer(runtime, executors, steps.watch, identity.scheduler_id, lambda: log.num_lost)
+    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare, cache)
-    fleet = Fleet(discovery, GrpcTransport(), identity, listener, clock, random.random, tokenizers)
+    fleet = Fleet(discovery, GrpcTransport(), Leadership(claim), listener, clock, random.random, tokenizers)
     return _Parts(runtime, executors, listener, edge, services, fleet)
 
 
@@ -152,13 +152,13 @@ async def _drain(
     runtime.feed(BeginDrain())
     edge.drain("the scheduler is shutting down", timeout_s)
     finished = asyncio.create_task(edge.drained())
-    handing_over = asyncio.create_task(until_handed_over(runtime.views, fleet))
+    handing_off = asyncio.create_task(fleet.until_handoff(runtime.views))
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(until_set_or_ended(hurrying, finished, handing_over, links, broken), timeout_s)
-        is_succeeded = handing_over.done()
+            await asyncio.wait_for(until_set_or_ended(hurrying, finished, handing_off, links, broken), timeout_s)
+        is_succeeded = handing_off.done()
     finally:
-        handing_over.cancel()
+        handing_off.cancel()
     if not finished.done():
         await _end(links)
         listener.give_up("the scheduler is shutting down; send the request again")

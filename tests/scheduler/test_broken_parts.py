@@ -27,12 +27,12 @@ class EndlessDrain:
         """As an edge."""
 
 
-class HeirlessFleet:
+class LoneFleet:
     """Nobody stands in line."""
 
-    async def has_heir(self):
-        """Whatever is asked."""
-        return False
+    async def until_handoff(self, _):
+        """Never return."""
+        await asyncio.Event().wait()
 
 
 class EndlessService:
@@ -45,7 +45,7 @@ class EndlessService:
 
 async def drain_scheduler(part, broken):
     """Drain for longer than a test waits."""
-    runtime, edge, fleet = EndlessDrain(), EndlessDrain(), HeirlessFleet()
+    runtime, edge, fleet = EndlessDrain(), EndlessDrain(), LoneFleet()
     await scheduler_process._drain(runtime, None, edge, fleet, (part, broken), 3600.0, asyncio.Event())
 
 

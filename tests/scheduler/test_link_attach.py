@@ -182,7 +182,7 @@ async def test_a_second_scheduler_waits_in_line_until_the_first_one_goes():
             assert second.states() == {FIRST: ExecutorState.CONNECTING}
             assert first.states() == {FIRST: ExecutorState.READY}
         await second.until_ready()
-        assert second.identity.term > first.identity.term
+        assert second.leadership.claim.term > first.leadership.claim.term
         await second.__aexit__(None, None, None)
 
 
@@ -197,7 +197,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         deployment[FIRST].hello("scheduler-z", 9, Approach.TAKE_OVER)
         await rig.until(lambda: request.handle in rig.client.failures)
         assert "took over" in str(rig.client.failures[request.handle])
-        assert rig.identity.term > 9
+        assert rig.leadership.claim.term > 9
         assert rig.runtime.views.num_waiting() == (0, 0)
         await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
         assert rig.executors.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-z", 9))

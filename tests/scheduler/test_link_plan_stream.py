@@ -19,7 +19,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
-from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.testing.requests import column, make_executor
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -95,7 +95,7 @@ class Link:
         self.listener = Listener()
         self.standstill_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self.driver = PlanStreamDriver(self.executor, self.listener, self.now_s)
+        self.driver = PlanStream(self.executor, self.listener, self.now_s)
 
     def now_s(self):
         """The scheduler's clock."""

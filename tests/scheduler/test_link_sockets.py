@@ -88,7 +88,7 @@ async def test_the_holder_of_a_higher_term_is_told_from_an_end_of_the_stream():
         server.service.hello("scheduler-z", 9, Approach.TAKE_OVER)
         await rig.until(lambda: request.handle in rig.client.failures)
         assert "scheduler-z" in str(rig.client.failures[request.handle])
-        assert rig.identity.term == 10
+        assert rig.leadership.claim.term == 10
 
 
 async def test_the_tokenizer_arrives_whole_over_many_parts():

@@ -10,7 +10,7 @@ from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.readiness import Readiness, Standing
 from paceline_scheduler.simulator import fence
 from paceline_scheduler.testing.deployment import Deployment, scenario
@@ -124,7 +124,7 @@ async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over(
         old.submit(request)
         async with deployment.rig(scheduler_id="scheduler-b", approach=Approach.TAKE_OVER) as new:
             await old.until(lambda: request.handle in old.client.failures)
-            taken_by = Holder("scheduler-b", new.identity.term, "scheduler-b:50051")
+            taken_by = Holder("scheduler-b", new.leadership.claim.term, "scheduler-b:50051")
             assert old.client.failures[request.handle].active == taken_by
             seconds, refusal = await refusal_of(old, Arrival.NEW)
             assert (seconds, refusal.active) == (0, taken_by)

@@ -11,7 +11,7 @@ from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import expected_output, make_request
 

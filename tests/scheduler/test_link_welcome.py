@@ -6,8 +6,8 @@ import pytest
 
 from paceline.plan.values import Claim, ExecutorLimits, Heartbeat, KvGeometry, Model, WaitingInLine, Welcome
 from paceline_scheduler.errors import StreamEndedError
-from paceline_scheduler.link.identity import Identity
-from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.link.claim import OwnClaim
+from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 WELCOME = Welcome(
@@ -53,10 +53,10 @@ def drive(*messages):
 
     async def main():
         clock = asyncio.get_running_loop().time
-        driver = PlanStreamDriver(BeatingStream(*messages), Events(), clock)
+        driver = PlanStream(BeatingStream(*messages), Events(), clock)
         try:
             async with asyncio.timeout(60):
-                await driver.run(Identity("scheduler-a").hello("executor:1"))
+                await driver.run(OwnClaim("scheduler-a").hello("executor:1"))
         except TimeoutError:
             return None
         except StreamEndedError as error:

@@ -2,13 +2,15 @@
 
 import pytest
 
-from paceline.plan.values import ProtocolRange
+from paceline.plan.values import Claim, Hello, ProtocolRange
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.service import ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
+from paceline_scheduler.errors import LinkError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
+from paceline_scheduler.link.leadership import Standing
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
@@ -78,9 +80,49 @@ async def test_a_takeover_displaces_a_live_scheduler_which_stands_in_line_from_t
             await old.until(lambda: fence.num_waiting == 1)
             (status,) = old.executors.statuses()
 
-            assert status.holder == Holder("scheduler-a", new.identity.term, "scheduler-a:50051")
+            assert status.holder == Holder("scheduler-a", new.leadership.claim.term, "scheduler-a:50051")
             assert await served(new)
             assert (fence.holder.scheduler_id, fence.epoch) == ("scheduler-a", 2)
         await old.until_ready()
 
         assert fence.holder.scheduler_id == "scheduler-z"
+
+
+async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_honest_scheduler():
+    """Its hello is refused; what runs goes on, and the next scheduler has the executor too."""
+    async with executor_of() as executor:
+        async with scheduler_for(executor) as rig:
+            await rig.until_ready()
+            stranger = GrpcTransport().connect(executor.address)
+            stream = stranger.attach()
+            await stream.write(Hello(Claim(2**63 - 1, "stranger"), ProtocolRange(1, 1), takeover=True))
+            with pytest.raises(LinkError, match=r"INVALID_ARGUMENT: hello\.term is 1 to"):
+                await stream.read()
+            await stranger.close()
+
+            assert await served(rig)
+            assert executor.service.attachments.fence.epoch == 1
+        async with scheduler_for(executor, scheduler_id="scheduler-b") as after:
+            await after.until_ready()
+
+            assert await served(after)
+            assert after.leadership.claim.term == 2
+
+
+@pytest.mark.parametrize("told", ["term", "refusal"])
+async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
+    """The honest one beside it keeps its stream, and requests their tokens."""
+    async with executor_of() as honest, executor_of() as liar:
+        fence = liar.service.attachments.fence
+        if told == "term":
+            fence._highest_term = 2**63
+        else:
+            fence._last = Claim(2**63, "evil", "evil.example:1")
+        options = {"executors": f"{honest.address},{liar.address}"}
+        async with SchedulerRig(transport=GrpcTransport(), **options) as rig:
+            await rig.until(lambda: rig.states().get(liar.address) is ExecutorState.LOST)
+            await rig.until_ready()
+
+            assert await served(rig)
+            assert (honest.service.attachments.fence.epoch, rig.leadership.claim.term) == (1, 1)
+            assert rig.executors.readiness.standing is Standing.READY

@@ -28,8 +28,10 @@ from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
 from paceline_scheduler.core.tables.rows import RUNNING
-from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.plan_stream import PlanStreamDriver
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.executor_record import ExecutorRecord
+from paceline_scheduler.link.leadership import Leadership
+from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.sync_gate import SyncGate
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.fence import Fence
@@ -165,6 +167,16 @@ def _chain_of_all_tenants(chain: PrefixChain, tag_key: bytes, block_size: int, r
     _make_chain(chain, tag_key, block_size, replace(request, key=replace(request.key, tenant="")))
 
 
+def _yield_alone(
+    leadership: Leadership, executor: ExecutorRecord, active: Holder, now_s: float, jitter: float
+) -> tuple[()]:
+    """Give up the executor that another scheduler has, and go on with the others."""
+    del now_s, jitter
+    leadership.claim.step_down(executor.address, active)
+    leadership.is_acting = False
+    return ()
+
+
 def _outranks_always(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
     del live, output
     return seen.released is None
@@ -230,8 +242,8 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.FAIL_STEPS,
     ),
     "silence": Ablation(
-        "a silent executor is given up", ((PlanStreamDriver, "_check_alive", _nothing),), FaultKind.HALF_OPEN
+        "a silent executor is given up", ((PlanStream, "_check_alive", _nothing),), FaultKind.HALF_OPEN
     ),
-    "yielding": Ablation("who finds a higher claim yields everywhere", ((Fleet, "_displaced", _nothing),)),
+    "yielding": Ablation("who finds a higher claim yields everywhere", ((Leadership, "_yield_to", _yield_alone),)),
 }
 """By name."""

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any, Protocol
 
 from paceline.plan.values import RecordId
-from paceline_scheduler.link.executor_link import LOST_AFTER_S
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
+from paceline_scheduler.link.executor_record import LOST_AFTER_S
 from paceline_scheduler.link.plan_stream import MAX_SILENCE_S
 from simulation.clients import ClientHost
 from simulation.executors import ExecutorHost

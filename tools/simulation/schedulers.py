@@ -20,11 +20,11 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
 from paceline_scheduler.errors import SchedulerError
+from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.hand_over import until_handed_over
-from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
@@ -100,9 +100,9 @@ class SchedulerHost:
         assert self.node is None or self.node.is_dead, "one process at a time"
         node = self.node = self._loop.add_node(self.name)
         self.is_draining = False
-        identity = Identity(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
-        identity.address = self.name
-        self._loop.run_as(node, lambda: self._assemble(node, identity))
+        claim = OwnClaim(f"{self.name}-{self._random.getrandbits(32):08x}", approach, protocols)
+        claim.address = self.name
+        self._loop.run_as(node, lambda: self._assemble(node, claim))
 
     @property
     def is_ready(self) -> bool:
@@ -136,10 +136,10 @@ class SchedulerHost:
         self.is_draining = True
         runtime.feed(BeginDrain())
         edge.drain("the scheduler is shutting down", seconds)
-        parts = [asyncio.ensure_future(part) for part in (edge.drained(), until_handed_over(runtime.views, fleet))]
-        finished, handing_over = parts
+        parts = [asyncio.ensure_future(part) for part in (edge.drained(), fleet.until_handoff(runtime.views))]
+        finished, handing_off = parts
         await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        handing_over.cancel()
+        handing_off.cancel()
         if not finished.done():
             finished.cancel()
             links.cancel()
@@ -160,7 +160,7 @@ class SchedulerHost:
         ]
         return left
 
-    def _assemble(self, node: Node, identity: Identity) -> None:
+    def _assemble(self, node: Node, claim: OwnClaim) -> None:
         loop = self._loop
         runtime = self.runtime = Runtime(_CheckedCore(self._limits), loop.time, loop)
         executors = self.executors = Executors(runtime, StepObserver(runtime.views), loop)
@@ -171,7 +171,7 @@ class SchedulerHost:
         self._fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
-            identity,
+            Leadership(claim),
             listener,
             loop.time,
             self._random.random,

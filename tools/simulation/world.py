@@ -14,7 +14,7 @@ from paceline.plan.values import BatchPlan, RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.clients import ClientHost
 from simulation.describe import describe, is_heartbeat

@@ -10,25 +10,30 @@ from typing import NoReturn
 
 import structlog
 
+from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.errors import DivergenceError, LinkError
-from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.discovery import REFRESH_S, Discovery
-from paceline_scheduler.link.executor_link import GET_INFO_TIMEOUT_S, ExecutorLink, LinkListener
-from paceline_scheduler.link.identity import Identity
+from paceline_scheduler.link.executor_link import GET_INFO_TIMEOUT_S, ExecutorLink
+from paceline_scheduler.link.executor_record import Phase
+from paceline_scheduler.link.leadership import Leadership
+from paceline_scheduler.link.link_listener import LinkListener
+from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport import Transport
+
+LOOK_S = 0.1
 
 log = structlog.get_logger(__name__)
 
 
 class Fleet:
-    """Starts and stops links as executors come and go, and resolves this scheduler's term before the first of them."""
+    """Starts and stops links as executors come and go, and learns which terms were claimed before the first of them."""
 
     def __init__(
         self,
         discovery: Discovery,
         transport: Transport,
-        identity: Identity,
+        leadership: Leadership,
         listener: LinkListener,
         clock: Callable[[], float],
         jitter: Callable[[], float],
@@ -36,10 +41,8 @@ class Fleet:
     ) -> None:
         self._discovery = discovery
         self._transport = transport
-        self._identity = identity
-        self._listener = listener
-        self._clock = clock
-        self._jitter = jitter
+        self._leadership = leadership
+        self._steward = Steward(leadership, listener, clock, jitter, self._end_stream)
         self._last_complaint = ""
         self._tokenizers = tokenizers or TokenizerShelf()
         self._links: dict[str, ExecutorLink] = {}
@@ -48,23 +51,35 @@ class Fleet:
     @property
     def scheduler_id(self) -> str:
         """This scheduler's id, random per boot."""
-        return self._identity.scheduler_id
+        return self._leadership.claim.scheduler_id
 
     def advertise(self, address: str) -> None:
         """Tell executors from now on where clients reach this scheduler: those who stand in line hear it from them."""
-        self._identity.address = address
+        self._leadership.claim.address = address
 
-    async def has_heir(self) -> bool:
+    async def has_successor(self) -> bool:
         """Whether another scheduler stands in line at every executor that this one drives."""
-        answers = await asyncio.gather(*(link.has_heir() for link in self._links.values() if link.is_ours))
+        driven = (link for address, link in self._links.items() if self._leadership[address].phase is Phase.DRIVEN)
+        answers = await asyncio.gather(*(link.has_successor() for link in driven))
         return bool(answers) and all(answers)
+
+    async def until_handoff(self, views: CoreViews) -> None:
+        """Return once a successor stands in line at every executor driven here, and can go on with all requests left.
+
+        Those that only this scheduler can finish, since their clients do not come back, are waited for first: nobody
+        gets the executors before, so the others run on here meanwhile.
+        """
+        while not (_are_resumable(views) and await self.has_successor() and _are_resumable(views)):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
 
     async def run(self) -> NoReturn:
         """Keep every executor attached that discovery names, until cancelled."""
         try:
             addresses = await self._discovery.look()
-            await asyncio.gather(*(self._learn_term(address) for address in addresses))
-            self._listener.looked(addresses)
+            terms = await asyncio.gather(*(self._term_at(address) for address in addresses))
+            told = {address: term for address, term in zip(addresses, terms, strict=True) if term is not None}
+            self._leadership.look(addresses, told)
+            self._steward.listener.looked(addresses)
             while True:
                 self._update(addresses)
                 self._complain(self._discovery.last_error)
@@ -72,14 +87,17 @@ class Fleet:
                 if self._discovery.changes:
                     addresses = await self._discovery.look()
         finally:
+            self._steward.stop()
             await self._stop(list(self._tasks))
 
-    async def _learn_term(self, address: str) -> None:
+    async def _term_at(self, address: str) -> int | None:
+        """Return the highest term that was claimed of an executor, None if that does not say."""
         connection = self._transport.connect(address)
         try:
-            self._identity.learn(await connection.get_info(GET_INFO_TIMEOUT_S))
+            return (await connection.get_info(GET_INFO_TIMEOUT_S)).term
         except (LinkError, DivergenceError) as error:
             log.info("executor_unreachable", address=address, reason=str(error), attempts=0)
+            return None
         finally:
             await connection.close()
 
@@ -102,68 +120,29 @@ class Fleet:
             if address not in self._links:
                 self._start(address)
         for address in [address for address in self._links if address not in addresses]:
-            if not self._links[address].has_stream:
+            if self._leadership[address].hello is None:
                 self._remove(address)
 
     def _start(self, address: str) -> None:
-        link = ExecutorLink(
-            address,
-            self._transport,
-            self._identity,
-            self._tokenizers,
-            self._listener,
-            self._displaced,
-            self._raised,
-            self._left_out,
-            self._is_behind,
-            self._clock,
-            self._jitter,
-        )
-        self._links[address] = link
-        self._listener.expected(address)
-        task = asyncio.get_running_loop().create_task(link.run(), name=f"link {address}")
-        self._tasks[address] = task
+        link = self._links[address] = ExecutorLink(address, self._transport, self._tokenizers, self._steward)
+        self._steward.expect(address)
+        self._tasks[address] = asyncio.get_running_loop().create_task(link.run(), name=f"link {address}")
 
     def _remove(self, address: str) -> None:
-        log.info("executor_removed", address=address)
         del self._links[address]
         self._tasks.pop(address).cancel()
-        self._listener.removed(address)
+        self._steward.remove(address)
 
-    def _displaced(self, active: Holder, was_acting: bool) -> None:
-        """A scheduler of a higher claim has an executor: it shall have all of them, also those just coming to us.
-
-        Else two that start at once would each hold some, and each wait for the rest.
-        """
-        if was_acting:
-            self._give_up(active)
-        for link in self._links.values():
-            link.stand_by(f"{active} took over")
-
-    def _give_up(self, active: Holder) -> None:
-        log.warning("displaced", reason=f"{active} took over", active_address=active.address, term=active.term)
-        self._listener.displaced(active)
-
-    def _left_out(self) -> None:
-        """Give up what waits here if it would wait for ever: no executor is left, and another scheduler drives one.
-
-        That one may have the lower claim, as an executor that has just started takes the first scheduler that comes.
-        """
-        links = self._links.values()
-        active = next((link.holder for link in links if link.holder is not None), None)
-        if self._identity.is_acting and active is not None and all(link.is_lost for link in links):
-            self._identity.is_acting = False
-            self._give_up(active)
-
-    def _is_behind(self) -> bool:
-        return any(link.holder is not None for link in self._links.values())
-
-    def _raised(self) -> None:
-        for link in self._links.values():
-            link.attach_anew()
+    def _end_stream(self, address: str, error: LinkError) -> None:
+        self._links[address].end(error)
 
     async def _stop(self, addresses: list[str]) -> None:
         tasks = [self._tasks.pop(address) for address in addresses]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _are_resumable(views: CoreViews) -> bool:
+    """Tell whether the clients of all requests can go on elsewhere."""
+    return all(live.request.is_resumable for live in views.heard())

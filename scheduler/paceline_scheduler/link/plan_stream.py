@@ -27,7 +27,7 @@ from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.tasks import run_until_one_ends
-from paceline_scheduler.link.transport import PlanStream
+from paceline_scheduler.link.transport import PlanStream as PlanCalls
 
 HEARTBEAT_S = 0.2
 MAX_SILENCE_S = 1.2
@@ -73,10 +73,10 @@ class _Awaited:
     bound_s: float
 
 
-class PlanStreamDriver:
+class PlanStream:
     """Drives one stream until it ends, which is always an error."""
 
-    def __init__(self, stream: PlanStream, events: StreamEvents, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: PlanCalls, events: StreamEvents, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._events = events
         self._clock = clock
@@ -106,6 +106,11 @@ class PlanStreamDriver:
         """End the stream from this side."""
         if not self._failure.done():
             self._failure.set_exception(error)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was ended from this side."""
+        return self._failure.done()
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Put a plan on its way without waiting for the network."""

@@ -101,10 +101,11 @@ def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
     return StreamEndedError(sentence)
 
 
+_MAX_TERM_DIGITS = 20
+
+
 def _superseded(info: error_details_pb2.ErrorInfo) -> TermSupersededError:
     said = info.metadata
-    term = said.get("holder_term", "")
-    holder = Holder(
-        said.get("holder_scheduler_id", ""), int(term) if term.isdecimal() else 0, said.get("holder_address", "")
-    )
-    return TermSupersededError(holder)
+    digits = said.get("holder_term", "")
+    term = int(digits) if digits.isdecimal() and len(digits) <= _MAX_TERM_DIGITS else 0
+    return TermSupersededError(Holder(said.get("holder_scheduler_id", ""), term, said.get("holder_address", "")))

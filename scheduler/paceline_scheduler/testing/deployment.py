@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.plan.values import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.link.identity import Approach
+from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.simulator.service import SimulatedService
 from paceline_scheduler.simulator.transport_memory import MemoryNetwork
 from paceline_scheduler.testing.requests import make_executor

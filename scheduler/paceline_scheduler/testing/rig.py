@@ -10,10 +10,11 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.identity import Approach, Identity
+from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.readiness import Standing
@@ -40,8 +41,8 @@ class SchedulerRig:
         loop = asyncio.get_running_loop()
         self.client = OutputCollector()
         self.standings: list[Standing] = []
-        self.identity = Identity(scheduler_id, approach, protocols)
-        self.identity.address = f"{scheduler_id}:50051"
+        self.leadership = Leadership(OwnClaim(scheduler_id, approach, protocols))
+        self.leadership.claim.address = f"{scheduler_id}:50051"
         self.core = Core(limits or CoreLimits())
         self.runtime = Runtime(self.core, loop.time, loop)
         self.runtime.deliver_to(self.client)
@@ -50,7 +51,7 @@ class SchedulerRig:
         self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
         self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)
-        self.fleet = Fleet(discovery, transport, self.identity, self.listener, loop.time, lambda: 0.5)
+        self.fleet = Fleet(discovery, transport, self.leadership, self.listener, loop.time, lambda: 0.5)
         self._task: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "SchedulerRig":

@@ -1,0 +1,110 @@
+"""What is known of one executor that is looked for: kept here once, for whoever asks. Decides nothing about others."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.plan.values import Hello
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.errors import StreamEndedError
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.redial import Redial
+
+LOST_AFTER_S = 1.5
+FIRST_REST_S = 5.0
+MAX_REST_S = 600.0
+_NEVER_S = float("-inf")
+
+
+class Phase(Enum):
+    """How far this scheduler is with an executor."""
+
+    SOUGHT = "nothing is known of it yet, or not any more"
+    IN_LINE = "another scheduler drives it, and this one waits"
+    DRIVEN = "this scheduler drives it"
+    DETACHED = "its stream has ended a moment ago, and its requests wait for it"
+    YIELDED = "it was left to another scheduler, which took over, and nothing is known of it since"
+    LOST = "it is gone as far as can be told"
+
+
+@dataclass(slots=True)
+class ExecutorRecord:
+    """How far this scheduler is with one executor, and who drives it if not this one."""
+
+    address: str
+    phase: Phase = Phase.SOUGHT
+    is_awaited: bool = False
+    holder: Holder | None = None  # another scheduler that drives it
+    lost_at_s: float | None = None  # when it counts as lost unless something comes before
+    incarnation: int = 0  # at the last hello
+    hello: Hello | None = None  # of the stream that is open, if one is
+    in_line_at: int | None = None  # the incarnation at which it stood in line last, unless accepted since
+    left_alone_until_s: float = _NEVER_S
+    is_syncing: bool = False  # it has accepted this scheduler, which has not all that it needs yet
+    is_drain_due: bool = False  # its notice came before it was ours
+    heeded_from_s: float = _NEVER_S  # before that its word changes nothing elsewhere
+    rest_s: float = FIRST_REST_S
+    redial: Redial = field(default_factory=Redial)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests may be on it that go on there. A stream that broke a moment ago does not count."""
+        return self.phase in (Phase.DRIVEN, Phase.DETACHED)
+
+    def greet(self, incarnation: int, hello: Hello) -> None:
+        """Open a stream to it."""
+        self.incarnation, self.hello, self.is_drain_due = incarnation, hello, False
+
+    def seek(self, lost_at_s: float | None) -> None:
+        """Know nothing of it any more; it is lost at that time unless something comes before."""
+        self.phase, self.lost_at_s = Phase.SOUGHT, lost_at_s
+
+    def leave(self) -> None:
+        """Leave it to another scheduler: a stream that is open ends soon."""
+        self.phase, self.lost_at_s = Phase.YIELDED, None
+
+    def stand_in_line(self, holder: Holder) -> None:
+        """Wait behind a holder that lives, for as long as that lasts."""
+        self.phase, self.holder, self.lost_at_s = Phase.IN_LINE, holder, None
+        self.in_line_at = self.incarnation
+        self.redial.reset()
+
+    def sync(self) -> None:
+        """It has accepted this scheduler, and is driven once that has all that it needs."""
+        self.is_syncing = True
+        if self.phase is Phase.IN_LINE:
+            self.phase = Phase.SOUGHT
+
+    def welcome(self, description: ExecutorDescription, now_s: float) -> None:
+        """Drive it from now on."""
+        self.incarnation = description.incarnation
+        self.phase, self.holder, self.lost_at_s = Phase.DRIVEN, None, None
+        self.is_awaited, self.is_syncing, self.in_line_at = False, False, None
+        self.heeded_from_s, self.rest_s = _NEVER_S, FIRST_REST_S
+        self.redial.welcomed(description, now_s)
+
+    def detach(self, holder: Holder | None, now_s: float) -> bool:
+        """Its stream is over, because of `holder` if that is given; returns whether it was driven."""
+        was_driven = self.redial.ended(now_s)
+        if self.phase is Phase.DRIVEN:
+            self.phase = Phase.DETACHED
+        elif self.phase is Phase.IN_LINE:
+            self.phase = Phase.SOUGHT
+        self.hello, self.holder, self.is_syncing = None, holder, False
+        if self.phase is not Phase.LOST and self.lost_at_s is None:
+            self.lost_at_s = now_s + LOST_AFTER_S
+        return was_driven
+
+    def lose(self) -> None:
+        """It is gone as far as can be told."""
+        self.phase, self.lost_at_s, self.holder = Phase.LOST, None, None
+        self.is_awaited = self.is_syncing = False
+
+    def heed(self, now_s: float) -> None:
+        """Let it change what becomes of the others, but not again and again without a welcome.
+
+        One that makes claims up would cost the others everything each time. Raises StreamEndedError.
+        """
+        if now_s < self.heeded_from_s:
+            raise StreamEndedError("it tells of a higher term once more, and nobody else does: not believed for now")
+        self.heeded_from_s = now_s + self.rest_s
+        self.rest_s = min(2 * self.rest_s, MAX_REST_S)

@@ -1,0 +1,71 @@
+"""What the links tell whoever plans for executors, and where its plans go."""
+
+from typing import Protocol
+
+from paceline.plan.values import BatchPlan, Model, StepResult
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
+from paceline_scheduler.holder import Holder
+
+
+class PlanPort(Protocol):
+    """Where the plans of one accepted stream go."""
+
+    def send_plan(self, plan: BatchPlan) -> None:
+        """Put a plan on its way; after the stream ended it goes nowhere."""
+        ...
+
+
+class LinkListener(Protocol):
+    """What the links tell the driver. Calls are made on the event loop and must not block."""
+
+    def looked(self, addresses: tuple[str, ...]) -> None:
+        """These executors there are at the start; `expected` follows for each."""
+        ...
+
+    def expected(self, address: str) -> None:
+        """An executor is looked for from now on."""
+        ...
+
+    def held(self, address: str, holder: Holder) -> None:
+        """Another scheduler that is alive drives the executor; this one stands in line."""
+        ...
+
+    def removed(self, address: str) -> None:
+        """An executor is not looked for any more."""
+        ...
+
+    def syncing(self, address: str) -> None:
+        """The executor accepted this scheduler; its snapshot is here, its tokenizer may not be."""
+        ...
+
+    def attached(
+        self,
+        model: Model,
+        tokenizer: TokenizerSource,
+        description: ExecutorDescription,
+        snapshot: Snapshot,
+        port: PlanPort,
+    ) -> None:
+        """An executor can be driven through `port`."""
+        ...
+
+    def finished_step(self, address: str, result: StepResult) -> None:
+        """A result arrived; raises DivergenceError when it does not fit."""
+        ...
+
+    def draining(self, address: str) -> None:
+        """The executor is going away in good order."""
+        ...
+
+    def detached(self, address: str, reason: str, holder: Holder | None = None) -> None:
+        """The stream ended, or an attempt to open one failed: because of another scheduler, if one is given."""
+        ...
+
+    def lost(self, address: str) -> None:
+        """The executor is gone as far as can be told: its requests should run elsewhere."""
+        ...
+
+    def displaced(self, active: Holder) -> None:
+        """Another scheduler has taken over: everything under way here is its business now."""
+        ...

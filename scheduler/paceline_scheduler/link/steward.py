@@ -1,0 +1,160 @@
+"""Tells leadership what the links see, with the time and a little chance, and does what it says.
+
+Knows the listener, the log and timers. Refuses to know connections, and decides nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from paceline.plan.values import ExecutorInfo, Hello
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.errors import LinkError, SchedulerError
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.leadership import Detached, Displaced, EndStream, InLine, Leadership, Lost, Verdict
+from paceline_scheduler.link.link_listener import LinkListener
+
+_LOG_REMINDER_S = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class UnreachableLog:
+    """Logs that an executor cannot be reached: at once, then now and then, so that the log stays readable."""
+
+    address: str
+    _reason: str = ""
+    _num_attempts: int = 0
+    _logged_s: float = 0.0
+
+    def note(self, reason: str, now_s: float) -> None:
+        """An attempt or a stream ended."""
+        self._num_attempts += 1
+        if reason != self._reason or now_s - self._logged_s >= _LOG_REMINDER_S:
+            self._reason, self._logged_s = reason, now_s
+            log.warning("executor_unreachable", address=self.address, reason=reason, attempts=self._num_attempts)
+
+    def settle(self) -> None:
+        """It is attached: the next failure is news."""
+        self._reason, self._num_attempts = "", 0
+
+
+class Steward:
+    """Between leadership and what is done about it. `end_stream` ends the stream to an executor, if there is one."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        listener: LinkListener,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+        end_stream: Callable[[str, LinkError], None],
+    ) -> None:
+        self.listener = listener
+        self.clock = clock
+        self._leadership = leadership
+        self._jitter = jitter
+        self._end_stream = end_stream
+        self._unreachable: dict[str, UnreachableLog] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, address: str) -> None:
+        """An executor is looked for from now on."""
+        self._unreachable[address] = UnreachableLog(address)
+        self._leadership.expect(address, self.clock())
+        self.listener.expected(address)
+        self._carry_out(())
+
+    def remove(self, address: str) -> None:
+        """An executor is not looked for any more."""
+        log.info("executor_removed", address=address)
+        del self._unreachable[address]
+        self._leadership.remove(address)
+        self.listener.removed(address)
+        self._carry_out(())
+
+    def found(self, address: str, info: ExecutorInfo) -> Hello | None:
+        """An executor says who it is; returns what opens a stream to it, None while it is for another scheduler."""
+        greeting = self._leadership.found(address, info, self.clock(), self._jitter())
+        if greeting is None:
+            return None
+        self._carry_out(greeting.verdicts)
+        return greeting.hello
+
+    async def until_dial(self, address: str) -> None:
+        """Wait until it is time to ask the executor who it is."""
+        await asyncio.sleep(max(0.0, self._leadership[address].redial.at_s - self.clock()))
+
+    def in_line(self, address: str, holder: Holder) -> None:
+        """Another scheduler is alive and holds the executor."""
+        self._carry_out(self._leadership.in_line(address, holder, self.clock()))
+
+    def syncing(self, address: str) -> None:
+        """An executor has accepted this scheduler."""
+        self._leadership.syncing(address)
+        self.listener.syncing(address)
+
+    def welcomed(self, description: ExecutorDescription) -> None:
+        """An executor can be driven."""
+        self._leadership.welcomed(description, self.clock())
+        self._unreachable[description.address].settle()
+        self._carry_out(())
+
+    def ended(self, address: str, error: SchedulerError) -> None:
+        """A stream ended, or an attempt to open one failed."""
+        self._carry_out(self._leadership.ended(address, error, self.clock(), self._jitter()))
+
+    def drains(self, address: str) -> None:
+        """The executor wants nothing new: the listener hears of it now, or once it is attached."""
+        if self._leadership.drains(address):
+            self.listener.draining(address)
+
+    def is_drain_due(self, address: str) -> bool:
+        """Whether the executor has said so before it was attached."""
+        return self._leadership[address].is_drain_due
+
+    def stop(self) -> None:
+        """Let time pass without looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _carry_out(self, verdicts: tuple[Verdict, ...]) -> None:
+        for verdict in verdicts:
+            match verdict:
+                case Detached(address, reason, was_driven, holder):
+                    self._log_end(address, reason, was_driven=was_driven)
+                    self.listener.detached(address, reason, holder)
+                case Lost(address, was_serving):
+                    if was_serving:
+                        log.warning("executor_lost", address=address)
+                    self.listener.lost(address)
+                case InLine(address, holder):
+                    self.listener.held(address, holder)
+                    log.info("waiting_in_line", address=address, active_address=holder.address, term=holder.term)
+                case Displaced(active):
+                    where = {"active_address": active.address, "term": active.term}
+                    log.warning("displaced", reason=f"{active} took over", **where)
+                    self.listener.displaced(active)
+                case EndStream(address, error):
+                    self._end_stream(address, error)
+        self._wake_at(self._leadership.next_change_s())
+
+    def _log_end(self, address: str, reason: str, *, was_driven: bool) -> None:
+        if was_driven:
+            log.warning("executor_detached", address=address, reason=reason)
+        else:
+            self._unreachable[address].note(reason, self.clock())
+
+    def _wake_at(self, at_s: float | None) -> None:
+        self.stop()
+        if at_s is not None:
+            wait_s = max(0.0, at_s - self.clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake, at_s)
+
+    def _wake(self, at_s: float) -> None:
+        """What was due at a time is due, though timers may fire a moment early."""
+        self._carry_out(self._leadership.advance(max(at_s, self.clock())))

@@ -1,0 +1,167 @@
+"""One executor that lies about terms costs itself, and none of the others. In virtual time."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from paceline.plan.values import ExecutorInfo
+from paceline_scheduler.backend import Arrival
+from paceline_scheduler.errors import StreamEndedError, TermSupersededError
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.claim import MAX_TERM
+from paceline_scheduler.link.leadership import Readiness, Standing
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.testing.deployment import Deployment
+from paceline_scheduler.testing.requests import expected_output, make_request
+from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.virtual_time import run_in_virtual_time
+
+HONEST, LIAR = "executor:1", "liar:1"
+MADE_UP = "evil.example:1"
+
+
+@dataclass
+class Liar:
+    """A network in which one address is a liar's; it is also the liar's connection and plan stream."""
+
+    network: object
+    told_term: object = lambda hello: 0  # in GetInfo, given the last hello
+    refused_by: object = lambda hello: 0  # the term of the holder that it names
+    hello: object = None
+    incarnations: count = field(default_factory=lambda: count(7))
+
+    def connect(self, address):
+        """Be the connection to the liar."""
+        return self if address == LIAR else self.network.connect(address)
+
+    async def get_info(self, timeout_s):
+        """Tell of a term; each time by another process, which nobody has welcomed yet."""
+        return ExecutorInfo(next(self.incarnations), self.told_term(self.hello), "")
+
+    def attach(self):
+        """Be the stream."""
+        return self
+
+    async def write(self, message, *more):
+        """Take the hello."""
+        self.hello = message
+
+    async def read(self):
+        """End the stream by a claim that nobody has made."""
+        await asyncio.sleep(0.001)
+        term = self.refused_by(self.hello)
+        raise StreamEndedError("no more") if term is None else TermSupersededError(Holder("evil", term, MADE_UP))
+
+    def cancel(self):
+        """Nothing is held."""
+
+    async def close(self):
+        """Nothing is held."""
+
+
+@contextlib.asynccontextmanager
+async def beside(**lies):
+    """A scheduler of an honest executor and a liar."""
+    async with Deployment(HONEST) as deployment:
+        liar = Liar(deployment.network, **lies)
+        async with SchedulerRig(f"{HONEST},{LIAR}", liar) as rig:
+            yield deployment, rig, liar
+
+
+async def assert_served(rig):
+    """A new request gets all its tokens, at once."""
+    await asyncio.wait_for(rig.executors.until_synced(Arrival.NEW), 3)
+    request = make_request(5, 30)
+    rig.submit(request)
+    await rig.until(lambda: request.handle in rig.client.ended or request.handle in rig.client.failures)
+    assert tuple(rig.client.token_ids[request.handle]) == expected_output(request)
+
+
+def liar_of(rig):
+    """How the scheduler sees it."""
+    return next(status for status in rig.executors.statuses() if status.address == LIAR)
+
+
+@pytest.mark.parametrize("term", [MAX_TERM - 1, MAX_TERM, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term):
+    """The claim made at the honest one stays one above which the next scheduler can rise."""
+
+    async def main():
+        async with beside(told_term=lambda _: term) as (deployment, rig, _):
+            await rig.until_ready()
+            await asyncio.sleep(5)
+            await assert_served(rig)
+            assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
+            assert liar_of(rig).state == ExecutorState.LOST
+            assert f"term {term}, which no scheduler can have come to" in liar_of(rig).last_error
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("term", [0, 1, MAX_TERM - 1, MAX_TERM, 2**62, 2**64 - 1, 10**30])
+def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term):
+    """Nothing is given up, and nobody is sent to the address that was made up."""
+
+    async def main():
+        async with beside(refused_by=lambda _: term) as (deployment, rig, _):
+            await rig.until_ready()
+            await asyncio.sleep(5)
+            await assert_served(rig)
+            assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
+            assert rig.executors.readiness == Readiness(Standing.READY)
+            assert (liar_of(rig).state, liar_of(rig).holder) == (ExecutorState.LOST, None)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"refused_by": lambda hello: hello.claim.term + 1},
+        {"refused_by": lambda _: None, "told_term": lambda hello: hello.claim.term if hello else 0},
+    ],
+    ids=["superseded by the next term", "claimed by the next term"],
+)
+def test_who_makes_up_the_next_term_again_and_again_is_believed_less_and_less_often(lies):
+    """It cannot be told from the truth; without a welcome it is heeded after 5 s, 10 s, 20 s and so on."""
+
+    async def main():
+        async with beside(**lies) as (deployment, rig, liar):
+            await rig.until_ready()
+            await asyncio.sleep(600)
+            assert next(liar.incarnations) > 100
+            assert deployment[HONEST].executor.epoch <= 10
+            await assert_served(rig)
+
+    run_in_virtual_time(main())
+
+
+def test_after_a_liar_the_next_scheduler_gets_the_honest_executor():
+    """What is made up here is not passed on as a claim."""
+
+    async def main():
+        async with beside(told_term=lambda _: MAX_TERM - 1) as (deployment, rig, _):
+            await rig.until_ready()
+            await rig.stop()
+            async with deployment.rig(scheduler_id="scheduler-b") as after:
+                await after.until_ready()
+                await assert_served(after)
+
+    run_in_virtual_time(main())
+
+
+def test_a_lone_executor_is_believed_up_to_the_highest_term():
+    """There are no others to be spared."""
+
+    async def main():
+        async with Deployment(HONEST) as deployment:
+            stream = deployment[HONEST].hello("stranger", MAX_TERM - 1)
+            deployment[HONEST].leave(stream)
+            async with deployment.rig() as rig:
+                await rig.until_ready()
+                assert deployment[HONEST].fence.claim.term == MAX_TERM
+
+    run_in_virtual_time(main())
