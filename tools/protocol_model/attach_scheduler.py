@@ -1,10 +1,13 @@
 """What schedulers do in the attach model: ask for terms, dial, drive, and give up.
 
-Follows `scheduler/paceline_scheduler/link`: `identity`, `executor_link`, `fleet`.
+Terms are the scheduler's own `link/claim.py`; the rest follows its `leadership` and `executor_link`.
 """
 
 from collections.abc import Iterator
 
+from paceline.plan.values import ExecutorInfo
+from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.claim import OwnClaim
 from protocol_model.attach_state import (
     Damage,
     Executor,
@@ -42,8 +45,9 @@ class LinkMoves:
     def look(self, scheduler: Scheduler, here: Executor) -> Iterator[Move]:
         """Just booted: rise above the terms of the executors. The other one may not have answered in time."""
         if not scheduler.term:
-            term = here.highest_term + 1
-            yield f"{self._name} takes term {term}", (scheduler._replace(term=term), here)
+            claim = self._claim(scheduler, here)
+            claim.learn({self._executor: here.highest_term})
+            yield f"{self._name} takes term {claim.term}", (scheduler._replace(term=claim.term), here)
 
     def dial(self, scheduler: Scheduler, here: Executor) -> Iterator[Move]:
         """Say hello, with the claim it has everywhere."""
@@ -141,9 +145,19 @@ class LinkMoves:
         return bool(scheduler.term) and is_free and not here.resting[self._slot]
 
     def _risen_term(self, scheduler: Scheduler, here: Executor) -> int:
-        if here.holder is not None or here.highest_term < scheduler.term or here.known[self._slot]:
-            return scheduler.term
-        return here.highest_term + 1
+        claim = self._claim(scheduler, here)
+        holder = _id(here.holder.scheduler_id) if here.holder is not None else ""
+        if claim.must_rise(ExecutorInfo(here.incarnation, here.highest_term, holder)):
+            claim.rise_above(self._executor, here.highest_term)
+        return claim.term
+
+    def _claim(self, scheduler: Scheduler, here: Executor) -> OwnClaim:
+        """Return the claim as the scheduler makes it, and as it remembers the executor."""
+        claim = OwnClaim(_id(scheduler.scheduler_id))
+        claim.term = scheduler.term
+        if here.known[self._slot]:
+            claim.is_welcome(here.incarnation)
+        return claim
 
     def _dialled(self, scheduler: Scheduler, here: Executor) -> Executor:
         return with_stream(here, None, Stream(self._slot, scheduler.scheduler_id, scheduler.term))
@@ -151,9 +165,11 @@ class LinkMoves:
     def _step_down(
         self, scheduler: Scheduler, executors: tuple[Executor, Executor], faults: Faults, holder_term: int
     ) -> Iterator[Move]:
-        risen = scheduler._replace(term=max(scheduler.term, holder_term) + 1)
-        label = f"{self._name} is refused by {self._executor}, whose holder has term {holder_term}"
         here, there = executors
+        claim = self._claim(scheduler, here)
+        claim.step_down(self._executor, Holder("", holder_term))
+        risen = scheduler._replace(term=claim.term)
+        label = f"{self._name} is refused by {self._executor}, whose holder has term {holder_term}"
         if Safeguard.STANDING_DOWN not in self._safeguards:
             for closed, left in closings(here, self._slot, faults):
                 yield label, (risen, self._let_go(closed, is_resting=True), there, left)
@@ -164,3 +180,8 @@ class LinkMoves:
 
     def _let_go(self, executor: Executor, *, is_resting: bool) -> Executor:
         return with_welcome(with_rest(executor, self._slot, is_resting=is_resting), self._slot, is_known=False)
+
+
+def _id(number: int) -> str:
+    """Return a scheduler's id, which compares as its number does."""
+    return f"{number + 100:03}"
