@@ -22,6 +22,7 @@ BREACHES = {
     "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),
     "plan-values-plain": ("protos/paceline/plan/hashes.py", "import paceline.v1.plan_pb2"),
     "core-pure": ("scheduler/paceline_scheduler/core/breach.py", "import time"),
+    "leadership-pure": ("scheduler/paceline_scheduler/link/redial.py", "import asyncio"),
     "scheduler-layers": ("scheduler/paceline_scheduler/link/breach.py", "import paceline_scheduler.api"),
     "core-layers": (
         "scheduler/paceline_scheduler/core/planning/breach.py",
