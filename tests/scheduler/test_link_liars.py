@@ -113,6 +113,7 @@ def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term)
             assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
             assert rig.executors.readiness == Readiness(Standing.READY)
             assert (liar_of(rig).state, liar_of(rig).holder) == (ExecutorState.LOST, None)
+            assert "restart this executor" in liar_of(rig).last_error
 
     run_in_virtual_time(main())
 

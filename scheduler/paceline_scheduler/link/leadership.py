@@ -16,7 +16,6 @@ from enum import Enum
 from paceline.plan.values import ExecutorInfo, Hello
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import (
-    IncredibleTermError,
     LinkError,
     ProtocolMismatchError,
     SchedulerError,
@@ -262,7 +261,8 @@ class Leadership:
         """Yield to a scheduler of a higher claim, once it is believed that there is one; raises a LinkError if not."""
         holder = error.holder
         if executor.hello is None or not outranks(holder, executor.hello):
-            raise IncredibleTermError(holder.term)
+            sentence = f"it refuses this scheduler in favour of term {holder.term}, which is no higher claim"
+            raise UnreachableError(f"{sentence}; restart this executor")
         self.claim.require_credible(executor.address, holder.term)
         is_news = self.claim.is_below(holder)
         if is_news:
