@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.readiness import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, Standing
 
 _log = structlog.get_logger(__name__)
 

@@ -35,9 +35,8 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership
+from paceline_scheduler.link.leadership import Leadership, Standing
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.observers.steps import StepObserver
@@ -117,7 +116,8 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
     steps = StepObserver(runtime.views)
-    executors = Executors(runtime, steps, asyncio.get_running_loop())
+    leadership = Leadership(claim)
+    executors = Executors(runtime, steps, leadership)
     listener = Listener(runtime, executors)
     cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
     texts = Texts(
@@ -130,7 +130,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare, cache)
-    fleet = Fleet(discovery, GrpcTransport(), Leadership(claim), listener, clock, random.random, tokenizers)
+    fleet = Fleet(discovery, GrpcTransport(), leadership, listener, clock, random.random, tokenizers)
     return _Parts(runtime, executors, listener, edge, services, fleet)
 
 

@@ -11,7 +11,7 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.link.readiness import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, Standing
 from paceline_scheduler.simulator import fence
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import make_request

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from paceline.plan.values import FinishReason, Model
+from paceline.plan.values import ExecutorInfo, FinishReason, Model
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
     Acknowledge,
@@ -26,13 +26,17 @@ from paceline_scheduler.errors import (
     GivenUpError,
     NoExecutorError,
     QueueFullError,
+    StreamEndedError,
+    TermSupersededError,
     UnknownRequestError,
 )
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.link.leadership import Leadership, Standing
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
-from paceline_scheduler.link.readiness import Standing
+from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
@@ -52,13 +56,20 @@ class RuntimeBench:
         self.client = OutputCollector()
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
-        self.executors = Executors(self.runtime, self.steps, asyncio.get_running_loop())
+        self.leadership = Leadership(OwnClaim("scheduler-a"))
+        self.executors = Executors(self.runtime, self.steps, self.leadership)
         self.listener = Listener(self.runtime, self.executors)
         self.standings = []
         self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
         self.executor = make_executor(**options)
         self.plans = []
-        self.listener.expected(ADDRESS)
+        self.steward = Steward(self.leadership, self.listener, self.clock, lambda: 0.5, lambda *_: None)
+        self.steward.expect(ADDRESS)
+
+    def look(self):
+        """Learn that there is one executor."""
+        self.leadership.look((ADDRESS,), {})
+        self.listener.looked((ADDRESS,))
 
     def send_plan(self, plan):
         """Be the port of the executor's stream."""
@@ -71,6 +82,8 @@ class RuntimeBench:
         tokenizer = await MemoryConnection(network, ADDRESS).get_tokenizer(1.0)
         description, snapshot = self.executor.attach(ADDRESS)
         card = Model("simulated", "simulated", 256, 32_000, 0, "")
+        self.steward.found(ADDRESS, ExecutorInfo(description.incarnation, 0, ""))
+        self.steward.welcomed(description)
         self.listener.attached(card, tokenizer, description, snapshot, self)
 
     async def until_idle(self):
@@ -150,7 +163,7 @@ async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_someb
     """Not before there is word of each, nor while a request runs or waits for the client it has lost."""
     bench = RuntimeBench()
     assert not bench.executors.is_at_rest, "nobody has looked which executors there are"
-    bench.listener.looked((ADDRESS,))
+    bench.look()
     assert not bench.executors.is_at_rest
     await bench.attach()
     assert bench.executors.is_at_rest
@@ -158,7 +171,7 @@ async def test_nobody_is_served_once_it_is_known_that_no_executor_has_what_someb
     bench.runtime.feed(Submit((request,)))
     assert not bench.executors.is_at_rest
     bench.runtime.feed(Detach(request.handle))
-    bench.listener.detached(ADDRESS, "cut")
+    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
     assert not bench.executors.is_at_rest
     bench.runtime.feed(Cancel(request.key))
     assert bench.executors.is_at_rest
@@ -171,7 +184,7 @@ async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
     await bench.step()
     successor = RuntimeBench()
     successor.executor = bench.executor
-    successor.listener.looked((ADDRESS,))
+    successor.look()
     await successor.attach()
     assert not successor.executors.is_at_rest
     await successor.finish()
@@ -181,15 +194,15 @@ async def test_a_scheduler_takes_over_what_somebody_may_come_back_to():
 async def test_a_scheduler_that_waits_in_line_serves_nobody():
     """Whatever the executors run, another one drives them."""
     bench = RuntimeBench()
-    bench.listener.looked((ADDRESS,))
-    bench.listener.held(ADDRESS, Holder("other", 7, "there:1"))
+    bench.look()
+    bench.steward.in_line(ADDRESS, Holder("other", 7, "there:1"))
     assert bench.executors.is_at_rest
 
 
 async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new():
     """Whoever drained it, and also if its stream was broken at that moment."""
     bench = await attached_bench()
-    bench.listener.detached(ADDRESS, "cut")
+    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
     assert bench.executors.readiness.standing is Standing.READY, "it is expected back"
     assert bench.runtime.feed(DrainExecutor(ADDRESS)) == 0
     assert bench.standings == [Standing.READY, Standing.UNREADY]
@@ -251,7 +264,7 @@ async def test_a_result_of_an_executor_that_is_not_driven_is_a_divergence():
     bench.runtime.feed(Submit((make_request(3, 5),)))
     await asyncio.sleep(0)
     result = bench.executor.execute(bench.plans[0])
-    bench.listener.detached(ADDRESS, "cut")
+    bench.steward.ended(ADDRESS, StreamEndedError("cut"))
     with pytest.raises(DivergenceError):
         bench.listener.finished_step(ADDRESS, result)
     (status,) = bench.executors.statuses()
@@ -312,10 +325,10 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
     bench = await attached_bench()
     bench.runtime.feed(SetLimits(LimitValues(5, 600, 32)))
     bench.runtime.feed(Submit((make_request(3, 50),)))
-    bench.listener.displaced("scheduler z")
+    bench.steward.ended(ADDRESS, TermSupersededError(Holder("scheduler-z", 9)))
     assert bench.executors.models() == ()
     assert bench.executors.statuses()[0].state == ExecutorState.LOST
-    assert bench.standings == [Standing.READY, Standing.UNREADY]
+    assert bench.standings == [Standing.READY, Standing.STANDING_BY]
     bench.plans.clear()
     await bench.attach()
     assert bench.runtime.views.limits() == LimitValues(5, 600, 32)
@@ -328,7 +341,7 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
 async def test_an_executor_that_is_removed_leaves_nothing():
     """It is neither listed nor planned for."""
     bench = await attached_bench()
-    bench.listener.removed(ADDRESS)
+    bench.steward.remove(ADDRESS)
     assert bench.executors.statuses() == ()
     with pytest.raises(NoExecutorError):
         bench.runtime.feed(Submit((make_request(),)))

@@ -30,9 +30,9 @@ from paceline_scheduler.core.suspects import Suspicion
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.executor_record import ExecutorRecord
+from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.plan_stream import PlanStream
-from paceline_scheduler.link.sync_gate import SyncGate
 from paceline_scheduler.simulator.executor import SimulatedExecutor
 from paceline_scheduler.simulator.fence import Fence
 from paceline_scheduler.simulator.receiving import PlanInbox
@@ -230,7 +230,7 @@ ABLATIONS: dict[str, Ablation] = {
     "sync-gate": Ablation(
         "nothing is admitted before it is known what executors run",
         (
-            (SyncGate, "passed", _at_once),
+            (Executors, "until_synced", _at_once),
             (ExecutorGroup, "await_word", _nothing),
         ),
         FaultKind.RETURN,

@@ -8,7 +8,7 @@ from enum import Enum
 from random import Random
 
 from paceline.plan.values import ProtocolRange, StepPoint
-from paceline_scheduler.link.readiness import Standing
+from paceline_scheduler.link.leadership import Standing
 from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output

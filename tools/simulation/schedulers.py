@@ -24,9 +24,8 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership
+from paceline_scheduler.link.leadership import Leadership, Standing
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
@@ -163,7 +162,8 @@ class SchedulerHost:
     def _assemble(self, node: Node, claim: OwnClaim) -> None:
         loop = self._loop
         runtime = self.runtime = Runtime(_CheckedCore(self._limits), loop.time, loop)
-        executors = self.executors = Executors(runtime, StepObserver(runtime.views), loop)
+        leadership = Leadership(claim)
+        executors = self.executors = Executors(runtime, StepObserver(runtime.views), leadership)
         listener = self._listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
         self._edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
@@ -171,7 +171,7 @@ class SchedulerHost:
         self._fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
-            Leadership(claim),
+            leadership,
             listener,
             loop.time,
             self._random.random,

@@ -8,8 +8,8 @@ from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSou
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.executor_link import PlanPort
+from paceline_scheduler.link.executor_record import ExecutorRecord, Phase
+from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.observers.steps import StepTotals
 
@@ -18,27 +18,24 @@ from paceline_scheduler.observers.steps import StepTotals
 class Attachment:
     """One executor that is looked for. Everything optional is unset until its first welcome."""
 
-    state: ExecutorState = ExecutorState.CONNECTING
-    is_serving: bool = False  # from its welcome until it is lost; a stream that broke a moment ago does not count
     last_error: str = ""
     model: Model | None = None
     tokenizer: TokenizerSource | None = None
     description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent
-    holder: Holder | None = None  # who drives it, while this scheduler stands in line for it
 
     def give_up(self, reason: str) -> None:
         """Have nothing to do with it until its next welcome."""
         self.port = self.description = self.model = None
-        self.state, self.last_error, self.is_serving = ExecutorState.LOST, reason, False
+        self.last_error = reason
 
 
 def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
-    """Return the models of executors that are not lost, by name; what they share is taken from the last attached."""
+    """Return the models of executors that serve, by name; what they share is taken from the last attached."""
     served: dict[str, ServedModel] = {}
     for executor in executors:
         model, tokenizer = executor.model, executor.tokenizer
-        if model is None or tokenizer is None or not executor.is_serving:
+        if model is None or tokenizer is None:
             continue
         others = served.get(model.name)
         served[model.name] = ServedModel(
@@ -54,15 +51,14 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
     return tuple(served[name] for name in sorted(served))
 
 
-def status(address: str, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
+def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
     """Return an executor as operators see it."""
-    description = executor.description
+    address, description = record.address, executor.description
     counts = None if description is None else views.counts(address)
-    is_draining = executor.state is ExecutorState.READY and views.drains(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
     return ExecutorStatus(
         address=address,
-        state=ExecutorState.DRAINING if is_draining else executor.state,
+        state=_state(record, is_draining=views.drains(address)),
         incarnation=description.incarnation if description else 0,
         epoch=description.epoch if description else 0,
         model=description.model if description else "",
@@ -77,5 +73,18 @@ def status(address: str, executor: Attachment, views: CoreViews, steps: StepTota
         num_plans_in_flight=counts.num_plans_in_flight if counts else 0,
         last_error=executor.last_error,
         steps=steps,
-        holder=executor.holder,
+        holder=record.holder,
     )
+
+
+def _state(record: ExecutorRecord, *, is_draining: bool) -> ExecutorState:
+    """Return where an executor stands, in one word."""
+    if record.is_syncing:
+        return ExecutorState.SYNCING
+    match record.phase:
+        case Phase.DRIVEN:
+            return ExecutorState.DRAINING if is_draining else ExecutorState.READY
+        case Phase.LOST | Phase.YIELDED:
+            return ExecutorState.LOST
+        case _:
+            return ExecutorState.CONNECTING

@@ -13,8 +13,6 @@ from paceline.plan.values import Drain, ExecutorInfo, Hello, StepResult, Waiting
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.link_listener import LinkListener as LinkListener
-from paceline_scheduler.link.link_listener import PlanPort as PlanPort
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.link.tokenizers import TokenizerShelf

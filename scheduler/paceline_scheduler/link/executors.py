@@ -4,25 +4,32 @@ Also where plans go. Knows who is served and who leads; what the links say comes
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.plan.values import BatchPlan
 from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
 from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event
+from paceline_scheduler.errors import NoExecutorError, StandbyError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
-from paceline_scheduler.link.readiness import Readiness, Standing, readiness_of
-from paceline_scheduler.link.sync_gate import SyncGate
+from paceline_scheduler.link.leadership import Leadership, Readiness, Standing
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
+
+MAX_LEASE_S = 1.5  # a little more than executors give a holder that is silent
+MAX_WAIT_S = 3.0  # twice what it takes to give up an executor that says nothing
+_RETRY_S = 0.5
+_STANDBY_RETRY_S = 0.15  # when who is named does not serve either, it has died and its lease is almost over
 
 
 class Executors:
     """By address. It joins the runtime: as the sink of plans, and as an observer of what changes who is served."""
 
-    def __init__(self, runtime: Runtime, steps: StepObserver, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, runtime: Runtime, steps: StepObserver, leadership: Leadership) -> None:
         self.by_address: dict[str, Attachment] = {}
-        self.gate = SyncGate(loop, self.tell_readiness)
+        self._leadership = leadership
+        self._changed = asyncio.Event()  # who drives what, since somebody looked
         self._views = runtime.views
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
@@ -43,7 +50,7 @@ class Executors:
         """Who drains takes nothing new."""
         del now, effects
         if isinstance(event, DrainExecutor | BeginDrain):
-            self.tell_readiness()
+            self.changed()
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
         """Plans change nothing of who is served."""
@@ -54,8 +61,9 @@ class Executors:
         """Tell of every change, from now on, of what would become of a new request."""
         self._on_readiness = tell
 
-    def tell_readiness(self) -> None:
-        """Tell what would become of a new request, if that has changed."""
+    def changed(self) -> None:
+        """Let those look again who wait for executors, and tell what a new request would meet, if that is new."""
+        self._changed.set()
         readiness = self.readiness
         if readiness != self._told:
             self._told = readiness
@@ -66,37 +74,62 @@ class Executors:
         """What would become of a new request."""
         if self._views.is_draining:
             return Readiness(Standing.UNREADY)
-        return readiness_of(self.gate.holder, is_served=any(executor.is_serving for executor in self._open()))
+        return self._leadership.readiness(self._views.drains)
 
     @property
     def is_at_rest(self) -> bool:
         """Whether nobody is served here, and nobody can come back to what an executor runs."""
-        return (self.gate.is_open or self.gate.holder is not None) and not self._views.num_unfinished()
+        awaited = self._leadership.awaited
+        return (awaited.is_empty or awaited.active is not None) and not self._views.num_unfinished()
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Return when it is known what every executor runs; raises NoExecutorError when that does not come soon."""
-        await self.gate.passed(arrival)
+        """Return when it is known what every executor runs; raises NoExecutorError when that will not be soon.
+
+        When another scheduler drives the executors that is a StandbyError: at once for a request that is new. One that
+        was begun waits for as long as a holder is named that has just died, since its client may be here because of it.
+        """
+        awaited = self._leadership.awaited
+        if arrival is Arrival.NEW:
+            await self._until(lambda: awaited.is_empty or awaited.active is not None, MAX_WAIT_S)
+        else:
+            await self._until(lambda: awaited.is_empty, MAX_LEASE_S)
+            await self._until(lambda: awaited.is_empty or awaited.active is not None, MAX_WAIT_S - MAX_LEASE_S)
+        self.require_lead()
+        if not awaited.is_empty:
+            raise NoExecutorError("not all executors have answered yet; try again", _RETRY_S)
 
     def require_lead(self) -> None:
         """Raise StandbyError while another scheduler is known to drive the executors."""
-        self.gate.require_lead()
+        if (active := self._leadership.awaited.active) is not None:
+            raise StandbyError(active, _STANDBY_RETRY_S)
 
     # What there is
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models of executors that are attached, or were a moment ago and are not lost."""
-        return served_models(self.by_address.values())
+        return served_models(self._serving())
 
     def open_models(self) -> tuple[ServedModel, ...]:
         """Return the models of which new requests would be run."""
-        return served_models(self._open())
+        return served_models(self._serving(self._views.drains))
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """Return all executors that are looked for, by address."""
         return tuple(
-            status(address, executor, self._views, self._steps.totals(address))
+            status(self._leadership[address], executor, self._views, self._steps.totals(address))
             for address, executor in sorted(self.by_address.items())
         )
 
-    def _open(self) -> Iterator[Attachment]:
-        return (executor for address, executor in self.by_address.items() if not self._views.drains(address))
+    def _serving(self, drains: Callable[[str], bool] = lambda _: False) -> Iterator[Attachment]:
+        """Return those on which requests run, but for some that take no new ones."""
+        for address, executor in self.by_address.items():
+            if self._leadership[address].is_serving and not drains(address):
+                yield executor
+
+    async def _until(self, holds: Callable[[], bool], seconds: float) -> None:
+        """Wait until something holds, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not holds():
+                    self._changed.clear()
+                    await self._changed.wait()

@@ -27,16 +27,8 @@ class LinkListener(Protocol):
         """An executor is looked for from now on."""
         ...
 
-    def held(self, address: str, holder: Holder) -> None:
-        """Another scheduler that is alive drives the executor; this one stands in line."""
-        ...
-
     def removed(self, address: str) -> None:
         """An executor is not looked for any more."""
-        ...
-
-    def syncing(self, address: str) -> None:
-        """The executor accepted this scheduler; its snapshot is here, its tokenizer may not be."""
         ...
 
     def attached(
@@ -58,8 +50,8 @@ class LinkListener(Protocol):
         """The executor is going away in good order."""
         ...
 
-    def detached(self, address: str, reason: str, holder: Holder | None = None) -> None:
-        """The stream ended, or an attempt to open one failed: because of another scheduler, if one is given."""
+    def detached(self, address: str, reason: str) -> None:
+        """The stream ended, or an attempt to open one failed."""
         ...
 
     def lost(self, address: str) -> None:
@@ -68,4 +60,8 @@ class LinkListener(Protocol):
 
     def displaced(self, active: Holder) -> None:
         """Another scheduler has taken over: everything under way here is its business now."""
+        ...
+
+    def changed(self) -> None:
+        """Who drives what may have changed, after all that was told."""
         ...

@@ -72,8 +72,8 @@ class Steward:
         """An executor is not looked for any more."""
         log.info("executor_removed", address=address)
         del self._unreachable[address]
+        self.listener.removed(address)  # before: until then it asks about it
         self._leadership.remove(address)
-        self.listener.removed(address)
         self._carry_out(())
 
     def found(self, address: str, info: ExecutorInfo) -> Hello | None:
@@ -95,13 +95,12 @@ class Steward:
     def syncing(self, address: str) -> None:
         """An executor has accepted this scheduler."""
         self._leadership.syncing(address)
-        self.listener.syncing(address)
 
     def welcomed(self, description: ExecutorDescription) -> None:
         """An executor can be driven."""
         self._leadership.welcomed(description, self.clock())
         self._unreachable[description.address].settle()
-        self._carry_out(())
+        self._wake_at(self._leadership.next_change_s())
 
     def ended(self, address: str, error: SchedulerError) -> None:
         """A stream ended, or an attempt to open one failed."""
@@ -125,15 +124,14 @@ class Steward:
     def _carry_out(self, verdicts: tuple[Verdict, ...]) -> None:
         for verdict in verdicts:
             match verdict:
-                case Detached(address, reason, was_driven, holder):
+                case Detached(address, reason, was_driven):
                     self._log_end(address, reason, was_driven=was_driven)
-                    self.listener.detached(address, reason, holder)
+                    self.listener.detached(address, reason)
                 case Lost(address, was_serving):
                     if was_serving:
                         log.warning("executor_lost", address=address)
                     self.listener.lost(address)
                 case InLine(address, holder):
-                    self.listener.held(address, holder)
                     log.info("waiting_in_line", address=address, active_address=holder.address, term=holder.term)
                 case Displaced(active):
                     where = {"active_address": active.address, "term": active.term}
@@ -142,6 +140,7 @@ class Steward:
                 case EndStream(address, error):
                     self._end_stream(address, error)
         self._wake_at(self._leadership.next_change_s())
+        self.listener.changed()
 
     def _log_end(self, address: str, reason: str, *, was_driven: bool) -> None:
         if was_driven:

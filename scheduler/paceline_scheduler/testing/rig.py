@@ -14,10 +14,9 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership
+from paceline_scheduler.link.leadership import Leadership, Standing
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
-from paceline_scheduler.link.readiness import Standing
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
@@ -47,7 +46,7 @@ class SchedulerRig:
         self.runtime = Runtime(self.core, loop.time, loop)
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
-        self.executors = Executors(self.runtime, self.steps, loop)
+        self.executors = Executors(self.runtime, self.steps, self.leadership)
         self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
         self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)
