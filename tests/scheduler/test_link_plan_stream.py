@@ -71,6 +71,7 @@ class Listener:
     def __init__(self):
         self.snapshot = None
         self.num_results = 0
+        self.planned = []  # without a result yet
 
     def waits_in_line(self, notice):
         """Nothing follows from it here."""
@@ -81,7 +82,12 @@ class Listener:
 
     def finished_step(self, result):
         """Count it."""
+        assert self.planned.pop(0).step_id == result.step_id
         self.num_results += 1
+
+    def due_step(self):
+        """The oldest."""
+        return self.planned[0] if self.planned else None
 
     def going_away(self, notice):
         """Nothing follows from it here."""
@@ -115,7 +121,9 @@ class Link:
 
     def plan(self, step_id, predicted_s=0.0, **contents):
         """Send a plan that runs nothing."""
-        self.driver.send_plan(BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9), **contents))
+        plan = BatchPlan(1, 1, step_id, column(), column(), round(predicted_s * 1e9), **contents)
+        self.listener.planned.append(plan)
+        self.driver.send_plan(plan)
 
     def finish(self, step_id):
         """Let the executor send the result of a step."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation
-from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
@@ -112,6 +112,11 @@ class CoreViews:
     def has_plans_in_flight(self) -> bool:
         """Tell whether results are awaited of executors that are attached."""
         return any(executor.attached and executor.in_flight for executor in self._state.executors)
+
+    def due_step(self, address: str) -> StepInFlight | None:
+        """Return the oldest plan of an executor that has no result yet; None if there is none, or it was given up."""
+        executor = self._state.executors.by_address.get(address)
+        return executor.in_flight[0] if executor is not None and executor.in_flight else None
 
     def counts(self, address: str) -> ExecutorCounts:
         """Return what operators see of an executor. KeyError unless it has been attached."""

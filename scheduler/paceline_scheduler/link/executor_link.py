@@ -10,6 +10,7 @@ from typing import NoReturn
 import structlog
 
 from paceline.plan.values import Drain, ExecutorInfo, Hello, StepResult, WaitingInLine, Welcome
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.holder import Holder
@@ -122,6 +123,10 @@ class ExecutorLink:
     def finished_step(self, result: StepResult) -> None:
         """Apply a result; raises DivergenceError."""
         self._steward.listener.finished_step(self.address, result)
+
+    def due_step(self) -> StepInFlight | None:
+        """Return the oldest plan without a result."""
+        return self._steward.listener.due_step(self.address)
 
     def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new, now or once it is ours."""

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from paceline.plan.values import BatchPlan, Model, StepResult
 from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.holder import Holder
 
@@ -44,6 +45,10 @@ class LinkListener(Protocol):
 
     def finished_step(self, address: str, result: StepResult) -> None:
         """A result arrived; raises DivergenceError when it does not fit."""
+        ...
+
+    def due_step(self, address: str) -> StepInFlight | None:
+        """Return the oldest plan of an executor that has no result yet."""
         ...
 
     def draining(self, address: str) -> None:

@@ -16,6 +16,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
 )
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import Attachment
@@ -63,6 +64,10 @@ class Listener:
     def finished_step(self, address: str, result: StepResult) -> None:
         """Apply a result; raises DivergenceError."""
         self._runtime.feed(StepFinished(address, result))
+
+    def due_step(self, address: str) -> StepInFlight | None:
+        """Return the oldest plan of an executor that has no result yet."""
+        return self._runtime.views.due_step(address)
 
     def draining(self, address: str) -> None:
         """Place nothing new on an executor, unless it has been given up."""

@@ -6,7 +6,6 @@ Knows messages and times. What a result means is for whoever takes it.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, Protocol
 
@@ -23,6 +22,7 @@ from paceline.plan.values import (
     WaitingInLine,
     Welcome,
 )
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
@@ -53,6 +53,10 @@ class StreamEvents(Protocol):
         """A result arrived; DivergenceError when it fits no plan."""
         ...
 
+    def due_step(self) -> StepInFlight | None:
+        """Return the oldest plan without a result."""
+        ...
+
     def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new."""
         ...
@@ -65,12 +69,6 @@ class Phase(Enum):
     IN_LINE = "in line"
     SNAPSHOT = "snapshot"
     READY = "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    step_id: int
-    bound_s: float
 
 
 class PlanStream:
@@ -89,8 +87,8 @@ class PlanStream:
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
-        self._awaited: deque[_Awaited] = deque()
-        self._awaited_since_s = 0.0
+        self._num_unanswered = 0  # plans that were sent
+        self._awaited_since_s = 0.0  # the oldest of them, or it would have run since then
         self._heard_s = self._got_on_s = clock()
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
@@ -114,10 +112,9 @@ class PlanStream:
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Put a plan on its way without waiting for the network."""
-        bound_s = max(MIN_STEP_BOUND_S, STEP_BOUND_FACTOR * plan.predicted_ns / 1e9)
-        if not self._awaited:
+        if not self._num_unanswered:
             self._awaited_since_s = self._clock()
-        self._awaited.append(_Awaited(plan.step_id, bound_s))
+        self._num_unanswered += 1
         self._send(plan)
 
     def _send(self, message: ToExecutor) -> None:
@@ -168,9 +165,9 @@ class PlanStream:
 
     def _take_result(self, result: StepResult) -> None:
         self._require_phase(Phase.READY)
-        if not self._awaited or self._awaited[0].step_id != result.step_id:
-            raise DivergenceError(f"the result of step {result.step_id} is not the one that is due")
-        self._awaited.popleft()
+        if not self._num_unanswered:
+            raise DivergenceError(f"the result of step {result.step_id} came though none is due")
+        self._num_unanswered -= 1
         self._awaited_since_s = self._heard_s
         self._events.finished_step(result)
 
@@ -225,9 +222,14 @@ class PlanStream:
             raise StreamEndedError(f"nothing heard for {now_s - self._heard_s:.1f} s")
         if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - self._got_on_s > MAX_WELCOME_S:
             raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - self._got_on_s:.1f} s")
-        if self._awaited and now_s - self._awaited_since_s > self._awaited[0].bound_s:
-            waited_s = now_s - self._awaited_since_s
-            raise StreamEndedError(f"step {self._awaited[0].step_id} has taken {waited_s:.1f} s, beyond its bound")
+        step = self._events.due_step() if self._num_unanswered else None
+        if step is not None and (waited_s := now_s - self._awaited_since_s) > _bound_s(step):
+            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
+
+
+def _bound_s(step: StepInFlight) -> float:
+    """Return how long a step may take before its executor counts as stuck."""
+    return max(MIN_STEP_BOUND_S, STEP_BOUND_FACTOR * step.predicted_ns / 1e9)
 
 
 async def never() -> NoReturn:
