@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.leadership import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, ServingStatus
 
 _log = structlog.get_logger(__name__)
 
 
 class Announcer:
-    """Is told of each change. `ready_when` are the standings in which health says SERVING: a standby's is one more.
+    """Is told of each change. `ready_when` are the statuses in which health says SERVING: a standby's is one more.
 
     `where` goes into each `ready`, as the ports do; `is_stopping` says that nobody needs to be told why not.
     """
 
     def __init__(
         self,
-        ready_when: frozenset[Standing],
+        ready_when: frozenset[ServingStatus],
         set_ready: Callable[[bool], None],
         models: Callable[[], list[str]],
         is_stopping: Callable[[], bool],
@@ -32,17 +32,17 @@ class Announcer:
         self._models = models
         self._is_stopping = is_stopping
         self._where = where
-        self._standing = Standing.UNREADY
+        self._status = ServingStatus.NOT_SERVING
 
     def changed(self, readiness: Readiness) -> None:
         """Say how the scheduler stands from now on."""
-        before, self._standing = self._standing, readiness.standing
-        is_ready = self._standing in self._ready_when
+        before, self._status = self._status, readiness.status
+        is_ready = self._status in self._ready_when
         self._set_ready(is_ready)
-        if readiness.standing is Standing.READY:
+        if readiness.status is ServingStatus.SERVING:
             _log.info("ready", models=self._models(), **self._where)
         elif readiness.active is not None:
-            self._stands_by(readiness.active, is_new=is_ready and before is not Standing.STANDING_BY)
+            self._stands_by(readiness.active, is_new=is_ready and before is not ServingStatus.STANDBY)
         elif not self._is_stopping():
             _log.warning("not_ready", reason="no executor takes new requests; they are refused until one does")
 

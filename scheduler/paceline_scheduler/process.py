@@ -35,7 +35,7 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership, Standing
+from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
@@ -79,7 +79,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     gc.enable()
     _log.info("listening", pid=os.getpid(), scheduler_id=fleet.scheduler_id, **where)
 
-    ready_when = {Standing.READY, Standing.STANDING_BY} if config.standby else {Standing.READY}
+    ready_when = {ServingStatus.SERVING, ServingStatus.STANDBY} if config.standby else {ServingStatus.SERVING}
     announcer = Announcer(
         frozenset(ready_when),
         services.set_ready,

@@ -8,7 +8,7 @@ from paceline_scheduler.core.events import DrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import NoExecutorError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.leadership import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.testing.deployment import Deployment, scenario
@@ -34,7 +34,7 @@ async def test_requests_run_to_their_end_with_the_right_tokens():
         rig.submit(*requests)
         await rig.until_idle()
         assert_right_tokens(rig, requests)
-        assert rig.standings == [Standing.READY]
+        assert rig.statuses == [ServingStatus.SERVING]
 
 
 @scenario
@@ -62,7 +62,7 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
         await rig.until_idle()
         assert_right_tokens(rig, requests)
         assert deployment[FIRST].executor.epoch == 5
-        assert rig.standings == [Standing.READY], "a stream that comes back at once is no reason to tell clients"
+        assert rig.statuses == [ServingStatus.SERVING], "a stream that comes back at once is no reason to tell clients"
 
 
 @scenario
@@ -80,7 +80,7 @@ async def test_an_executor_that_restarts_gets_its_requests_again():
         assert_right_tokens(rig, requests)
         assert rig.executors.statuses()[0].incarnation == 1001
         assert set(rig.client.attempts.values()) == {2}
-        assert rig.standings == [Standing.READY, Standing.UNREADY, Standing.READY]
+        assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING, ServingStatus.SERVING]
 
 
 @scenario
@@ -200,7 +200,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         assert rig.leadership.claim.term > 9
         assert rig.runtime.views.num_waiting() == (0, 0)
         await rig.until(lambda: deployment[SECOND].holder_scheduler_id == "")
-        assert rig.executors.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-z", 9))
+        assert rig.executors.readiness == Readiness(ServingStatus.STANDBY, Holder("scheduler-z", 9))
 
 
 @scenario
@@ -266,7 +266,7 @@ async def test_an_operators_drain_survives_a_broken_stream():
     async with Deployment(FIRST) as deployment, deployment.rig() as rig:
         await rig.until_ready()
         assert rig.runtime.feed(DrainExecutor(FIRST)) == 0
-        assert rig.standings == [Standing.READY, Standing.UNREADY]
+        assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
         deployment[FIRST].break_stream()
         await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)

@@ -26,7 +26,7 @@ from paceline_scheduler.link.leadership import (
     Leadership,
     Lost,
     Readiness,
-    Standing,
+    ServingStatus,
 )
 from paceline_scheduler.testing.requests import make_executor
 
@@ -79,7 +79,7 @@ def test_requests_wait_for_word_of_every_executor():
     leadership = looking_for(*BOTH)
     drive(leadership, FIRST)
     assert not leadership.awaited.is_empty
-    assert leadership.readiness(nobody_drains) == Readiness(Standing.READY)
+    assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.SERVING)
     verdicts = leadership.ended(SECOND, UnreachableError("refused"), 0.1, 0.5)
     assert verdicts == (Detached(SECOND, "refused", was_driven=False), Lost(SECOND, was_serving=False))
     assert leadership.awaited.is_empty
@@ -96,7 +96,7 @@ def test_an_executor_that_says_nothing_is_lost_in_the_end():
     assert leadership.advance(6.4) == ()
     assert leadership.advance(6.5) == (Lost(FIRST, was_serving=True),)
     assert leadership.advance(60.0) == ()
-    assert leadership.readiness(nobody_drains) == Readiness(Standing.UNREADY)
+    assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.NOT_SERVING)
 
 
 def test_who_finds_a_higher_claim_yields_everywhere():
@@ -110,7 +110,7 @@ def test_who_finds_a_higher_claim_yields_everywhere():
     assert displaced == Displaced(OTHER)
     assert (end.address, type(end.error)) == (FIRST, StandingByError)
     assert (leadership.claim.term, leadership.is_acting, leadership.awaited.is_empty) == (8, False, False)
-    assert leadership.readiness(nobody_drains) == Readiness(Standing.STANDING_BY, OTHER)
+    assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.STANDBY, OTHER)
     assert not leadership.claim.takes_over(FIRST)
 
 
@@ -185,7 +185,7 @@ def test_a_stand_in_line_gives_back_what_was_driven():
     assert leadership.in_line(SECOND, OTHER, 1.2) == (), "told once"
     leadership.ended(FIRST, StreamEndedError("cut"), 2.0, 0.5)
     assert leadership.advance(9.0) == (Lost(FIRST, was_serving=True), Displaced(OTHER))
-    assert leadership.readiness(nobody_drains) == Readiness(Standing.STANDING_BY, OTHER)
+    assert leadership.readiness(nobody_drains) == Readiness(ServingStatus.STANDBY, OTHER)
 
 
 def test_a_notice_of_a_drain_is_kept_until_the_welcome_and_for_that_stream():
@@ -205,8 +205,8 @@ def test_who_drains_takes_no_new_request():
     """Whoever keeps that says so."""
     leadership = looking_for(FIRST)
     drive(leadership, FIRST)
-    assert leadership.readiness(lambda _: False) == Readiness(Standing.READY)
-    assert leadership.readiness(lambda address: address == FIRST) == Readiness(Standing.UNREADY)
+    assert leadership.readiness(lambda _: False) == Readiness(ServingStatus.SERVING)
+    assert leadership.readiness(lambda address: address == FIRST) == Readiness(ServingStatus.NOT_SERVING)
 
 
 ENDS = st.sampled_from(

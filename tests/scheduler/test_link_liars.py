@@ -12,7 +12,7 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import MAX_TERM
-from paceline_scheduler.link.leadership import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.testing.deployment import Deployment
 from paceline_scheduler.testing.requests import expected_output, make_request
@@ -111,7 +111,7 @@ def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term)
             await asyncio.sleep(5)
             await assert_served(rig)
             assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
-            assert rig.executors.readiness == Readiness(Standing.READY)
+            assert rig.executors.readiness == Readiness(ServingStatus.SERVING)
             assert (liar_of(rig).state, liar_of(rig).holder) == (ExecutorState.LOST, None)
             assert "restart this executor" in liar_of(rig).last_error
 

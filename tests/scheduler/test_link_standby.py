@@ -11,7 +11,7 @@ from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.link.leadership import Readiness, Standing
+from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.simulator import fence
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import make_request
@@ -101,7 +101,7 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
     async with active_and_standby(FIRST) as (deployment, active, standby):
         told = []
         standby.executors.on_readiness(told.append)
-        assert standby.executors.readiness == Readiness(Standing.STANDING_BY, ACTIVE)
+        assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, ACTIVE)
         assert [status.holder for status in standby.executors.statuses()] == [ACTIVE]
         third = deployment[FIRST].hello("scheduler-c", 2, fence.Approach.TAKE_OVER, address="c:1")
         await standby.until(lambda: bool(told))
@@ -109,8 +109,8 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
         deployment[FIRST].leave(third)
         await standby.until_ready()
         assert told == [
-            Readiness(Standing.STANDING_BY, Holder("scheduler-c", 2, "c:1")),
-            Readiness(Standing.READY),
+            Readiness(ServingStatus.STANDBY, Holder("scheduler-c", 2, "c:1")),
+            Readiness(ServingStatus.SERVING),
         ]
         assert [status.holder for status in standby.executors.statuses()] == [None]
 
@@ -128,7 +128,7 @@ async def test_a_displaced_scheduler_stands_by_and_names_the_one_that_took_over(
             assert old.client.failures[request.handle].active == taken_by
             seconds, refusal = await refusal_of(old, Arrival.NEW)
             assert (seconds, refusal.active) == (0, taken_by)
-            assert Standing.UNREADY not in old.standings
+            assert ServingStatus.NOT_SERVING not in old.statuses
 
 
 @scenario
@@ -141,7 +141,7 @@ async def test_a_scheduler_that_had_given_an_executor_up_stands_by_all_the_same(
             async with deployment.rig(scheduler_id="scheduler-b") as standby:
                 await asyncio.sleep(5)
                 deployment.network.start(FIRST)
-                await active.until(lambda: Standing.STANDING_BY in (*active.standings, *standby.standings))
+                await active.until(lambda: ServingStatus.STANDBY in (*active.statuses, *standby.statuses))
 
 
 def stands_in_line(deployment, *addresses):
@@ -164,7 +164,7 @@ async def test_an_executor_that_returns_goes_to_the_scheduler_that_had_it():
             await restart(deployment, FIRST, seconds)
             await active.until(lambda: stands_in_line(deployment, FIRST, SECOND))
             assert {deployment[each].holder_scheduler_id for each in (FIRST, SECOND)} == {"scheduler-a"}
-        assert Standing.STANDING_BY not in active.standings
+        assert ServingStatus.STANDBY not in active.statuses
 
 
 @scenario
@@ -229,25 +229,25 @@ async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_st
             deployment[FIRST].leave(first)
             await standby.until_ready(1)
             await asyncio.sleep(2)
-            assert standby.executors.readiness == Readiness(Standing.STANDING_BY, Holder("scheduler-0", 1, "a:1"))
+            assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, Holder("scheduler-0", 1, "a:1"))
             seconds, refusal = await refusal_of(standby, Arrival.NEW)
             assert (seconds, refusal.active.address) == (0, "a:1")
             alive[1].cancel()
             deployment[SECOND].leave(second)
             await standby.until_ready(2)
-            assert standby.executors.readiness == Readiness(Standing.READY)
+            assert standby.executors.readiness == Readiness(ServingStatus.SERVING)
 
 
 def test_each_time_a_scheduler_comes_to_stand_by_it_says_that_it_is_ready():
     """Once displaced it is as ready as from the start: whoever watches it learns what it is now."""
-    both = frozenset({Standing.READY, Standing.STANDING_BY})
+    both = frozenset({ServingStatus.SERVING, ServingStatus.STANDBY})
     announcer = Announcer(both, lambda _: None, lambda: ["m"], lambda: False, {})
     with capture_logs() as logged:
         for readiness in (
-            Readiness(Standing.READY),
-            Readiness(Standing.STANDING_BY, ACTIVE),
-            Readiness(Standing.STANDING_BY, Holder("c", 3, "c:1")),
-            Readiness(Standing.READY),
+            Readiness(ServingStatus.SERVING),
+            Readiness(ServingStatus.STANDBY, ACTIVE),
+            Readiness(ServingStatus.STANDBY, Holder("c", 3, "c:1")),
+            Readiness(ServingStatus.SERVING),
         ):
             announcer.changed(readiness)
     told = [(event["event"], event.get("standby", False)) for event in logged]

@@ -33,7 +33,7 @@ from paceline_scheduler.errors import (
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
-from paceline_scheduler.link.leadership import Leadership, Standing
+from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.steward import Steward
@@ -59,8 +59,8 @@ class RuntimeBench:
         self.leadership = Leadership(OwnClaim("scheduler-a"))
         self.executors = Executors(self.runtime, self.steps, self.leadership)
         self.listener = Listener(self.runtime, self.executors)
-        self.standings = []
-        self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
+        self.statuses = []
+        self.executors.on_readiness(lambda readiness: self.statuses.append(readiness.status))
         self.executor = make_executor(**options)
         self.plans = []
         self.steward = Steward(self.leadership, self.listener, self.clock, lambda: 0.5, lambda *_: None)
@@ -142,7 +142,7 @@ async def test_without_an_executor_requests_are_refused_with_a_time_to_try_again
         bench.runtime.feed(Submit((make_request(),)))
     assert refusal.value.retry_after_s > 0
     await asyncio.wait_for(bench.until_idle(), 5)
-    assert bench.executors.readiness.standing is Standing.UNREADY
+    assert bench.executors.readiness.status is ServingStatus.NOT_SERVING
 
 
 async def test_a_draining_scheduler_refuses_and_finishes():
@@ -151,7 +151,7 @@ async def test_a_draining_scheduler_refuses_and_finishes():
     request = make_request(3, 3)
     bench.runtime.feed(Submit((request,)))
     bench.runtime.feed(BeginDrain())
-    assert bench.standings == [Standing.READY, Standing.UNREADY]
+    assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
     with pytest.raises(DrainingError):
         bench.runtime.feed(Submit((make_request(),)))
     await bench.finish()
@@ -203,9 +203,9 @@ async def test_a_draining_executor_still_serves_its_model_but_takes_nothing_new(
     """Whoever drained it, and also if its stream was broken at that moment."""
     bench = await attached_bench()
     bench.steward.ended(ADDRESS, StreamEndedError("cut"))
-    assert bench.executors.readiness.standing is Standing.READY, "it is expected back"
+    assert bench.executors.readiness.status is ServingStatus.SERVING, "it is expected back"
     assert bench.runtime.feed(DrainExecutor(ADDRESS)) == 0
-    assert bench.standings == [Standing.READY, Standing.UNREADY]
+    assert bench.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
     assert [model.name for model in bench.executors.models()] == ["simulated"]
     assert bench.executors.open_models() == ()
     with pytest.raises(NoExecutorError) as refusal:
@@ -328,7 +328,7 @@ async def test_after_a_displacement_the_scheduler_begins_anew():
     bench.steward.ended(ADDRESS, TermSupersededError(Holder("scheduler-z", 9)))
     assert bench.executors.models() == ()
     assert bench.executors.statuses()[0].state == ExecutorState.LOST
-    assert bench.standings == [Standing.READY, Standing.STANDING_BY]
+    assert bench.statuses == [ServingStatus.SERVING, ServingStatus.STANDBY]
     bench.plans.clear()
     await bench.attach()
     assert bench.runtime.views.limits() == LimitValues(5, 600, 32)

@@ -10,7 +10,7 @@ from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.errors import LinkError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.link.leadership import Standing
+from paceline_scheduler.link.leadership import ServingStatus
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
@@ -125,4 +125,4 @@ async def test_an_executor_that_lies_about_terms_costs_only_itself(told):
 
             assert await served(rig)
             assert (honest.service.attachments.fence.epoch, rig.leadership.claim.term) == (1, 1)
-            assert rig.executors.readiness.standing is Standing.READY
+            assert rig.executors.readiness.status is ServingStatus.SERVING

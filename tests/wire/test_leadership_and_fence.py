@@ -18,7 +18,7 @@ from paceline_scheduler.errors import LinkError, StreamEndedError, TermSupersede
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.executor_record import Phase
-from paceline_scheduler.link.leadership import EndStream, Leadership, Standing
+from paceline_scheduler.link.leadership import EndStream, Leadership, ServingStatus
 from paceline_scheduler.testing.requests import make_executor
 
 ADDRESSES = ("executor:1", "executor:2")
@@ -289,7 +289,7 @@ def test_one_scheduler_comes_to_drive_all_executors_and_goes_on(first_seed):
         world.run(FAULTS_S + QUIET_S)
         epochs = [executor.fence.epoch for executor in world.executors.values()]
         assert sorted(world.driven_by()) == [0, 2], f"seed {seed}"
-        standings = {scheduler.leadership.readiness(lambda _: False).standing for scheduler in world.schedulers}
-        assert standings == {Standing.READY, Standing.STANDING_BY}, f"seed {seed}"
+        statuses = {scheduler.leadership.readiness(lambda _: False).status for scheduler in world.schedulers}
+        assert statuses == {ServingStatus.SERVING, ServingStatus.STANDBY}, f"seed {seed}"
         world.run(FAULTS_S + QUIET_S + 5)
         assert epochs == [executor.fence.epoch for executor in world.executors.values()], f"seed {seed}"

@@ -8,7 +8,7 @@ from enum import Enum
 from random import Random
 
 from paceline.plan.values import ProtocolRange, StepPoint
-from paceline_scheduler.link.leadership import Standing
+from paceline_scheduler.link.leadership import ServingStatus
 from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.tokens import TokenRule, reference_output
@@ -135,7 +135,7 @@ class Scenario:
     reproducibility: Reproducibility
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...]
-    ready_when: frozenset[Standing]  # what health says SERVING to: with --standby to standing in line as well
+    ready_when: frozenset[ServingStatus]  # what health says SERVING to: with --standby to standing in line as well
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -155,7 +155,9 @@ def draw_scenario(seed: int) -> Scenario:
         reproducibility=Reproducibility.SAME_TOKENS if is_same else Reproducibility.OTHER_TOKENS,
         requests=_draw_requests(random, num_clients, config.tokens),
         faults=_draw_faults(random),
-        ready_when=frozenset({Standing.READY, Standing.STANDING_BY} if has_standby else {Standing.READY}),
+        ready_when=frozenset(
+            {ServingStatus.SERVING, ServingStatus.STANDBY} if has_standby else {ServingStatus.SERVING}
+        ),
     )
 
 

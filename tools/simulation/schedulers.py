@@ -24,7 +24,7 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership, Standing
+from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.observers.steps import StepObserver
@@ -76,7 +76,7 @@ class SchedulerHost:
         random: Random,
         executors: str,
         limits: CoreLimits,
-        ready_when: frozenset[Standing],
+        ready_when: frozenset[ServingStatus],
     ) -> None:
         self.name = name
         self.node: Node | None = None
@@ -106,17 +106,19 @@ class SchedulerHost:
     @property
     def is_ready(self) -> bool:
         """Whether its health says that it serves; it says nothing while it is frozen or dead."""
-        return self._standing in self._ready_when
+        return self._status in self._ready_when
 
     @property
     def drives(self) -> bool:
         """Whether it runs, and runs requests."""
-        return self._standing is Standing.READY
+        return self._status is ServingStatus.SERVING
 
     @property
-    def _standing(self) -> Standing:
+    def _status(self) -> ServingStatus:
         is_running = self.node is not None and self.node.state is NodeState.RUNNING
-        return self.executors.readiness.standing if is_running and self.executors is not None else Standing.UNREADY
+        return (
+            self.executors.readiness.status if is_running and self.executors is not None else ServingStatus.NOT_SERVING
+        )
 
     def kill(self) -> None:
         """End the process at once."""

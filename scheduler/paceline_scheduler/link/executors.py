@@ -13,7 +13,7 @@ from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
 from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event
 from paceline_scheduler.errors import NoExecutorError, StandbyError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
-from paceline_scheduler.link.leadership import Leadership, Readiness, Standing
+from paceline_scheduler.link.leadership import Leadership, Readiness, ServingStatus
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 
@@ -33,7 +33,7 @@ class Executors:
         self._views = runtime.views
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
-        self._told = Readiness(Standing.UNREADY)
+        self._told = Readiness(ServingStatus.NOT_SERVING)
         runtime.show(steps)
         runtime.show(self)
         runtime.send_plans_to(self)
@@ -73,7 +73,7 @@ class Executors:
     def readiness(self) -> Readiness:
         """What would become of a new request."""
         if self._views.is_draining:
-            return Readiness(Standing.UNREADY)
+            return Readiness(ServingStatus.NOT_SERVING)
         return self._leadership.readiness(self._views.drains)
 
     @property

@@ -87,19 +87,19 @@ class Greeting:
     verdicts: Verdicts
 
 
-class Standing(Enum):
+class ServingStatus(Enum):
     """What a new request meets here."""
 
-    UNREADY = "no executor takes it"
-    STANDING_BY = "another scheduler drives the executors, and this one waits in line"
-    READY = "it is run"
+    NOT_SERVING = "no executor takes it"
+    STANDBY = "another scheduler drives the executors, and this one waits in line"
+    SERVING = "it is run"
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """How a scheduler stands. While it stands by, `active` is the one that drives the executors."""
 
-    standing: Standing
+    status: ServingStatus
     active: Holder | None = None
 
 
@@ -121,9 +121,9 @@ class Leadership:
     def readiness(self, drains: Callable[[str], bool]) -> Readiness:
         """Return what would become of a new request; an executor that drains takes none."""
         if (active := self.awaited.active) is not None:
-            return Readiness(Standing.STANDING_BY, active)
+            return Readiness(ServingStatus.STANDBY, active)
         is_served = any(each.is_serving and not drains(each.address) for each in self._executors.values())
-        return Readiness(Standing.READY if is_served else Standing.UNREADY)
+        return Readiness(ServingStatus.SERVING if is_served else ServingStatus.NOT_SERVING)
 
     def next_change_s(self) -> float | None:
         """When time alone would change something; None if it would not."""

@@ -14,7 +14,7 @@ from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
-from paceline_scheduler.link.leadership import Leadership, Standing
+from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport import Transport
@@ -39,7 +39,7 @@ class SchedulerRig:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.client = OutputCollector()
-        self.standings: list[Standing] = []
+        self.statuses: list[ServingStatus] = []
         self.leadership = Leadership(OwnClaim(scheduler_id, approach, protocols))
         self.leadership.claim.address = f"{scheduler_id}:50051"
         self.core = Core(limits or CoreLimits())
@@ -47,7 +47,7 @@ class SchedulerRig:
         self.runtime.deliver_to(self.client)
         self.steps = StepObserver(self.runtime.views)
         self.executors = Executors(self.runtime, self.steps, self.leadership)
-        self.executors.on_readiness(lambda readiness: self.standings.append(readiness.standing))
+        self.executors.on_readiness(lambda readiness: self.statuses.append(readiness.status))
         self.listener = Listener(self.runtime, self.executors)
         discovery = Discovery(parse_executors(executors), resolver)
         self.fleet = Fleet(discovery, transport, self.leadership, self.listener, loop.time, lambda: 0.5)
