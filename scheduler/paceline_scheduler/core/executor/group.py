@@ -27,7 +27,6 @@ class ExecutorGroup:
     def __init__(self) -> None:
         self.by_address: dict[str, ExecutorState] = {}
         self._awaited: dict[str, None] = {}
-        self._drained: dict[str, int] = {}  # and as which incarnation
 
     def __iter__(self) -> Iterator[ExecutorState]:
         """Go through the executors."""
@@ -43,14 +42,9 @@ class ExecutorGroup:
         self._awaited.update(dict.fromkeys(addresses))
 
     def attach(self, executor: ExecutorState) -> None:
-        """Drive an executor from now on. Back as the process that was told to drain, it still does."""
-        address, incarnation = executor.description.address, executor.description.incarnation
-        self.by_address[address] = executor
-        if self._drained.get(address) == incarnation:
-            executor.draining = True
-        else:
-            self._drained.pop(address, None)
-        self.has_word(address)
+        """Drive an executor from now on."""
+        self.by_address[executor.description.address] = executor
+        self.has_word(executor.description.address)
 
     def stream_ended(self, address: str) -> None:
         """Plan nothing for an executor until it attaches again or is lost."""
@@ -62,7 +56,6 @@ class ExecutorGroup:
         """An executor is not looked for any more."""
         self.has_word(address)
         self.by_address.pop(address, None)
-        self._drained.pop(address, None)
 
     def drain(self, address: str) -> int:
         """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError if unknown."""
@@ -70,12 +63,13 @@ class ExecutorGroup:
         if executor is None:
             sentence = f"executor {address!r} is known but not attached now; try again"
             raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S)
-        executor.draining, self._drained[address] = True, executor.description.incarnation
+        executor.draining = True
         return executor.rows.num_running
 
     def drains(self, address: str) -> bool:
         """Tell whether an executor was told to drain and has not come back as another process since."""
-        return address in self._drained
+        executor = self.by_address.get(address)
+        return executor is not None and executor.draining
 
     def has_word(self, address: str) -> None:
         """What it runs is known, or that it runs nothing."""

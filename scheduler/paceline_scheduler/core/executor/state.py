@@ -110,11 +110,15 @@ class ExecutorState:
         return len(self.in_flight) < limits.max_plans_in_flight or ahead_ns < limits.run_ahead_s * 1e9
 
     def carry_on(self, before: "ExecutorState") -> None:
-        """Take over what an earlier stream to the executor taught, and what it has not been told yet."""
+        """Take over what an earlier stream to the executor taught, and what it has not been told yet.
+
+        The process that was told to drain still does.
+        """
         self.pending_forgets.extend(before.pending_forgets)
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
+            self.draining = before.draining
             self.suspects.carry_on(before.suspects)
 
     def end_row(self, row: int, final: FinalRelease) -> None:
