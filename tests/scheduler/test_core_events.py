@@ -154,6 +154,8 @@ def test_views_change_nothing(harness):
         views.require_room(4)
     views.limits()
     views.counts(FIRST)
+    views.description(FIRST)
+    views.due_step(FIRST)
     views.check()
     assert fingerprint(harness.core) == before
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.events import DrainExecutor, ExecutorLost
+from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, StreamEnded
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.harness import CoreHarness
@@ -214,6 +214,37 @@ def test_what_only_a_draining_executor_could_hold_is_refused():
     harness.feed(DrainExecutor("executor-1"))
     with pytest.raises(InvalidRequestError):
         harness.submit(make_request(100, 10))
+
+
+def test_what_is_lost_while_it_drains_still_drains_unless_it_comes_back_as_another_process():
+    """It was the process that was told to end; the next one there was not."""
+    harness = CoreHarness(make_executor(num_blocks=8), make_executor(incarnation=9))
+    harness.feed(DrainExecutor("executor-1"))
+    harness.feed(ExecutorLost("executor-1"))
+    with pytest.raises(InvalidRequestError):
+        harness.submit(make_request(100, 10))
+    harness.attach("executor-1")
+    assert harness.views.drains("executor-1")
+    harness.executors["executor-1"].restart()
+    harness.attach("executor-1")
+    assert not harness.views.drains("executor-1")
+    harness.submit(make_request(100, 10, handle=1))
+    harness.finish()
+    assert harness.client.ended == {1}
+
+
+def test_the_step_that_is_due_is_the_oldest_without_a_result_of_an_executor_that_is_attached():
+    """Who waits for it waits on a stream."""
+    harness = CoreHarness(make_executor())
+    assert harness.views.due_step("executor-0") is None
+    harness.submit(make_request(3, 5))
+    first, second = harness.plan(), harness.plan()
+    assert harness.views.due_step("executor-0").step_id == first.step_id
+    harness.run("executor-0")
+    harness.complete("executor-0")
+    assert harness.views.due_step("executor-0").step_id == second.step_id
+    harness.feed(StreamEnded("executor-0"))
+    assert harness.views.due_step("executor-0") is None
 
 
 def test_many_requests_for_a_lost_executor_hold_nobody_up():

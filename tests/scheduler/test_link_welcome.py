@@ -47,6 +47,9 @@ class Events:
     def waits_in_line(self, notice):
         """Another scheduler drives."""
 
+    def due_step(self):
+        """None, since nothing is planned."""
+
 
 def drive(*messages):
     """Drive a stream for a minute at most; returns why it ended, None if it did not."""

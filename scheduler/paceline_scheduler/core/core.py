@@ -32,6 +32,7 @@ from paceline_scheduler.core.events import (
     Tick,
 )
 from paceline_scheduler.core.executor.results import apply_result
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.limits import CoreLimits, changed
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Outputs
 from paceline_scheduler.core.planning.planner import decide
@@ -54,7 +55,7 @@ class Core:
         to_plan: tuple[str, ...] | None = ()
         match event:
             case StepFinished(address, result):
-                outputs = self._finish_step(address, result, now)
+                reply, outputs = self._finish_step(address, result, now)
                 to_plan = (address, *state.others_with_news(address))
             case Tick():
                 failures = ending.expire(state, now)
@@ -116,7 +117,7 @@ class Core:
             state.waiting.remove(admission.live)
         return executor.commit(decision, tags, releases, now)
 
-    def _finish_step(self, address: str, result: StepResult, now: float) -> Outputs:
+    def _finish_step(self, address: str, result: StepResult, now: float) -> tuple[StepInFlight, Outputs]:
         state = self._state
         executor = state.executors.by_address.get(address)
         if executor is None or not executor.attached:
@@ -130,4 +131,4 @@ class Core:
                 state.wait_again(live, now)
         tokens = () if applied.tokens is None else (applied.tokens,)
         failures = applied.failures + ending.refuse_hopeless(state, now)
-        return Outputs(tokens, failures) if tokens or failures else NO_OUTPUTS
+        return applied.step, Outputs(tokens, failures) if tokens or failures else NO_OUTPUTS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.plan.values import FinishReason, RecordId, StepResult
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Outputs, Resumed
@@ -121,8 +122,8 @@ class ExecutorAttached(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished(Event[None]):
-    """A result arrived; raises DivergenceError when it does not fit what was planned."""
+class StepFinished(Event[StepInFlight]):
+    """A result arrived; answers what was planned, and raises DivergenceError when the result does not fit that."""
 
     address: str
     result: StepResult

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
+from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
@@ -105,6 +106,11 @@ class CoreViews:
         """Return an executor's state. KeyError unless it has been attached."""
         return self._state.executors.by_address[address]
 
+    def description(self, address: str) -> ExecutorDescription | None:
+        """Return an executor as it was attached last; None before that, and once it was given up or removed."""
+        executor = self._state.executors.by_address.get(address)
+        return None if executor is None else executor.description
+
     def drains(self, address: str) -> bool:
         """Tell whether an executor was told to drain, as the process that it is."""
         return self._state.executors.drains(address)
@@ -114,9 +120,11 @@ class CoreViews:
         return any(executor.attached and executor.in_flight for executor in self._state.executors)
 
     def due_step(self, address: str) -> StepInFlight | None:
-        """Return the oldest plan of an executor that has no result yet; None if there is none, or it was given up."""
+        """Return the oldest plan that an executor has and has not answered; None also while it is not attached."""
         executor = self._state.executors.by_address.get(address)
-        return executor.in_flight[0] if executor is not None and executor.in_flight else None
+        if executor is None or not executor.attached or not executor.in_flight:
+            return None
+        return executor.in_flight[0]
 
     def counts(self, address: str) -> ExecutorCounts:
         """Return what operators see of an executor. KeyError unless it has been attached."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
-from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.link.executor_record import ExecutorRecord, Phase
@@ -21,12 +20,11 @@ class Attachment:
     last_error: str = ""
     model: Model | None = None
     tokenizer: TokenizerSource | None = None
-    description: ExecutorDescription | None = None
     port: PlanPort | None = None  # set while plans can be sent
 
     def give_up(self, reason: str) -> None:
         """Have nothing to do with it until its next welcome."""
-        self.port = self.description = self.model = None
+        self.port = self.model = None
         self.last_error = reason
 
 
@@ -53,7 +51,7 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
 
 def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
     """Return an executor as operators see it."""
-    address, description = record.address, executor.description
+    address, description = record.address, views.description(record.address)
     counts = None if description is None else views.counts(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)
     return ExecutorStatus(

@@ -42,9 +42,8 @@ class Listener:
 
     def removed(self, address: str) -> None:
         """An executor is not looked for any more."""
-        self._executors.by_address[address].port = None
-        self._runtime.feed(ExecutorRemoved(address))
         del self._executors.by_address[address]
+        self._runtime.feed(ExecutorRemoved(address))
 
     def attached(
         self,
@@ -56,7 +55,7 @@ class Listener:
     ) -> None:
         """Drive an executor from here on."""
         executor = self._executors.by_address[description.address]
-        executor.model, executor.tokenizer, executor.description = model, tokenizer, description
+        executor.model, executor.tokenizer = model, tokenizer
         executor.port, executor.last_error = port, ""
         self._runtime.feed(ExecutorAttached(description, snapshot))
         self.changed()
@@ -71,7 +70,7 @@ class Listener:
 
     def draining(self, address: str) -> None:
         """Place nothing new on an executor, unless it has been given up."""
-        if self._executors.by_address[address].description is not None:
+        if self._runtime.views.description(address) is not None:
             self._runtime.feed(DrainExecutor(address))
 
     def detached(self, address: str, reason: str) -> None:

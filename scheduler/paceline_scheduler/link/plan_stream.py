@@ -87,8 +87,7 @@ class PlanStream:
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
-        self._num_unanswered = 0  # plans that were sent
-        self._awaited_since_s = 0.0  # the oldest of them, or it would have run since then
+        self._awaited_since_s = 0.0  # the oldest plan without a result, or it would have run since then
         self._heard_s = self._got_on_s = clock()
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
@@ -112,9 +111,9 @@ class PlanStream:
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Put a plan on its way without waiting for the network."""
-        if not self._num_unanswered:
+        step = self._events.due_step()
+        if step is not None and step.step_id == plan.step_id:
             self._awaited_since_s = self._clock()
-        self._num_unanswered += 1
         self._send(plan)
 
     def _send(self, message: ToExecutor) -> None:
@@ -165,9 +164,6 @@ class PlanStream:
 
     def _take_result(self, result: StepResult) -> None:
         self._require_phase(Phase.READY)
-        if not self._num_unanswered:
-            raise DivergenceError(f"the result of step {result.step_id} came though none is due")
-        self._num_unanswered -= 1
         self._awaited_since_s = self._heard_s
         self._events.finished_step(result)
 
@@ -222,7 +218,7 @@ class PlanStream:
             raise StreamEndedError(f"nothing heard for {now_s - self._heard_s:.1f} s")
         if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - self._got_on_s > MAX_WELCOME_S:
             raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - self._got_on_s:.1f} s")
-        step = self._events.due_step() if self._num_unanswered else None
+        step = self._events.due_step()
         if step is not None and (waited_s := now_s - self._awaited_since_s) > _bound_s(step):
             raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
 

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, Int32Array, StepResult
+from paceline.plan.values import BatchPlan, StepResult
 from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, ExecutorRemoved, StepFinished
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.views import CoreViews
 
 MAX_WATCHERS = 64
@@ -88,15 +89,13 @@ class StepWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedStep:
-    """What is remembered of a plan for the record of its step.
+class _Planning:
+    """How a plan in flight was made; what it says is the core's to remember.
 
     `follows_work` says that the step before it had not ended, or ended just then: what the executor then waits for is
     this plan, not a request.
     """
 
-    num_scheduled_tokens: Int32Array  # [num_rows]
-    predicted_ns: int
     planning_ns: int
     follows_work: bool
 
@@ -104,7 +103,7 @@ class _PlannedStep:
 @dataclass(slots=True)
 class _Executor:
     totals: StepTotals = field(default_factory=StepTotals)
-    planned: deque[_PlannedStep] = field(default_factory=deque)  # bounded by the plans in flight
+    plannings: deque[_Planning] = field(default_factory=deque)  # of the plans in flight
     has_just_ended: bool = False  # a step, and what follows it is being planned
 
 
@@ -123,19 +122,19 @@ class StepObserver:
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
         """Count a step that has finished; what was planned in an earlier stream never does."""
-        del now, effects
+        del now
         match event:
             case StepFinished(address, result):
-                self._finished(address, result)
+                self._finished(address, result, effects.reply)
             case ExecutorAttached(description):
                 executor = self._executors.setdefault(description.address, _Executor())
-                executor.planned.clear()
+                executor.plannings.clear()
                 executor.has_just_ended = False
             case ExecutorRemoved(address):
                 self._executors.pop(address, None)
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """Remember a plan until its step has finished."""
+        """Remember how a plan was made until its step has finished."""
         del now
         executor = self._executors.get(address)
         if executor is None:
@@ -143,18 +142,18 @@ class StepObserver:
         if plan is None:
             executor.has_just_ended = False
             return
-        follows_work = bool(executor.planned) or executor.has_just_ended
-        executor.planned.append(_PlannedStep(plan.num_scheduled_tokens, plan.predicted_ns, planning_ns, follows_work))
+        follows_work = bool(executor.plannings) or executor.has_just_ended
+        executor.plannings.append(_Planning(planning_ns, follows_work))
 
-    def _finished(self, address: str, result: StepResult) -> None:
+    def _finished(self, address: str, result: StepResult, step: StepInFlight) -> None:
         executor = self._executors[address]
-        planned = executor.planned.popleft()
+        planning = executor.plannings.popleft()
         executor.has_just_ended = True
-        _count(executor.totals, planned, result)
+        _count(executor.totals, planning, result)
         if self.watch.sinks:
-            self.watch.tell(self._record(address, planned, result))
+            self.watch.tell(self._record(address, step, planning.planning_ns, result))
 
-    def _record(self, address: str, planned: _PlannedStep, result: StepResult) -> StepRecord:
+    def _record(self, address: str, step: StepInFlight, planning_ns: int, result: StepResult) -> StepRecord:
         timings = result.timings
         num_waiting_requests, _ = self._views.num_waiting()
         blocks = self._views.counts(address).blocks
@@ -162,16 +161,16 @@ class StepObserver:
             address=address,
             epoch=result.epoch,
             step_id=result.step_id,
-            num_rows=len(planned.num_scheduled_tokens),
-            num_tokens=int(np.add.reduce(planned.num_scheduled_tokens)),
+            num_rows=len(step.index),
+            num_tokens=int(np.add.reduce(step.num_scheduled)),
             num_output_tokens=len(result.token_ids),
-            predicted_ns=planned.predicted_ns,
+            predicted_ns=step.predicted_ns,
             waited_ns=timings.waited_ns,
             prepare_ns=timings.prepare_ns,
             forward_ns=timings.forward_ns,
             sample_ns=timings.sample_ns,
             idle_ns=timings.idle_ns,
-            planning_ns=planned.planning_ns,
+            planning_ns=planning_ns,
             num_waiting_requests=num_waiting_requests,
             num_total_blocks=blocks.total,
             num_free_blocks=blocks.free,
@@ -181,7 +180,7 @@ class StepObserver:
         )
 
 
-def _count(totals: StepTotals, planned: _PlannedStep, result: StepResult) -> None:
+def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
     """Add a finished step to the sums of its executor."""
     timings = result.timings
     totals.num_steps += 1
@@ -192,6 +191,6 @@ def _count(totals: StepTotals, planned: _PlannedStep, result: StepResult) -> Non
     totals.forward_ns += timings.forward_ns
     totals.sample_ns += timings.sample_ns
     totals.idle_ns += timings.idle_ns
-    if planned.follows_work:
+    if planning.follows_work:
         totals.starved_ns += timings.idle_ns
-    totals.planning_ns += planned.planning_ns
+    totals.planning_ns += planning.planning_ns

@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.plan.values import RecordId, SamplingParams, StepPoint, StepResult
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import Event, ExecutorAttached, StepFinished, Submit
+from paceline_scheduler.core.events import Event, ExecutorAttached, ReplyT, StepFinished, Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import RequestRefusedError
@@ -139,7 +139,7 @@ class OpenLoop:
             self._running[address] = replace(result, timings=timings)
             self._push(self._now_s + duration_ns / 1e9, address)
 
-    def _feed(self, event: Event[None]) -> None:
+    def _feed(self, event: Event[ReplyT]) -> None:
         outputs = self.core.apply(event, self._now_s).outputs
         for tokens in outputs.tokens:
             for handle, num_tokens in zip(tokens.handles, tokens.num_tokens.tolist(), strict=True):

@@ -37,6 +37,7 @@ class Applied:
     failures: tuple[Failure, ...]
     ended: tuple[LiveRequest, ...]  # finished or failed in this step
     left: tuple[LiveRequest, ...]  # their release is confirmed
+    step: StepInFlight  # whose result it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
         failures=failures,
         ended=ended,
         left=tuple(_leave(executor, row) for row in step.released_rows) if step.released_rows else (),
+        step=step,
     )
 
 
