@@ -105,6 +105,11 @@ class Attachments:
         """Whether no plan is unanswered."""
         return self._driver is None or self._driver.num_in_flight == 0
 
+    @property
+    def uptime_ns(self) -> int:
+        """How long ago this incarnation began."""
+        return self._clock_ns() - self.identity.started_ns
+
     def open(self, steps: StepLoop, welcome: Welcome) -> None:
         """The model is loaded: schedulers may come, and are told this; epoch and protocol are each stream's own."""
         self._steps, self._welcome = steps, welcome

@@ -104,9 +104,9 @@ class Fence:
             return (Refused(stream_id, AttachError(f"hello.term is 1 to {MAX_TERM}")),)
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
-        if last is not None and claim < last:
+        if last is not None and self._is_superseded(claim, last):
             return (self._refusal(stream_id, last),)
-        if last is None or self._is_return(claim) or approach is Approach.TAKE_OVER:
+        if last is None or self._goes_first(claim, last, approach):
             return self._accept(stream)
         self._line[stream_id] = stream
         verdicts = self._advance(now_ns)  # a line full of silent ones keeps nobody from an executor that is free
@@ -153,7 +153,7 @@ class Fence:
         return 0 if self._ended_ns is None else self._ended_ns + self._times.return_ns
 
     def _advance(self, now_ns: int) -> tuple[Verdict, ...]:
-        if now_ns < self._free_at_ns():
+        if not self._is_free(now_ns):
             return ()
         # A stream in line that fell silent would only hold the executor up.
         alive = [stream for stream in self._line.values() if now_ns - stream.heard_ns < self._times.lease_ns]
@@ -181,10 +181,17 @@ class Fence:
             return Refused(waiting.stream_id, error)
         return self._refusal(waiting.stream_id, last)
 
-    def _is_return(self, claim: Claim) -> bool:
-        """Whether the last holder comes again."""
-        last = self._last
-        return last is not None and claim.scheduler_id == last.scheduler_id and claim.term >= last.term
+    def _is_superseded(self, claim: Claim, last: Claim) -> bool:
+        """Whether a claim comes too late, whether anybody drives now or not."""
+        return claim < last
+
+    def _goes_first(self, claim: Claim, last: Claim, approach: Approach) -> bool:
+        """Whether a claim that is not superseded need not stand in line: the last holder's own, or an operator's."""
+        return claim.scheduler_id == last.scheduler_id or approach is Approach.TAKE_OVER
+
+    def _is_free(self, now_ns: int) -> bool:
+        """Whether the last holder has lost its right to come first."""
+        return now_ns >= self._free_at_ns()
 
     def _refusal(self, stream_id: int, holder: Claim) -> Refused:
         sentence = (

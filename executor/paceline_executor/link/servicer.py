@@ -50,7 +50,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         context: _AttachContext,
     ) -> None:
         """The plan stream. While the model loads the hello is still read: a writer is owed an answer, not a reset."""
-        await self._attachments.serve(_GrpcTransport(context))
+        await self._attachments.serve(GrpcTransport(context))
 
     async def GetInfo(  # noqa: N802
         self,
@@ -100,7 +100,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return self._loaded
 
 
-class _GrpcTransport:
+class GrpcTransport:
     """A plan stream over one gRPC call."""
 
     def __init__(self, context: _AttachContext) -> None:
@@ -108,6 +108,7 @@ class _GrpcTransport:
         self._unread: deque[ToExecutor] = deque()
 
     async def receive(self) -> ToExecutor | None:
+        """The next message, or None behind the last one."""
         if not self._unread:
             data = await self._context.read()
             if not isinstance(data, bytes):
@@ -116,6 +117,7 @@ class _GrpcTransport:
         return self._unread.popleft()
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
+        """Send a message, or several results as one."""
         await self._context.write(encode_response(message, *more))
 
 

@@ -1,8 +1,8 @@
 """Answers for people and tools that look at an executor: who it is, its rows, its tokenizer."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 
 from paceline.plan.codec.results import write_logprobs
@@ -41,11 +41,16 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
         num_threads=description.num_threads,
         last_step_id=steps.last_step_id,
         draining=attachments.drain_notice is not None,
-        uptime=write_duration((time.monotonic_ns() - identity.started_ns) / 1e9),
-        version=version("paceline"),
+        uptime=write_duration(attachments.uptime_ns / 1e9),
+        version=_version(),
         tokenizer_digest=description.tokenizer.digest,
         num_waiting_schedulers=fence.num_waiting,
     )
+
+
+@cache
+def _version() -> str:
+    return version("paceline")
 
 
 @dataclass(frozen=True, slots=True)

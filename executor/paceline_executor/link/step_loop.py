@@ -1,21 +1,19 @@
 """The step thread: loads the model, then runs plans in the order they come, and answers questions between steps.
 
 Where the runner allows it, a plan is launched before the step before it has landed; whoever asks a question is answered
-when all that is launched has landed. Knows one thread, one queue and the engine. Nothing else may touch the rows or
-enter the device, because only one thread of a process may own its OpenMP team. It refuses to know who drives: a plan of
-an epoch that has ended is dropped.
+when all that is launched has landed. Knows one thread and the engine. Nothing else may touch the rows or enter the
+device, because only one thread of a process may own its OpenMP team. It refuses to know who drives: a plan of an epoch
+that has ended is dropped; and how the thread waits: its work yields what for.
 
-The queue itself has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream that
+The queue of the thread has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream that
 drives, and one question per caller that waits for its answer.
 """
 
 import asyncio
 import contextlib
-import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -27,6 +25,7 @@ from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Step, Ticket
 from paceline_executor.link.failure_attribution import FailureAttribution
+from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
 from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
@@ -80,17 +79,34 @@ class _Question:
     reply: Callable[[RowTable], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The end, after what is queued."""
+
+
+Command = _Submitted | _Question | _Stop
+T_co = TypeVar("T_co", covariant=True)
+_Turns = Generator[Wait, Command | None, T_co]
+_IDLE = Wait(_IDLE_WAKE_S)
+
+
 class StepLoop:
-    """The step thread, as the event loop sees it. Its methods are called from the event loop only."""
+    """The step thread, as the event loop sees it. Its methods are called from the event loop only.
+
+    `thread`: where steps run, if not on a thread of this process.
+    """
 
     def __init__(
-        self, load: Load, on_report: Callable[[Report], None], clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        load: Load,
+        on_report: Callable[[Report], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        thread: StepThread[Command] | None = None,
     ) -> None:
         self._load = load
         self._clock_ns = clock_ns
         self._on_report = on_report
-        self._commands: queue.SimpleQueue[_Submitted | _Question | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
+        self._thread: StepThread[Command] = thread or OwnThread()
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Description] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()  # done when the thread has ended, or crashed
@@ -123,7 +139,7 @@ class StepLoop:
 
     async def start(self) -> Description:
         """Start the thread and wait until the model is loaded; raises what loading raises."""
-        self._thread.start()
+        self._thread.start(self._run())
         return await self._loaded
 
     def begin_epoch(self, epoch: int) -> None:
@@ -132,7 +148,7 @@ class StepLoop:
 
     def submit(self, plan: BatchPlan) -> None:
         """Queue a plan; its report comes through `on_report`, on the event loop, unless its epoch ends first."""
-        self._commands.put(_Submitted(plan, self._clock_ns()))
+        self._thread.put(_Submitted(plan, self._clock_ns()))
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
         """The answer to a question about the rows, at the boundary after the steps that are launched."""
@@ -146,7 +162,7 @@ class StepLoop:
             except Exception as error:
                 answer.set_exception(error)
 
-        self._commands.put(_Question(reply))
+        self._thread.put(_Question(reply))
         return await asyncio.wrap_future(answer)
 
     def stop(self, timeout_s: float) -> bool:
@@ -154,12 +170,10 @@ class StepLoop:
 
         Blocks; call it from another thread than the event loop's.
         """
-        self._commands.put(None)
-        if self._thread.is_alive() and not self._loaded.cancelled():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self._thread.put(_Stop())
+        return self._thread.join(0.0 if self._loaded.cancelled() else timeout_s)
 
-    def _run(self) -> None:
+    def _run(self) -> _Turns[None]:
         try:
             loaded = self._load()
         except BaseException as error:
@@ -167,47 +181,47 @@ class StepLoop:
             return
         self._post(_settle, self._loaded, loaded.description)
         try:
-            self._serve(loaded.engine)
+            yield from self._serve(loaded.engine)
         except BaseException as error:
             self._post(_settle, self.ended, error)
         else:
             self._post(_settle, self.ended, None)
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: Engine) -> _Turns[None]:
         self._idle_since_ns = self._clock_ns()
-        while (command := self._next_command(engine)) is not None:
+        while not isinstance(command := (yield from self._next_command(engine)), _Stop):
             if isinstance(command, _Question):
-                self._land_all(engine)
+                yield from self._land_all(engine)
                 # Asked often enough, this thread is never idle.
                 engine.table.trim_records(self._clock_ns())
                 command.reply(engine.table)
                 continue
             while self._is_wanted(command.plan) and not engine.can_launch(command.plan):
-                self._land(engine)
+                yield from self._land(engine)
             if self._is_wanted(command.plan):
-                self._launch(engine, command)
-        self._land_all(engine)
+                yield from self._launch(engine, command)
+        yield from self._land_all(engine)
 
-    def _next_command(self, engine: Engine) -> _Submitted | _Question | None:
+    def _next_command(self, engine: Engine) -> _Turns[Command]:
         """The next command; steps that end meanwhile land."""
         while self._in_flight:
             if len(self._in_flight) < engine.max_in_flight:
-                is_done = engine.is_done(self._in_flight[0].ticket)
-                with contextlib.suppress(queue.Empty):
-                    return self._commands.get_nowait() if is_done else self._commands.get(timeout=_LOOK_S)
+                ticket = self._in_flight[0].ticket
+                is_done = engine.is_done(ticket)
+                command = yield Wait(0.0 if is_done else _LOOK_S, ticket)
+                if command is not None:
+                    return command
                 if not is_done:
                     continue
-            self._land(engine)
-        while True:
-            try:
-                return self._commands.get(timeout=_IDLE_WAKE_S)
-            except queue.Empty:
-                engine.table.trim_records(self._clock_ns())
+            yield from self._land(engine)
+        while (command := (yield _IDLE)) is None:
+            engine.table.trim_records(self._clock_ns())
+        return command
 
     def _is_wanted(self, plan: BatchPlan) -> bool:
         return plan.epoch == self._epoch != self._failed_epoch
 
-    def _launch(self, engine: Engine, submitted: _Submitted) -> None:
+    def _launch(self, engine: Engine, submitted: _Submitted) -> _Turns[None]:
         plan, start_ns = submitted.plan, self._clock_ns()
         bound_ns = max(MIN_STEP_BOUND_NS, min(plan.predicted_ns, _MAX_PREDICTED_NS) * 12 // 5)
         idle_ns = 0 if self._in_flight else start_ns - self._idle_since_ns
@@ -217,17 +231,18 @@ class StepLoop:
             ticket = engine.launch(plan)
         except ServiceError as error:
             self._running = before
-            self._land_all(engine)  # they come before it, and one of them may fail
+            yield from self._land_all(engine)  # they come before it, and one of them may fail
             if plan.epoch != self._failed_epoch:
                 self._refuse(engine, plan, error)
             return
         self._in_flight.append(_Launched(submitted, ticket, idle_ns))
 
-    def _land_all(self, engine: Engine) -> None:
+    def _land_all(self, engine: Engine) -> _Turns[None]:
         while self._in_flight:
-            self._land(engine)
+            yield from self._land(engine)
 
-    def _land(self, engine: Engine) -> None:
+    def _land(self, engine: Engine) -> _Turns[None]:
+        yield Wait(None, self._in_flight[0].ticket)
         launched = self._in_flight.popleft()
         plan = launched.submitted.plan
         try:

@@ -6,14 +6,15 @@ reordered token, or a block wrongly reused, changes every token after it. Knows 
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline_executor.runner.interface import (
     Int32Array,
     KvGeometry,
-    LogitRuleColumns,
     RowProblem,
     StepBatch,
     StepHandle,
@@ -26,18 +27,64 @@ from paceline_executor.runner.interface import (
 _EMPTY_SLOT = -1
 
 
+@dataclass(frozen=True, slots=True)
+class HashRule:
+    """How tokens are drawn: by a hash of all that comes before, the seed and the offset.
+
+    `end_token_ids`, if there are any, come with `end_probability` alone: then it is the first of them. Rules of
+    different `salt` draw different tokens, as processes do whose arithmetic differs.
+    """
+
+    vocab_size: int
+    end_token_ids: tuple[int, ...] = ()
+    end_probability: float = 0.0
+    salt: int = 0
+
+    def next_token(self, context: Sequence[int], seed: int, offset: int) -> int:
+        """The token that follows these ids: what a row must produce if every slot was read as it was written."""
+        words = np.asarray([*context, offset], dtype=np.int64).tobytes() + (seed ^ self.salt).to_bytes(8, "little")
+        token_id = _hash(words) % self.vocab_size
+        if not self.end_token_ids:
+            return token_id
+        if _hash(b"end" + words) < self.end_probability * 2**32:
+            return self.end_token_ids[0]
+        while token_id in self.end_token_ids:
+            token_id = (token_id + 1) % self.vocab_size
+        return token_id
+
+
+def _hash(words: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little")
+
+
 def next_token(context: Sequence[int], seed: int, offset: int, vocab_size: int) -> int:
-    """The token that follows these ids: what a row must produce if every slot was read as it was written."""
-    words = np.asarray([*context, offset], dtype=np.int64).tobytes() + seed.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") % vocab_size
+    """The token of the plain rule."""
+    return HashRule(vocab_size).next_token(context, seed, offset)
 
 
 def continuation(prompt: Sequence[int], num_tokens: int, vocab_size: int, seed: int = 0) -> list[int]:
-    """The output a prompt must give, computed without rows and blocks."""
+    """The output a prompt must give by the plain rule, computed without rows and blocks."""
+    return reference_output(HashRule(vocab_size), prompt, num_tokens, seed)
+
+
+def reference_output(rule: HashRule, prompt: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
+    """The output a prompt must give, whatever ends it, computed without rows and blocks."""
     tokens = list(prompt)
     for offset in range(num_tokens):
-        tokens.append(next_token(tokens, seed, offset, vocab_size))
+        tokens.append(rule.next_token(tokens, seed, offset))
     return tokens[len(prompt) :]
+
+
+def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_size: int) -> int | None:
+    """The first of this token and those after it that masks leave, around the vocabulary; None if none is.
+
+    No token is allowed alone: all are.
+    """
+    for step in range(vocab_size):
+        candidate = (token_id + step) % vocab_size
+        if candidate not in forbidden and (candidate in allowed or not allowed):
+            return candidate
+    return None
 
 
 def logprobs_of(token_ids: Sequence[int], num_top: int) -> TokenLogprobs:
@@ -55,12 +102,12 @@ class HashRunner:
 
     Of a row's rules it acts on masks, by taking the next token id that is left; it has no logits to change.
     `fail_next` lets the next step raise that error; `faulty_tokens` makes a row fail alone whose last token is one of
-    them; a cleared `gate` holds steps up.
+    them; a cleared `gate` holds steps up. `rule`: how tokens are drawn, if not plainly.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, rule: HashRule | None = None) -> None:
+        self.rule = rule or HashRule(vocab_size)
         self._slots = np.full((num_blocks, block_size), _EMPTY_SLOT, dtype=np.int64)
-        self._vocab_size = vocab_size
         self.fail_next: Exception | None = None
         self.faulty_tokens: frozenset[int] = frozenset()
         self.gate = threading.Event()
@@ -127,37 +174,33 @@ class HashRunner:
         )
 
     def _write(self, batch: StepBatch) -> None:
-        for row, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
-            if batch.positions[end - 1] != batch.context_lens[row] - 1:
-                raise AssertionError("the last token of a batch row sits at the end of its context")
-            for position, token_id in zip(batch.positions[start:end], batch.token_ids[start:end], strict=True):
-                if token_id < 0:
-                    raise AssertionError("a token that is not known is computed")
-                block, slot = divmod(int(position), self._slots.shape[1])
-                self._slots[batch.block_tables[row, block], slot] = token_id
+        if not np.array_equal(batch.positions[batch.cu_seqlens[1:] - 1], batch.context_lens - 1):
+            raise AssertionError("the last token of a batch row sits at the end of its context")
+        if (batch.token_ids < 0).any():
+            raise AssertionError("a token that is not known is computed")
+        lines = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
+        indices, places = np.divmod(batch.positions, self._slots.shape[1])
+        self._slots[batch.block_tables[lines, indices], places] = batch.token_ids
 
     def _draw(self, batch: StepBatch, index: int) -> int | None:
-        row = int(batch.sampled[index])
+        sampling = batch.sampling
+        context = self._context(batch, int(batch.sampled[index])).tolist()
+        token_id = self.rule.next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]))
+        if sampling.rules is None:
+            return token_id
+        allowed, forbidden = (_listed(lists, index) for lists in (sampling.rules.allowed, sampling.rules.forbidden))
+        return nearest_left(token_id, allowed, forbidden, self.rule.vocab_size)
+
+    def _context(self, batch: StepBatch, row: int) -> npt.NDArray[np.int64]:
+        """The token ids that a batch row's block table leads to."""
         num_tokens = int(batch.context_lens[row])
         num_blocks = -(-num_tokens // self._slots.shape[1])
-        context = self._slots[batch.block_tables[row, :num_blocks]].reshape(-1)[:num_tokens].tolist()
-        sampling = batch.sampling
-        token_id = next_token(context, int(sampling.seeds[index]), int(sampling.offsets[index]), self._vocab_size)
-        return token_id if sampling.rules is None else _nearest_left(token_id, sampling.rules, index, self._vocab_size)
+        read: npt.NDArray[np.int64] = self._slots[batch.block_tables[row, :num_blocks]].reshape(-1)[:num_tokens]
+        return read
 
 
-def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int | None:
-    """The first of this token and those after it that the row's masks leave, around the vocabulary; None if none is."""
-
-    def listed(lists: TokenLists) -> set[int]:
-        return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
-
-    allowed, forbidden = listed(rules.allowed), listed(rules.forbidden)
-    for step in range(vocab_size):
-        candidate = (token_id + step) % vocab_size
-        if candidate not in forbidden and (candidate in allowed or not allowed):
-            return candidate
-    return None
+def _listed(lists: TokenLists, index: int) -> set[int]:
+    return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
 
 
 def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:

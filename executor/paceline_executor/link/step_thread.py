@@ -1,0 +1,83 @@
+"""The thread that steps run on, and what it waits for meanwhile.
+
+Its work is a generator: it yields what it waits for and is sent the command that came, or None. So somebody else can
+run it: a simulation does, turn by turn and in virtual time. Knows threads and one queue; refuses to know steps.
+"""
+
+import queue
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+CommandT = TypeVar("CommandT")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What the work goes on with: a command that comes within so many seconds, or without one.
+
+    None: whatever comes, it goes on without, and blocks the thread itself until the step has ended that `step` stands
+    for. Where both are given, the step is why it cannot wait longer.
+    """
+
+    command_s: float | None
+    step: object = None
+
+
+Work = Generator[Wait, CommandT | None, None]
+
+
+class StepThread(Protocol[CommandT]):
+    """Where the work of the steps runs."""
+
+    def start(self, work: Work[CommandT]) -> None:
+        """Begin to run the work."""
+        ...
+
+    def put(self, command: CommandT) -> None:
+        """Queue a command; they come to the work in order."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Block until the work has ended, for so long at most; says whether it has, or never began."""
+        ...
+
+
+class OwnThread(Generic[CommandT]):
+    """A thread of the process: only one may own its OpenMP team, so it loads the model too."""
+
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[CommandT] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, work: Work[CommandT]) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, args=(work,), name="step", daemon=True)
+        self._thread.start()
+
+    def put(self, command: CommandT) -> None:
+        """Queue a command, from any thread."""
+        self._commands.put(command)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self, work: Work[CommandT]) -> None:
+        command: CommandT | None = None
+        while True:
+            try:
+                wait = work.send(command)
+            except StopIteration:
+                return
+            command = None if wait.command_s is None else self._next(wait.command_s)
+
+    def _next(self, seconds: float) -> CommandT | None:
+        try:
+            return self._commands.get(timeout=seconds) if seconds else self._commands.get_nowait()
+        except queue.Empty:
+            return None
