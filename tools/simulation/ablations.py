@@ -11,6 +11,9 @@ from unittest import mock
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepResult
+from paceline_executor.link.fence import Fence
+from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
+from paceline_executor.link.step_loop import StepLoop
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.raw import RawResumption
 from paceline_scheduler.api.stream import RequestStream
@@ -18,7 +21,7 @@ from paceline_scheduler.core import intake, recovery
 from paceline_scheduler.core.executor import results
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
-from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
+from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning.planner import Decision
@@ -33,10 +36,6 @@ from paceline_scheduler.link.executor_record import ExecutorRecord
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.plan_stream import PlanStream
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.fence import Fence
-from paceline_scheduler.simulator.receiving import PlanInbox
-from paceline_scheduler.simulator.service import SimulatedService
 from simulation.scenario import FaultKind
 
 
@@ -78,23 +77,19 @@ async def _at_once(*_: object) -> None:
 
 # Executors. The originals are kept, because what stands in their place goes on to them.
 
-_check_identity = PlanInbox._check_identity
-_attach = SimulatedExecutor.attach
+_take = StreamOfPlans.take
 
 
-def _check_any_epoch(inbox: PlanInbox, plan: BatchPlan) -> None:
-    _check_identity(inbox, replace(plan, incarnation=inbox._incarnation, epoch=inbox._epoch))
+def _take_any_epoch(stream: StreamOfPlans, plan: BatchPlan) -> None:
+    _take(stream, replace(plan, incarnation=stream._incarnation, epoch=stream.epoch))
 
 
-def _check_any_step(inbox: PlanInbox, plan: BatchPlan) -> None:
-    _check_identity(inbox, replace(plan, step_id=inbox._next_step_id))
+def _take_any_step(stream: StreamOfPlans, plan: BatchPlan) -> None:
+    _take(stream, replace(plan, step_id=stream._last_step_id + 1))
 
 
-def _attach_with_old_plans(executor: SimulatedExecutor, address: str) -> tuple[ExecutorDescription, Snapshot]:
-    waiting = executor._inbox.waiting
-    accepted = _attach(executor, address)
-    executor._inbox.waiting.extend(waiting)
-    return accepted
+def _is_wanted_in_any_epoch(steps: StepLoop, plan: BatchPlan) -> bool:
+    return plan.epoch != steps._failed_epoch
 
 
 # Scheduler
@@ -185,18 +180,16 @@ def _outranks_always(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bo
 ABLATIONS: dict[str, Ablation] = {
     "epoch": Ablation(
         "plans of another epoch have no effect",
-        ((PlanInbox, "_check_identity", _check_any_epoch),),
+        ((StreamOfPlans, "take", _take_any_epoch), (StepLoop, "_is_wanted", _is_wanted_in_any_epoch)),
         FaultKind.REPLAY,
     ),
-    "step": Ablation(
-        "plans run in order and once", ((PlanInbox, "_check_identity", _check_any_step),), FaultKind.MANGLE
-    ),
-    "term": Ablation("no claim is accepted after a higher one", ((Fence, "is_superseded", _no),)),
-    "lease": Ablation("who is heard of keeps the executor", ((Fence, "is_free", _yes),)),
-    "line": Ablation("who comes second waits", ((Fence, "goes_first", _yes),)),
+    "step": Ablation("plans run in order and once", ((StreamOfPlans, "take", _take_any_step),), FaultKind.MANGLE),
+    "term": Ablation("no claim is accepted after a higher one", ((Fence, "_is_superseded", _no),)),
+    "lease": Ablation("who is heard of keeps the executor", ((Fence, "_is_free", _yes),)),
+    "line": Ablation("who comes second waits", ((Fence, "_goes_first", _yes),)),
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
-        ((SimulatedService, "_drop_plans", _nothing), (SimulatedExecutor, "attach", _attach_with_old_plans)),
+        ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
     "grant-hash": Ablation(
         "block tables that differ are noticed",

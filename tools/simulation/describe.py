@@ -1,17 +1,27 @@
 """Messages in a few words, for the story of a run and for its hash."""
 
+from google.rpc import status_pb2
+
 from paceline.plan.values import BatchPlan, Heartbeat, RecordId, RowState, SnapshotPart, StepResult, Welcome
 from paceline.v1 import inference_pb2 as pb
-from paceline_scheduler.backend import TokenizerSource
+from paceline.v1 import plan_pb2
+from simulation.executors import ATTACH, GET_INFO
+from simulation.mangling import read
 from simulation.network import Call, Inbox
 
 _SHORT = 120
+_LENGTH_DELIMITED = 2
+_BEATS = {
+    kind: kind.DESCRIPTOR.fields_by_name["heartbeat"].number << 3 | _LENGTH_DELIMITED
+    for kind in (plan_pb2.AttachRequest, plan_pb2.AttachResponse)
+}
 
 
-def is_heartbeat(message: object) -> bool:
+def is_heartbeat(call: Call, inbox: Inbox, message: object) -> bool:
     """Tell whether a message says no more than that somebody is alive."""
-    if isinstance(message, Heartbeat):
-        return True
+    if isinstance(message, bytes):
+        kind = plan_pb2.AttachRequest if inbox is call.to_server else plan_pb2.AttachResponse
+        return call.method == ATTACH and message[0] == _BEATS[kind]
     if isinstance(message, pb.SessionRequest):
         return message.HasField("heartbeat")
     return isinstance(message, pb.SessionResponse) and message.HasField("heartbeat") and not message.deltas
@@ -19,7 +29,14 @@ def is_heartbeat(message: object) -> bool:
 
 def describe(call: Call, inbox: Inbox, message: object) -> str:
     """Return what arrives, and from where."""
-    return f"<- {inbox.sender.name}  {call.method} {call.number}: {_words(message)}"
+    said = [message]
+    if isinstance(message, bytes):
+        said = list(read(call, inbox, message)) if call.method == ATTACH else [_answer(call)]
+    return f"<- {inbox.sender.name}  {call.method} {call.number}: {'; '.join(map(_words, said))}"
+
+
+def _answer(call: Call) -> str:
+    return "who it is" if call.method == GET_INFO else "tokenizer"
 
 
 def _words(message: object) -> str:
@@ -39,8 +56,8 @@ def _words(message: object) -> str:
             return f"welcome, incarnation {incarnation & 0xFFFF:04x}, epoch {epoch}"
         case SnapshotPart(rows):
             return "snapshot: " + ", ".join(_row(row) for row in rows)
-        case TokenizerSource():
-            return "tokenizer"
+        case status_pb2.Status():
+            return f"ends: {message.message}"
     return str(message)[:_SHORT]
 
 

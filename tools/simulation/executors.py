@@ -1,45 +1,64 @@
-"""Simulated executors as nodes of the network: they start, die and come back, and they answer schedulers.
+"""Executors as nodes of the network: the production's link and rows on a device that hashes; they die and come back.
 
-Knows the calls of an executor and how its messages look to a scheduler's link. The rules of plans are the simulator's.
+Knows how the parts of an executor are put together, as its process does it, and who answers which call.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-from paceline.plan.values import BatchPlan, Claim, Hello, Int32Array, ProtocolRange, RecordId, StepResult
-from paceline_scheduler.errors import LinkError, StreamEndedError
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.dialogue import TOKENIZER_SOURCE, greet, info_of, messages_of
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.failures import SimulatedDeviceError
-from paceline_scheduler.simulator.fence import NOBODY
-from paceline_scheduler.simulator.service import Accepted, SimulatedService, Stream
-from paceline_scheduler.simulator.tokens import TokenRule
-from paceline_scheduler.simulator.violations import PlanViolationError
+import grpc.aio
+
+from paceline.plan.values import (
+    BatchPlan,
+    Claim,
+    Drain,
+    FromExecutor,
+    Hello,
+    ProtocolRange,
+    RecordId,
+    RowState,
+    StepResult,
+    ToExecutor,
+    Welcome,
+)
+from paceline.v1 import executor_pb2
+from paceline_executor.errors import (
+    AttachError,
+    DeviceError,
+    EpochEndedError,
+    PlanError,
+    PlanOrderError,
+    ServiceError,
+    StaleEpochError,
+    TooManyPlansError,
+)
+from paceline_executor.link.attachments import Attachments, Identity
+from paceline_executor.link.description import Description, Loaded
+from paceline_executor.link.engine import Engine
+from paceline_executor.link.fence import FenceTimes
+from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
+from paceline_executor.link.status import status_of
+from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_runner import HashRule
+from paceline_executor.testing.hiding_runner import HidingRunner
+from simulation.audit import AuditedTable, PlanAudit
+from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.loop import Node, SimulationLoop
+from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
 from simulation.network import Call, CallEndedError, Network
 
 ATTACH = "Attach"
 GET_INFO = "GetInfo"
 GET_TOKENIZER = "GetTokenizer"
-END_TOKEN_IDS = TOKENIZER_SOURCE.end_token_ids
-
-
-@dataclass(frozen=True, slots=True)
-class SaltedRule(TokenRule):
-    """A model of which every process draws other tokens, as one that is not reproducible may."""
-
-    salt: int = 0
-
-    def next_token(
-        self, context: Int32Array, seed: int, offset: int, end_token_ids: Sequence[int], min_tokens: int = 0
-    ) -> int:
-        """Return the token at output index `offset` as this process draws it."""
-        return TokenRule.next_token(self, context, seed ^ self.salt, offset, end_token_ids, min_tokens)
+_TICK_S = 0.2
+_GOODBYE_S = 0.05
+_LOADING_S = (0.0, 0.0, 0.02, 0.3)
+_NOBODY = Claim(0, "")
+_BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError)  # of what is malformed others tell
 
 
 class ExecutorEvents(Protocol):
@@ -50,7 +69,7 @@ class ExecutorEvents(Protocol):
         ...
 
     def left(self, name: str, incarnation: int, claim: Claim) -> None:
-        """A plan stream has ended."""
+        """A plan stream has ended, and not because the executor accepted another one."""
         ...
 
     def accepted(self, name: str, incarnation: int, claim: Claim, epoch: int, *, is_takeover: bool) -> None:
@@ -67,47 +86,154 @@ class ExecutorEvents(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sender:
-    """Who sent a plan, and how."""
+class _Sent:
+    """A plan and who sent it, and how."""
 
+    plan: BatchPlan
     claim: Claim
-    call: Call
+    is_excused: bool
 
 
-class _WatchedExecutor(SimulatedExecutor):
-    """One that tells which plans take effect, and which break a rule when they do."""
+class _Process:
+    """One executor process, and what is watched of it. To be made on its node."""
 
-    def __init__(self, config: SimulatorConfig, incarnation: int, name: str, events: ExecutorEvents) -> None:
-        super().__init__(config, incarnation)
-        self.sender: _Sender | None = None  # of what is being received
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        protocols: ProtocolRange,
+        random: Random,
+        events: ExecutorEvents,
+        failing: set[RecordId],
+    ) -> None:
         self._name = name
         self._events = events
-        self._senders: dict[int, _Sender] = {}  # by step of this epoch
+        self._sent: dict[int, _Sent] = {}  # by identity of the plan
+        clock_ns = _clock_of(asyncio.get_running_loop())
+        identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
+        self.attachments = Attachments(identity, MAX_PLANS_IN_FLIGHT, FenceTimes(), protocols, clock_ns)
+        limits = config.limits
+        slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
+        inner = HidingRunner(slots, random.getrandbits(32)) if config.is_ahead else slots
+        device = TimedRunner(inner, config.step_ns, clock_ns)
+        self._audit = PlanAudit(limits, self._violated)
+        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
+        loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
+        thread = InlineThread(clock_ns, device.end_of)
+        self.steps = StepLoop(lambda: loaded, self.attachments.report, clock_ns, thread)
+        self.servicer = ExecutorServicer(self.attachments)
 
-    def receive(self, plan: BatchPlan) -> None:
-        """Take a plan in."""
-        super().receive(plan)
-        if self.sender is not None:
-            self._senders[plan.step_id] = self.sender
+    @property
+    def incarnation(self) -> int:
+        """Which process it is."""
+        return self.attachments.identity.incarnation
 
-    def run_next(self) -> StepResult:
-        """Run the oldest waiting plan. One that breaks a rule because of a fault has no effect at all."""
-        sender = self._senders.get(self.next_plan.step_id)
-        is_excused = sender is not None and sender.call.num_excused_plans > 0
-        before = deepcopy((self.rows, self.records, self.blocks)) if is_excused else None
+    async def run(self, loading_s: float) -> None:
+        """Load, then beat until the steps come to an end; raises what ended them."""
+        await asyncio.sleep(loading_s)
+        description: Description = await self.steps.start()
+        self.servicer.open(self.steps, description)
+        while not self.steps.ended.done():
+            self.attachments.beat()
+            await asyncio.wait((self.steps.ended,), timeout=_TICK_S)
+        error = self.steps.ended.exception()
+        self.attachments.end_all(f"the executor has failed and ends: {error}")
+        await asyncio.sleep(_GOODBYE_S)
+        self.steps.ended.result()
+
+    async def attach(self, call: Call) -> None:
+        """Serve a plan stream."""
+        transport = _WatchedTransport(call, self)
+        is_displaced = False
         try:
-            return super().run_next()
-        except PlanViolationError as error:
-            self._events.violated(self._name, str(error), is_excused=is_excused)
-            if before is not None:
-                self.rows, self.records, self.blocks = before
+            await self.attachments.serve(transport)
+        except EpochEndedError:
+            is_displaced = True
             raise
+        except _BREACHES as error:
+            self.breaks(error, is_excused=transport.is_excused)
+            raise
+        finally:
+            if transport.hello is not None and not is_displaced:
+                self._events.left(self._name, self.incarnation, transport.hello.claim)
 
-    def _change_state(self, plan: BatchPlan) -> None:
-        sender = self._senders.get(plan.step_id)
-        claim = NOBODY if sender is None else sender.claim
-        self._events.applied(self._name, self.incarnation, plan, self.epoch, claim)
-        super()._change_state(plan)
+    def welcomes(self, hello: Hello, welcome: Welcome) -> None:
+        """A scheduler is told that it drives."""
+        claim, epoch = hello.claim, welcome.epoch
+        self._events.accepted(self._name, self.incarnation, claim, epoch, is_takeover=hello.takeover)
+
+    def breaks(self, error: ServiceError, *, is_excused: bool) -> None:
+        """A scheduler has broken a rule of plan streams."""
+        self._events.violated(self._name, str(error), is_excused=is_excused)
+
+    def hears(self, hello: Hello, message: ToExecutor, call: Call) -> None:
+        """A scheduler has said something behind its hello."""
+        self._events.heard(self._name, self.incarnation, hello.claim)
+        if isinstance(message, BatchPlan):
+            self._sent[id(message)] = _Sent(message, hello.claim, call.num_excused_plans > 0)
+            self._audit.arrives(message, self.table)
+            call.num_excused_plans -= 1
+
+    def _applied(self, plan: BatchPlan) -> None:
+        sent = self._sent.get(id(plan))
+        claim = _NOBODY if sent is None else sent.claim
+        self._events.applied(self._name, self.incarnation, plan, self.attachments.fence.epoch, claim)
+
+    def _violated(self, plan: BatchPlan, sentence: str) -> None:
+        sent = self._sent.get(id(plan))
+        self._events.violated(self._name, sentence, is_excused=sent is not None and sent.is_excused)
+
+    def _report(self, sentence: str) -> None:
+        self._events.violated(self._name, sentence, is_excused=False)
+
+
+class _CallContext:
+    """A call of the simulated network, as the executor's servicer uses one of grpc.aio."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def read(self) -> object:
+        """Return the next message, or grpc.aio.EOF."""
+        try:
+            return await self._call.question()
+        except CallEndedError:
+            return grpc.aio.EOF
+
+    async def write(self, data: bytes) -> None:
+        """Send a message."""
+        self._call.tell(data)
+
+
+class _WatchedTransport(GrpcTransport):
+    """The production's transport of a plan stream, with somebody who listens."""
+
+    def __init__(self, call: Call, process: _Process) -> None:
+        super().__init__(cast("grpc.aio.ServicerContext[bytes, bytes]", _CallContext(call)))
+        self.hello: Hello | None = None
+        self.is_excused = False  # what was received last
+        self._call = call
+        self._process = process
+
+    async def receive(self) -> ToExecutor | None:
+        """Return the next message."""
+        try:
+            message = await super().receive()
+        except (PlanError, AttachError) as error:
+            self._process.breaks(error, is_excused=False)
+            raise
+        self.is_excused = self._call.num_excused_plans > 0
+        if self.hello is None:
+            self.hello = message if isinstance(message, Hello) else None
+        elif message is not None:
+            self._process.hears(self.hello, message, self._call)
+        return message
+
+    async def send(self, message: FromExecutor, *more: StepResult) -> None:
+        """Send a message."""
+        if isinstance(message, Welcome) and self.hello is not None:
+            self._process.welcomes(self.hello, message)
+        await super().send(message, *more)
 
 
 class ExecutorHost:
@@ -128,9 +254,9 @@ class ExecutorHost:
     ) -> None:
         self.name = name
         self.node: Node | None = None
-        self.service: SimulatedService | None = None
         self.is_draining = False
-        self.rules: list[TokenRule] = []
+        self.rules: list[HashRule] = []
+        self._process: _Process | None = None
         self._loop = loop
         self._network = network
         self._random = random
@@ -138,43 +264,41 @@ class ExecutorHost:
         self._failing = failing
         self._on_ended = on_ended
 
-    def start(self, config: SimulatorConfig, protocols: ProtocolRange) -> None:
+    def start(self, config: ModelConfig, protocols: ProtocolRange) -> None:
         """Start a process."""
         assert self.node is None or self.node.is_dead, "one process at a time"
-        self.node = self._loop.add_node(self.name)
+        node = self.node = self._loop.add_node(self.name)
         self.is_draining = False
-        self.rules.append(config.tokens)
-        incarnation = self._random.getrandbits(63) | 1
-        executor = _WatchedExecutor(config, incarnation, self.name, self._events)
-        executor.failing = self._failing
-        self.service = SimulatedService(executor, self._loop.time, protocols=protocols)
-        self._network.listen(self.node, self._serve)
-        task = self._loop.spawn(self.node, self.service.run_steps())
+        self.rules.append(config.rule)
+
+        def make() -> _Process:
+            return _Process(self.name, config, protocols, self._random, self._events, self._failing)
+
+        process = self._process = self._loop.run_as(node, make)
+        self._network.listen(node, self._serve)
+        task = self._loop.spawn(node, process.run(self._random.choice(_LOADING_S)))
         task.add_done_callback(self._stopped)
 
     @property
     def num_tokens_ahead(self) -> int:
         """How many tokens the longest request may still get."""
-        rows = () if self.service is None else self.service.executor.rows.values()
-        return max((row.placement.max_tokens - row.num_output_tokens for row in rows), default=0)
+        return max((row.max_tokens - row.output_token_ids.size for row in self._rows()), default=0)
 
     def runs(self, request_id: str) -> bool:
         """Tell whether a request is on a row."""
-        rows = () if self.service is None else self.service.executor.rows.values()
-        return any(row.key.request_id == request_id for row in rows)
+        return any(row.record_id.request_id == request_id for row in self._rows())
 
     def running_keys(self) -> tuple[RecordId, ...]:
         """Return what is on its rows, by row."""
-        rows = {} if self.service is None else self.service.executor.rows
-        return tuple(row.key for _, row in sorted(rows.items()))
+        return tuple(row.record_id for row in self._rows())
 
     def drain(self) -> None:
         """Announce that the process goes away."""
         assert self.node is not None, "there is one"
-        assert self.service is not None, "there is one"
+        assert self._process is not None, "there is one"
         self.is_draining = True
-        service = self.service
-        self._loop.run_as(self.node, lambda: service.drain("it is being upgraded"))
+        attachments = self._process.attachments
+        self._loop.run_as(self.node, lambda: attachments.drain(Drain("it is being upgraded")))
 
     def kill(self) -> None:
         """End the process at once."""
@@ -182,67 +306,39 @@ class ExecutorHost:
         self._loop.kill(self.node)
         self._network.gone(self.node)
 
+    def _rows(self) -> list[RowState]:
+        states = () if self._process is None else self._process.table.states()
+        return [state for state in states if state.row is not None]
+
     def _stopped(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if isinstance(error, ExceptionGroup) and error.split(SimulatedDeviceError)[1] is None:
+        if isinstance(error, DeviceError):
             self.kill()
             self._on_ended(self)
         else:
             self._loop.failures.append(error)
 
     async def _serve(self, call: Call) -> None:
-        assert self.service is not None, "it listens while it runs"
-        match call.method:
-            case "GetInfo":
-                call.tell(info_of(self.service))
-                call.finish()
-            case "GetTokenizer":
-                call.tell(TOKENIZER_SOURCE)
-                call.finish()
-            case "Attach":
-                await self._attach(call, self.service)
-
-    async def _attach(self, call: Call, service: SimulatedService) -> None:
-        hello = await call.question()
-        if not isinstance(hello, Hello):
-            call.finish(StreamEndedError("a stream begins with hello"))
-            return
-        stream = greet(service, hello)
-        reader = asyncio.create_task(self._read(call, service, stream))
+        assert self._process is not None, "it listens while it runs"
+        servicer, context = self._process.servicer, cast("grpc.aio.ServicerContext[Any, Any]", None)
         try:
-            while True:
-                outgoing = await stream.outbox.get()
-                if isinstance(outgoing, Accepted):
-                    incarnation, epoch = outgoing.description.incarnation, outgoing.description.epoch
-                    self._events.accepted(self.name, incarnation, stream.claim, epoch, is_takeover=hello.takeover)
-                for message in messages_of(service, outgoing):
-                    call.tell(message)
-        except LinkError as end:
-            call.finish(end)
-        finally:
-            reader.cancel()
-            self._events.left(self.name, service.executor.incarnation, stream.claim)
-            service.leave(stream)
+            match call.method:
+                case "GetInfo":
+                    info = await servicer.GetInfo(executor_pb2.GetInfoRequest(), context)
+                    call.tell(info.SerializeToString())
+                case "GetTokenizer":
+                    async for part in servicer.GetTokenizer(executor_pb2.GetTokenizerRequest(), context):
+                        call.tell(part.SerializeToString())
+                case "Attach":
+                    await self._process.attach(call)
+            call.finish()
+        except ServiceError as error:
+            call.finish(status_of(error))
 
-    async def _read(self, call: Call, service: SimulatedService, stream: Stream) -> None:
-        executor = service.executor
-        assert isinstance(executor, _WatchedExecutor), "start() made it"
-        while True:
-            try:
-                message = await call.question()
-            except CallEndedError:
-                return
-            self._events.heard(self.name, executor.incarnation, stream.claim)
-            executor.sender = _Sender(stream.claim, call)
-            if not isinstance(message, BatchPlan):
-                service.hear(stream, None)
-                continue
-            num_violations = len(service.violations)
-            service.hear(stream, message)
-            for sentence in service.violations[num_violations:]:
-                self._events.violated(self.name, sentence, is_excused=call.num_excused_plans > 0)
-            call.num_excused_plans -= 1
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], int]:
+    return lambda: round(loop.time() * NANOSECONDS)
 
 
 def address_of(name: str) -> str:

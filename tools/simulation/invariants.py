@@ -8,15 +8,13 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
-import numpy as np
-
 from paceline.plan.values import BatchPlan, Claim, RecordId
 from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
 from paceline_client.results import Completion, Delta, FinishReason, Result
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.api.fan_out import completion_seed
-from paceline_scheduler.simulator.tokens import TokenRule
-from simulation.executors import END_TOKEN_IDS
-from simulation.scenario import NUM_BYTE_TOKENS, PlannedRequest
+from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS
+from simulation.scenario import PlannedRequest
 
 _TIMEOUT_CODES = ("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE", "TIMEOUT")
 
@@ -37,7 +35,7 @@ class ClientChecks:
 
     def __init__(
         self,
-        rules: Callable[[], Iterable[TokenRule]],
+        rules: Callable[[], Iterable[HashRule]],
         failing: Set[RecordId],
         report: Report,
         *,
@@ -96,9 +94,8 @@ class ClientChecks:
                     self._report(sentence)
 
     def _drawn(self, planned: PlannedRequest, index: int, output: Sequence[int]) -> set[int]:
-        context = np.array((*planned.prompt, *output), dtype=np.int32)
-        seed = completion_seed(planned.seed, index)
-        return {rule.next_token(context, seed, len(output), END_TOKEN_IDS) for rule in dict.fromkeys(self._rules())}
+        context, seed = (*planned.prompt, *output), completion_seed(planned.seed, index)
+        return {rule.next_token(context, seed, len(output)) for rule in dict.fromkeys(self._rules())}
 
     def _check_result(self, planned: PlannedRequest, result: Result) -> None:
         if len(result.completions) != planned.num_completions:
@@ -127,7 +124,7 @@ class ExecutorChecks:
         self._heard_s[name, incarnation, claim] = self._now_s()
 
     def left(self, name: str, incarnation: int, claim: Claim) -> None:
-        """A plan stream has ended."""
+        """A plan stream has ended, and not because the executor accepted another one."""
         self._heard_s.pop((name, incarnation, claim), None)
 
     def accepted(self, name: str, incarnation: int, claim: Claim, epoch: int, *, is_takeover: bool) -> None:

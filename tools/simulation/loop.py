@@ -164,6 +164,12 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._due.append(event)
         return event
 
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """The same: there are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:

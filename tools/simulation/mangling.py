@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from paceline.plan.values import BatchPlan, SnapshotPart
+from paceline.plan.codec import decode_request, decode_response, encode_request
+from paceline.plan.values import BatchPlan, FromExecutor, SnapshotPart, ToExecutor
 from paceline.v1 import inference_pb2 as pb
 from simulation.executors import ATTACH
 from simulation.network import Call, Inbox, Network
@@ -17,11 +18,35 @@ _NUM_REMEMBERED = 60
 _MANGLED_SHARE = 0.15
 _LATE_S = (0.15, 1.0)
 
-PastPlans = dict[tuple[str, int], tuple[int, BatchPlan]]
-"""The last plan that arrived at an executor by its step, and the number of the call it came by."""
+
+class PastPlans:
+    """The plans that arrived at executors."""
+
+    def __init__(self) -> None:
+        self._unread: list[tuple[str, int, bytes]] = []
+        self._last: dict[tuple[str, int], tuple[int, BatchPlan]] = {}
+
+    def add(self, executor: str, call_number: int, data: bytes) -> None:
+        """A message with plans, or with something else, arrived."""
+        self._unread.append((executor, call_number, data))
+
+    def last(self, executor: str, step_id: int) -> tuple[int, BatchPlan] | None:
+        """Return the last plan of a step that arrived at an executor, and the number of the call it came by."""
+        for name, number, data in self._unread:
+            for plan in decode_request(data):
+                if isinstance(plan, BatchPlan):
+                    self._last[name, plan.step_id] = number, plan
+        self._unread.clear()
+        return self._last.get((executor, step_id))
+
 
 Arrivals = list[tuple[float, object]]
 """What arrives instead of a message, each after a delay in seconds."""
+
+
+def read(call: Call, inbox: Inbox, data: bytes) -> list[ToExecutor] | list[FromExecutor]:
+    """Return what a message of a plan stream says."""
+    return decode_request(data) if inbox is call.to_server else decode_response(data)
 
 
 class Mangler:
@@ -30,14 +55,13 @@ class Mangler:
     def __init__(self, random: Random, tell: Callable[[str], None]) -> None:
         self._random = random
         self._tell = tell
-        self._seen: list[tuple[Call, bool, object]] = []
+        self._seen: list[tuple[Call, Inbox, bytes]] = []
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return what arrives instead, or None: the message, as it should."""
-        if call.method != ATTACH:
+        if call.method != ATTACH or not isinstance(message, bytes):
             return None
-        is_to_server = inbox is call.to_server
-        self._seen.append((call, is_to_server, message))
+        self._seen.append((call, inbox, message))
         del self._seen[:-_NUM_REMEMBERED]
         if self._random.random() >= _MANGLED_SHARE:
             return None
@@ -53,28 +77,27 @@ class Mangler:
                 self._tell(f"a message of {call.method} {call.number} is late")
                 return [(0.1 * self._random.random(), message)]
             case _:
-                return self._confuse(call, message, is_to_server)
+                return self._confuse(call, inbox, message)
 
-    def _confuse(self, call: Call, message: object, is_to_server: bool) -> Arrivals | None:
+    def _confuse(self, call: Call, inbox: Inbox, message: bytes) -> Arrivals | None:
         """Take the plan of the same number, or anything, from an earlier stream to the same executor."""
         earlier = [
-            each
-            for other, way, each in self._seen
+            (first, data)
+            for other, way, data in self._seen
             if other is not call
             and other.server.name == call.server.name
-            and way is is_to_server
+            and (way is other.to_server) is (inbox is call.to_server)
             # A snapshot says of no stream that it is of it: it belongs to the welcome that came before it.
-            and not isinstance(each, SnapshotPart)
+            and not isinstance(first := read(other, way, data)[0], SnapshotPart)
         ]
-        if isinstance(message, BatchPlan):
-            same: list[object] = [
-                each for each in earlier if isinstance(each, BatchPlan) and each.step_id == message.step_id
-            ]
-            earlier = same or earlier
+        said = read(call, inbox, message)[0]
+        if isinstance(said, BatchPlan):
+            plans = [(plan, data) for plan, data in earlier if isinstance(plan, BatchPlan)]
+            earlier = [(plan, data) for plan, data in plans if plan.step_id == said.step_id] or earlier
         if not earlier:
             return None
         self._tell(f"a message of an earlier stream comes to {call.method} {call.number}")
-        return [(0.0, self._random.choice(earlier)), (0.001, message)]
+        return [(0.0, self._random.choice(earlier)[1]), (0.001, message)]
 
 
 class Replay:
@@ -87,16 +110,15 @@ class Replay:
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return an old plan, or None: the message, as it should."""
-        del inbox
-        if self._is_done or not isinstance(message, BatchPlan):
+        due = None if self._is_done else _plans(call, inbox, message)
+        found = self._past.last(call.server.name, due[0].step_id) if due else None
+        if found is None or found[0] == call.number:
             return None
-        number, plan = self._past.get((call.server.name, message.step_id), (call.number, message))
-        if number == call.number:
-            return None
+        plan = found[1]
         self._is_done = True
         call.tampered()
         self._tell(f"plan {plan.epoch}.{plan.step_id} comes to {call.method} {call.number} in place of the next")
-        return [(0.0, plan)]
+        return [(0.0, encode_request(plan))]
 
 
 class GrantChanger:
@@ -109,18 +131,28 @@ class GrantChanger:
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return a plan with another block, or None: the message, as it should."""
-        del inbox
-        if self._is_done or not isinstance(message, BatchPlan) or not len(message.grants.block_ids):
+        plans = [] if self._is_done else _plans(call, inbox, message)
+        index = next((index for index, plan in enumerate(plans) if plan.grants.block_ids.size), None)
+        if index is None:
             return None
-        block_ids = message.grants.block_ids.copy()
+        plan = plans[index]
+        block_ids = plan.grants.block_ids.copy()
         others = [block for block in range(FEWEST_BLOCKS) if block not in block_ids]
         if not others:
             return None
         self._is_done = True
-        call.tampered()
+        call.tampered(len(plans))
         block_ids[-1] = self._random.choice(others)
-        self._tell(f"step {message.step_id} of {call.method} {call.number} grants block {block_ids[-1]} instead")
-        return [(0.0, replace(message, grants=replace(message.grants, block_ids=block_ids)))]
+        self._tell(f"step {plan.step_id} of {call.method} {call.number} grants block {block_ids[-1]} instead")
+        plans[index] = replace(plan, grants=replace(plan.grants, block_ids=block_ids))
+        return [(0.0, encode_request(*plans))]
+
+
+def _plans(call: Call, inbox: Inbox, message: object) -> list[BatchPlan]:
+    """Return the plans in a message, if there are any."""
+    if call.method != ATTACH or inbox is not call.to_server or not isinstance(message, bytes):
+        return []
+    return [plan for plan in decode_request(message) if isinstance(plan, BatchPlan)]
 
 
 class LateRequest:

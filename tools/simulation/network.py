@@ -15,7 +15,7 @@ from typing import Any
 from simulation.loop import WORLD, Node, SimulationLoop
 
 _LATENCY_S = (0.0001, 0.002)
-_MAX_EXCUSED_PLANS = 4  # more are not sent before the answer to the first of them
+_MAX_EXCUSED_PLANS = 4  # more are not sent before the answer to what was changed, or doubled, can be there
 
 
 class End(Enum):
@@ -151,9 +151,9 @@ class Call:
         for inbox in inboxes:
             self._network.send(self, inbox, _Ended(end))
 
-    def tampered(self) -> None:
-        """A message was changed: until that can be known the peers may say what does not fit."""
-        self.num_excused_plans = _MAX_EXCUSED_PLANS
+    def tampered(self, num_plans: int = 1) -> None:
+        """A message, with so many plans, was changed: until that can be known the peers may say what does not fit."""
+        self.num_excused_plans = num_plans + _MAX_EXCUSED_PLANS
 
 
 Serve = Callable[[Call], Coroutine[Any, Any, None]]

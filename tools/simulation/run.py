@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from simulation.device import InjectedError
 from simulation.scenario import FaultKind, draw_scenario
 from simulation.trace import Trace
 from simulation.world import Outcome, World
@@ -101,7 +102,7 @@ def _logs_of(world: World, trace: Trace) -> Iterator[None]:
         if event.get("exc_info"):
             words += f" {sys.exc_info()[1]!r}"
         trace.remark(world.loop.now_s, world.loop.node.name, f"log: {words}")
-        if level in ("error", "critical", "exception"):
+        if level in ("error", "critical", "exception") and not isinstance(event.get("exc_info"), InjectedError):
             trace.remark(world.loop.now_s, world.loop.node.name, traceback.format_exc())
             world.report(f"logged as an error: {words}")
         raise structlog.DropEvent

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from paceline.plan.values import ProtocolRange, StepPoint
+from paceline.plan.values import ProtocolRange
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.testing.hash_runner import HashRule, reference_output
 from paceline_scheduler.link.leadership import ServingStatus
-from paceline_scheduler.simulator.bytes_tokenizer import VOCAB_SIZE
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.tokens import TokenRule, reference_output
+from simulation.model import NUM_BYTE_TOKENS, VOCAB_SIZE, ModelConfig, make_rule
 
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
+_ARE_AHEAD = 1 / 2  # so many devices have several steps in flight
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
-NUM_BYTE_TOKENS = 256
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
 
@@ -131,7 +131,7 @@ class Scenario:
     num_clients: int
     scheduler_protocols: tuple[ProtocolRange, ...]
     executor_protocols: tuple[ProtocolRange, ...]
-    config: SimulatorConfig
+    config: ModelConfig
     reproducibility: Reproducibility
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...]
@@ -143,7 +143,7 @@ def draw_scenario(seed: int) -> Scenario:
     random = Random(f"scenario {seed}")  # noqa: S311 - nothing secret
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7
-    config = _draw_config(random)
+    config = replace(_draw_config(random), is_ahead=Random(f"ahead {seed}").random() < _ARE_AHEAD)  # noqa: S311
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
     num_schedulers = max(random.choice((1, 1, 2, 2, 3)), 2 if has_standby else 1)
     return Scenario(
@@ -153,7 +153,7 @@ def draw_scenario(seed: int) -> Scenario:
         executor_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 2, 2, 3)))),
         config=config,
         reproducibility=Reproducibility.SAME_TOKENS if is_same else Reproducibility.OTHER_TOKENS,
-        requests=_draw_requests(random, num_clients, config.tokens),
+        requests=_draw_requests(random, num_clients, config.rule),
         faults=_draw_faults(random),
         ready_when=frozenset(
             {ServingStatus.SERVING, ServingStatus.STANDBY} if has_standby else {ServingStatus.SERVING}
@@ -165,31 +165,34 @@ def _draw_protocols(random: Random) -> ProtocolRange:
     return ProtocolRange(1, random.choice((1, 1, 1, 2, 3)))
 
 
-def _draw_config(random: Random) -> SimulatorConfig:
-    step_ns = random.choice((15, 40, 80)) * 1_000_000
-    return SimulatorConfig(
-        num_blocks=random.choice((FEWEST_BLOCKS, 16, 20, 64)),
-        block_size=4,
-        max_num_rows=random.choice((2, 3, 8)),
-        max_num_batched_tokens=random.choice((16, 64)),
-        max_model_len=56,
-        max_plans_in_flight=4,
-        tokens=TokenRule(vocab_size=VOCAB_SIZE, end_probability=random.choice((0.0, 0.05))),
-        step_points=(StepPoint(1, step_ns), StepPoint(64, 2 * step_ns)),
+def _draw_config(random: Random) -> ModelConfig:
+    base_step_ns = random.choice((15, 40, 80)) * 1_000_000
+    return ModelConfig(
+        limits=RowLimits(
+            num_blocks=random.choice((FEWEST_BLOCKS, 16, 20, 64)),
+            block_size=4,
+            num_rows=random.choice((2, 3, 8)),
+            max_num_batched_tokens=random.choice((16, 64)),
+            max_model_len=56,
+            vocab_size=VOCAB_SIZE,
+        ),
+        rule=make_rule(random.choice((0.0, 0.05))),
+        base_step_ns=base_step_ns,
+        is_ahead=False,
     )
 
 
-def _draw_requests(random: Random, num_clients: int, rule: TokenRule) -> tuple[PlannedRequest, ...]:
+def _draw_requests(random: Random, num_clients: int, rule: HashRule) -> tuple[PlannedRequest, ...]:
     beginnings = [_draw_tokens(random, random.randint(4, 24)) for _ in range(2)]
     requests = [_draw_request(random, number, num_clients, beginnings) for number in range(random.randint(2, 6))]
     return tuple(_draw_stop(random, request, rule) for request in requests)
 
 
-def _draw_stop(random: Random, request: PlannedRequest, rule: TokenRule) -> PlannedRequest:
+def _draw_stop(random: Random, request: PlannedRequest, rule: HashRule) -> PlannedRequest:
     """Give some requests a stop text, one that they meet."""
     if random.random() < 0.7:
         return request
-    output = reference_output(request.prompt, request.seed, request.max_tokens, rule)
+    output = reference_output(rule, request.prompt, request.max_tokens, request.seed)
     letters = [chr(token_id) for token_id in output if token_id < _NUM_ASCII]
     return replace(request, stop=random.choice(letters)) if letters else request
 

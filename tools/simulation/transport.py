@@ -1,27 +1,25 @@
-"""The link's transport over the simulated network."""
+"""The link's transport over the simulated network: plan streams are the production's, over a call that is none."""
 
 import asyncio
+from dataclasses import replace
+from typing import cast
 
-from paceline.plan.values import (
-    BatchPlan,
-    Drain,
-    ExecutorInfo,
-    FromExecutor,
-    Heartbeat,
-    SnapshotPart,
-    StepResult,
-    ToExecutor,
-    WaitingInLine,
-    Welcome,
-)
+import grpc
+import grpc.aio
+from google.rpc import status_pb2
+
+from paceline.plan.values import ExecutorInfo
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
-from paceline_scheduler.link.wire_contexts import with_contexts
+from paceline_scheduler.errors import StreamEndedError, UnreachableError
+from paceline_scheduler.link import wire
+from paceline_scheduler.link.transport_grpc import GrpcPlanStream
 from simulation.executors import ATTACH, GET_INFO, GET_TOKENIZER
 from simulation.loop import Node
 from simulation.network import Call, CallEndedError, End, Network
 
-_FROM_EXECUTOR = (WaitingInLine, Welcome, SnapshotPart, StepResult, Heartbeat, Drain)
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_ENDS = {End.CANCELLED: grpc.StatusCode.CANCELLED}
+_DETAILS_KEY = "grpc-status-details-bin"
 
 
 class SimulatedTransport:
@@ -46,29 +44,32 @@ class SimulatedConnection:
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
         """Ask who the executor is."""
-        answer = await self._ask(GET_INFO, timeout_s)
-        assert isinstance(answer, ExecutorInfo), "that is its answer"
-        return answer
+        return wire.decode_info((await self._ask(GET_INFO, timeout_s))[0])
 
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
         """Fetch the tokenizer."""
-        answer = await self._ask(GET_TOKENIZER, timeout_s)
-        assert isinstance(answer, TokenizerSource), "that is its answer"
-        return answer
+        parts = [wire.decode_tokenizer_part(data)[0] for data in await self._ask(GET_TOKENIZER, timeout_s)]
+        return replace(parts[0], json=b"".join(part.json for part in parts))
 
-    def attach(self) -> "SimulatedPlanStream":
+    def attach(self) -> GrpcPlanStream:
         """Open a plan stream."""
-        return SimulatedPlanStream(self._network.call(self._node, self._name, ATTACH))
+        call = SimulatedAttachCall(self._network.call(self._node, self._name, ATTACH))
+        return GrpcPlanStream(cast("grpc.aio.StreamStreamCall[bytes, bytes]", call))
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def _ask(self, method: str, timeout_s: float) -> object:
+    async def _ask(self, method: str, timeout_s: float) -> list[bytes]:
+        """Return all that is answered."""
         call = self._network.call(self._node, self._name, method)
+        answers: list[bytes] = []
         try:
             async with asyncio.timeout(timeout_s):
-                return await call.answer()
+                while True:
+                    answers.append(_bytes(await call.answer()))
         except CallEndedError as ended:
+            if ended.end is End.FINISHED:
+                return answers
             if ended.end in (End.REFUSED, End.BROKEN):
                 raise UnreachableError(f"the connection was {ended.end}") from None
             raise StreamEndedError(str(ended.end)) from None
@@ -78,33 +79,43 @@ class SimulatedConnection:
             call.cancel()
 
 
-class SimulatedPlanStream:
-    """A plan stream to one executor."""
+class SimulatedAttachCall:
+    """An Attach call over the simulated network, as the link uses one of grpc.aio."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
-        """Send messages."""
+    async def read(self) -> object:
+        """Return the next message, or grpc.aio.EOF."""
         try:
-            for each in (message, *more):
-                self._call.ask(with_contexts(each) if isinstance(each, BatchPlan) else each)
+            return await self._call.answer()
         except CallEndedError as ended:
-            raise _typed(ended.end) from None
+            if ended.end is End.FINISHED:
+                return grpc.aio.EOF
+            raise _rpc_error(ended.end) from None
 
-    async def read(self) -> FromExecutor:
-        """Return the next message."""
+    async def write(self, data: bytes) -> None:
+        """Send a message."""
         try:
-            message = await self._call.answer()
+            self._call.ask(data)
         except CallEndedError as ended:
-            raise _typed(ended.end) from None
-        assert isinstance(message, _FROM_EXECUTOR), "what executors say"
-        return message
+            raise _rpc_error(ended.end) from None
 
-    def cancel(self) -> None:
-        """End the stream."""
+    def cancel(self) -> bool:
+        """End the call."""
         self._call.cancel()
+        return True
 
 
-def _typed(end: object) -> LinkError:
-    return end if isinstance(end, LinkError) else StreamEndedError(f"the plan stream is {end}")
+def _bytes(message: object) -> bytes:
+    assert isinstance(message, bytes), "what executors say"
+    return message
+
+
+def _rpc_error(end: object) -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata()
+    if isinstance(end, status_pb2.Status):
+        trailing.add(_DETAILS_KEY, end.SerializeToString())
+        return grpc.aio.AioRpcError(_CODES[end.code], grpc.aio.Metadata(), trailing, end.message)
+    code = _ENDS.get(end, grpc.StatusCode.UNAVAILABLE) if isinstance(end, End) else grpc.StatusCode.UNAVAILABLE
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, f"the plan stream is {end}")

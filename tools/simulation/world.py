@@ -8,17 +8,18 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
-from paceline.plan.values import BatchPlan, RecordId
+from paceline.plan.values import RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.simulator.tokens import TokenRule
 from simulation.clients import ClientHost
 from simulation.describe import describe, is_heartbeat
-from simulation.executors import ExecutorHost, SaltedRule, address_of
+from simulation.executors import ATTACH, ExecutorHost, address_of
 from simulation.faults import Faults
 from simulation.invariants import ClientChecks, ExecutorChecks
 from simulation.loop import WORLD, SimulationLoop
@@ -59,7 +60,7 @@ class World:
         self._trace = trace
         self._random = Random(f"world {scenario.seed}")  # noqa: S311 - nothing secret
         self.network = Network(self.loop, self._own_random("network"), self._arrived)
-        self.past_plans: PastPlans = {}
+        self.past_plans = PastPlans()
         self.failing: set[RecordId] = set()
         self._all_ended = asyncio.Event()
         self._executor_checks = ExecutorChecks(lambda: self.loop.now_s, self.report)
@@ -123,8 +124,7 @@ class World:
         """Start an executor's next process."""
         config = self._scenario.config
         if self._scenario.reproducibility is Reproducibility.OTHER_TOKENS:
-            rule, salt = config.tokens, self._random.getrandbits(40)
-            config = replace(config, tokens=SaltedRule(rule.vocab_size, rule.end_probability, salt))
+            config = replace(config, rule=replace(config.rule, salt=self._random.getrandbits(40)))
         self.tell(f"{host.name} starts")
         host.start(config, self._scenario.executor_protocols[self.executors.index(host)])
 
@@ -201,9 +201,8 @@ class World:
         self.report(f"I1: there is left over: {'; '.join(left)}")
 
     def _left_on(self, executor: ExecutorHost) -> Iterator[str]:
-        if executor.service is not None:
-            for row in executor.service.executor.rows.values():
-                yield f"{row.key} on a row of {executor.name}"
+        for record_id in executor.running_keys():
+            yield f"{record_id} on a row of {executor.name}"
 
     def _look_for_open(self) -> None:
         if not self._open_requests():
@@ -216,15 +215,19 @@ class World:
             if planned.request_id not in self.client_checks.ends and not self.clients[planned.client].node.is_dead
         ]
 
-    def _rules(self) -> Iterator[TokenRule]:
+    def _rules(self) -> Iterator[HashRule]:
         for executor in self.executors:
             yield from executor.rules
 
     def _arrived(self, call: Call, inbox: Inbox, message: object) -> None:
-        if isinstance(message, BatchPlan):
-            self.past_plans[inbox.owner.name, message.step_id] = (call.number, message)
-        if not is_heartbeat(message):
+        if is_heartbeat(call, inbox, message):
+            return
+        if not isinstance(message, bytes):
             self._trace.add(self.loop.now_s, inbox.owner.name, describe(call, inbox, message))
+            return
+        if call.method == ATTACH and inbox is call.to_server:
+            self.past_plans.add(inbox.owner.name, call.number, message)
+        self._trace.add_bytes(self.loop.now_s, inbox.owner.name, message, partial(describe, call, inbox, message))
 
     def _own_random(self, name: str) -> Random:
         return Random(f"{name} {self._scenario.seed}")  # noqa: S311 - nothing secret

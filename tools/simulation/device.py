@@ -1,0 +1,159 @@
+"""The device of a simulated executor, which computes hashes in virtual time, and the step thread that is none.
+
+Knows the production's seam to a step thread and to a runner. Refuses to know plans: what should fail is told.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_executor.link.engine import Ticket
+from paceline_executor.link.step_loop import Command
+from paceline_executor.link.step_thread import Wait, Work
+from paceline_executor.runner.interface import Int32Array, KvGeometry, Runner, StepBatch, StepHandle, StepOutput
+from paceline_executor.testing.hash_runner import HashRule, HashRunner
+
+_UNWRITTEN = -1
+_ROUNDING_S = 1e-6
+NANOSECONDS = 1_000_000_000
+
+
+class InjectedError(Exception):
+    """A step fails because a fault wants it to."""
+
+
+class SlotRunner(HashRunner):
+    """A hash runner that minds which slots were written since their blocks were granted; `report` hears of others."""
+
+    def __init__(self, num_blocks: int, block_size: int, rule: HashRule, report: Callable[[str], None]) -> None:
+        super().__init__(num_blocks, block_size, rule.vocab_size, rule)
+        self._report = report
+
+    def forget(self, block_ids: Int32Array) -> None:
+        """What blocks hold counts no more."""
+        self._slots[block_ids] = _UNWRITTEN
+
+    def _context(self, batch: StepBatch, row: int) -> npt.NDArray[np.int64]:
+        context = super()._context(batch, row)
+        if (context == _UNWRITTEN).any():
+            self._report(f"read of an unwritten slot: position {int(context.argmin())}")
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A launched step and when it will have ended."""
+
+    handle: StepHandle
+    end_ns: int
+
+
+class TimedRunner:
+    """A runner whose steps take their time, one after another. `fails_next`: the next launch raises in the end."""
+
+    def __init__(self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int]) -> None:
+        self.fails_next = False
+        self._inner = inner
+        self._step_ns = step_ns
+        self._clock_ns = clock_ns
+        self._end_ns = 0  # of all that was launched
+
+    @property
+    def max_in_flight(self) -> int:
+        """That of the runner inside."""
+        return self._inner.max_in_flight
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """That of the runner inside."""
+        return self._inner.kv_geometry
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """How long steps take."""
+        return tuple((num_tokens, self._step_ns(num_tokens)) for num_tokens in (1, 64))
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """In order with the steps."""
+        self._inner.copy_blocks(sources, destinations)
+
+    def launch(self, batch: StepBatch) -> StepHandle:
+        """Let a step begin when the one before it has ended."""
+        self._end_ns = max(self._end_ns, self._clock_ns()) + self._step_ns(batch.token_ids.size)
+        if self.fails_next:
+            self.fails_next = False
+            raise InjectedError("a fault lets this step fail")
+        return _Timed(self._inner.launch(batch), self._end_ns)
+
+    def is_done(self, handle: StepHandle) -> bool:
+        """Whether its time is over, and the runner inside says so too."""
+        assert isinstance(handle, _Timed), "launch() made it"
+        return self._clock_ns() >= handle.end_ns and self._inner.is_done(handle.handle)
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """What the step produced; its time is over."""
+        assert isinstance(handle, _Timed), "launch() made it"
+        assert self._clock_ns() >= handle.end_ns, "whoever runs the steps has waited"
+        return self._inner.wait(handle.handle)
+
+    def end_of(self, ticket: Ticket) -> int:
+        """When a step has ended; a failed one is the last that was launched."""
+        if isinstance(ticket.handle, _Timed):
+            return ticket.handle.end_ns
+        return 0 if ticket.error is None else self._end_ns
+
+
+class InlineThread:
+    """Runs the work of a step thread on the event loop, turn by turn; a step takes its time on the virtual clock."""
+
+    def __init__(self, clock_ns: Callable[[], int], end_of: Callable[[Ticket], int]) -> None:
+        self._clock_ns = clock_ns
+        self._end_of = end_of
+        self._commands: deque[Command] = deque()
+        self._has_come = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, work: Work[Command]) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(self._run(work), name="steps")
+
+    def put(self, command: Command) -> None:
+        """Queue a command."""
+        self._commands.append(command)
+        self._has_come.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Tell whether it has ended: nothing else can run meanwhile."""
+        del timeout_s
+        return self._task is None or self._task.done()
+
+    async def _run(self, work: Work[Command]) -> None:
+        command: Command | None = None
+        while True:
+            try:
+                wait = work.send(command)
+            except StopIteration:
+                return
+            command = await self._next(wait)
+
+    async def _next(self, wait: Wait) -> Command | None:
+        end_ns = self._end_of(wait.step) if isinstance(wait.step, Ticket) else 0
+        if wait.command_s is None:
+            await asyncio.sleep(self._seconds_to(end_ns))
+            return None
+        # There is nothing to look for before the step has ended.
+        seconds = max(wait.command_s, self._seconds_to(end_ns))
+        if not self._commands and seconds:
+            self._has_come.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_come.wait(), seconds)
+        return self._commands.popleft() if self._commands else None
+
+    def _seconds_to(self, when_ns: int) -> float:
+        """How long until a time, and a little longer: timers are rounded."""
+        left_ns = when_ns - self._clock_ns()
+        return left_ns / NANOSECONDS + _ROUNDING_S if left_ns > 0 else 0.0
