@@ -15,7 +15,8 @@ from paceline_executor.errors import ServiceError
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
-from simulation.device import SlotRunner, TimedRunner
+from simulation.device import TimedRunner
+from simulation.drafting import DraftingSlots, DraftingTable
 
 _UNWRITTEN = -1
 
@@ -152,21 +153,20 @@ class PlanAudit:
             self.violated(plan, f"{rule}: {where}")
 
 
-class AuditedTable(RowTable):
+class AuditedTable(DraftingTable):
     """Rows with an auditor beside them. `applied` hears of plans that take effect; steps with `failing` ones fail."""
 
     def __init__(
         self,
         limits: RowLimits,
         audit: PlanAudit,
-        slots: SlotRunner,
+        slots: DraftingSlots,
         device: TimedRunner,
         applied: Callable[[BatchPlan], None],
         failing: Set[RecordId],
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, slots)
         self._audit = audit
-        self._slots = slots
         self._device = device
         self._applied = applied
         self._failing = failing
@@ -186,7 +186,7 @@ class AuditedTable(RowTable):
             raise
         self._applied(plan)
         self._audit.launched(launched, self)
-        self._slots.forget(np.setdiff1d(plan.grants.block_ids, plan.copies.sources))
+        self.slots.forget(np.setdiff1d(plan.grants.block_ids, plan.copies.sources))
         running = (self.record_id_on(row) for row in launched.prepared.rows.tolist())
         self._device.fails_next = any(record_id in self._failing for record_id in running)
         return launched

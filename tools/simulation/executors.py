@@ -46,7 +46,8 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
 from simulation.audit import AuditedTable, PlanAudit
-from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
+from simulation.device import NANOSECONDS, InlineThread, TimedRunner
+from simulation.drafting import DraftingSlots
 from simulation.loop import Node, SimulationLoop
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
 from simulation.network import Call, CallEndedError, Network
@@ -113,8 +114,9 @@ class _Process:
         identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
         self.attachments = Attachments(identity, MAX_PLANS_IN_FLIGHT, FenceTimes(), protocols, clock_ns)
         limits = config.limits
-        slots = SlotRunner(limits.num_blocks, limits.block_size, config.rule, self._report)
-        inner = HidingRunner(slots, random.getrandbits(32)) if config.is_ahead else slots
+        seed = random.getrandbits(32)
+        slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, seed)
+        inner = HidingRunner(slots, seed) if config.is_ahead else slots
         device = TimedRunner(inner, config.step_ns, clock_ns)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)

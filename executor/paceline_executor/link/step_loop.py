@@ -5,8 +5,8 @@ when all that is launched has landed. Knows one thread and the engine. Nothing e
 device, because only one thread of a process may own its OpenMP team. It refuses to know who drives: a plan of an epoch
 that has ended is dropped; and how the thread waits: its work yields what for.
 
-The queue of the thread has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream that
-drives, and one question per caller that waits for its answer.
+The queue of the thread has no bound; what is put into it does: at most `max_plans_in_flight` plans of the one stream
+that drives, and one question per caller that waits for its answer.
 """
 
 import asyncio
