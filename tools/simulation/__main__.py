@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simulation.ablations import ABLATIONS, Ablation
+from simulation.coverage import LineCoverage
 from simulation.run import first_failure, run_seed, run_seeds
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,6 +20,7 @@ def main(
     processes: Annotated[int, typer.Option(min=1, help="Over how many processes.")] = os.cpu_count() or 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one only, here, and tell how it ended.")] = None,
     story: Annotated[bool, typer.Option(help="Tell all of it.")] = False,
+    coverage: Annotated[bool, typer.Option(help="Tell which lines of the executor were executed.")] = False,
     ablation: Annotated[str | None, typer.Option(help="Go without a safeguard; 'list' names them.")] = None,
 ) -> None:
     """Run schedulers, executors, clients and their network in virtual time, with everything that can go wrong."""
@@ -29,6 +31,8 @@ def main(
         raise typer.BadParameter(f"--ablation: one of {', '.join(ABLATIONS)}, or list")
     elif ablation is not None:
         _look_for_failure(range(first, first + seeds), ABLATIONS[ablation])
+    elif coverage:
+        sys.exit(_cover(range(first, first + seeds)))
     elif seed is not None:
         sys.exit(_tell(seed, whole_story=story))
     else:
@@ -43,6 +47,14 @@ def _run(seeds: range, num_processes: int) -> int:
         _tell(summary.failed[0].seed, whole_story=False)
     print(summary)
     return len(summary.failed) > 0
+
+
+def _cover(seeds: range) -> int:
+    executed = LineCoverage()
+    with executed.active():
+        num_failed = _run(seeds, num_processes=1)
+    print(executed)
+    return num_failed
 
 
 def _tell(seed: int, *, whole_story: bool) -> int:

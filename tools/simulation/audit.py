@@ -179,10 +179,13 @@ class AuditedTable(DraftingTable):
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
         """See RowTable. What a plan is granted holds nothing that it may read."""
         self._audit.launches(plan, self)
+        before = self._fingerprint()
         try:
             launched = super().launch(plan, now_ns, is_carried=is_carried)
         except ServiceError as error:
             self._audit.violated(plan, str(error))
+            if self._fingerprint() != before:
+                raise RuntimeError("a plan was refused and has changed something") from error
             raise
         self._applied(plan)
         self._audit.launched(launched, self)
@@ -190,6 +193,12 @@ class AuditedTable(DraftingTable):
         running = (self.record_id_on(row) for row in launched.prepared.rows.tolist())
         self._device.fails_next = any(record_id in self._failing for record_id in running)
         return launched
+
+    def _fingerprint(self) -> tuple[bytes, ...]:
+        """All that a refused plan must leave as it was."""
+        columns = (*self._columns._state(), self._block_tables._num_holders, self._tags._keys)
+        names = repr((self._grant_hash, list(self._occupants._rows.items()), list(self._occupants._placements)))
+        return (names.encode(), *(column.tobytes() for column in columns))
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
         """See RowTable."""

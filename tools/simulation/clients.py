@@ -192,14 +192,25 @@ class ClientHost:
 
 def as_request(planned: PlannedRequest) -> Request:
     """Return the request as the library takes it."""
+    rules = planned.rules
     return Request(
         prompt=TokenIds(planned.prompt),
         request_id=planned.request_id,
         tenant=planned.tenant,
         model="",
-        sampling=Sampling(seed=planned.seed, n=planned.num_completions),
-        stopping=Stopping(max_tokens=planned.max_tokens, stop=planned.stop or None),
-        output=Output(logprobs=planned.logprobs),
+        sampling=Sampling(
+            seed=planned.seed,
+            n=planned.num_completions,
+            frequency_penalty=rules.penalty or None,
+            repetition_penalty=1 + rules.penalty if rules.penalty else None,
+            logit_bias=dict([rules.bias] if rules.bias else []),
+            allowed_token_ids=sorted(rules.allowed),
+            bad_words=rules.bad_word or (),
+        ),
+        stopping=Stopping(
+            max_tokens=planned.max_tokens, min_tokens=rules.min_tokens or None, stop=planned.stop or None
+        ),
+        output=Output(logprobs=planned.logprobs, prompt_logprobs=planned.prompt_logprobs),
         scheduling=Scheduling(),
         timeout=Timeout(total_seconds=planned.timeout_s),
     )

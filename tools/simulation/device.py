@@ -4,7 +4,6 @@ Knows the production's seam to a step thread and to a runner. Refuses to know pl
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class InlineThread:
         self._clock_ns = clock_ns
         self._end_of = end_of
         self._commands: deque[Command] = deque()
-        self._has_come = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, work: Work[Command]) -> None:
@@ -124,7 +123,8 @@ class InlineThread:
     def put(self, command: Command) -> None:
         """Queue a command."""
         self._commands.append(command)
-        self._has_come.set()
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     def join(self, timeout_s: float) -> bool:
         """Tell whether it has ended: nothing else can run meanwhile."""
@@ -148,12 +148,23 @@ class InlineThread:
         # There is nothing to look for before the step has ended.
         seconds = max(wait.command_s, self._seconds_to(end_ns))
         if not self._commands and seconds:
-            self._has_come.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_come.wait(), seconds)
+            await self._look(seconds)
         return self._commands.popleft() if self._commands else None
+
+    async def _look(self, seconds: float) -> None:
+        """Wait for a command, for so long at most."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, _wake, self._waiter)
+        await self._waiter
+        timer.cancel()
 
     def _seconds_to(self, when_ns: int) -> float:
         """How long until a time, and a little longer: timers are rounded."""
         left_ns = when_ns - self._clock_ns()
         return left_ns / NANOSECONDS + _ROUNDING_S if left_ns > 0 else 0.0
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -35,7 +35,7 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.attachments import Attachments, Identity
+from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments, Identity
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.fence import FenceTimes
@@ -58,6 +58,7 @@ GET_TOKENIZER = "GetTokenizer"
 _TICK_S = 0.2
 _GOODBYE_S = 0.05
 _LOADING_S = (0.0, 0.0, 0.02, 0.3)
+_PART_BYTES = (MAX_PART_BYTES, 1600)  # the less is too little for a longer request
 _NOBODY = Claim(0, "")
 _BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError)  # of what is malformed others tell
 
@@ -112,7 +113,9 @@ class _Process:
         self._sent: dict[int, _Sent] = {}  # by identity of the plan
         clock_ns = _clock_of(asyncio.get_running_loop())
         identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
-        self.attachments = Attachments(identity, MAX_PLANS_IN_FLIGHT, FenceTimes(), protocols, clock_ns)
+        self.attachments = Attachments(
+            identity, MAX_PLANS_IN_FLIGHT, FenceTimes(), protocols, clock_ns, random.choice(_PART_BYTES)
+        )
         limits = config.limits
         seed = random.getrandbits(32)
         slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, seed)

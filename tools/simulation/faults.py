@@ -22,6 +22,7 @@ from simulation.network import Mangle, Network, Path, PathState
 from simulation.rogue import Rogue
 from simulation.scenario import FORGETS_NOTHING, Fault, FaultKind
 from simulation.schedulers import SchedulerHost
+from simulation.spoiling import PlanSpoiler
 
 _CLOCK_JUMP_S = 10.0
 _MAX_LAG_S = 5.0
@@ -89,6 +90,7 @@ class Faults:
             FaultKind.CHANGE_GRANT: self._change_grant,
             FaultKind.REPLAY: self._replay,
             FaultKind.LATE_REQUEST: self._late_request,
+            FaultKind.SPOIL: self._spoil,
             FaultKind.HALF_OPEN: self._half_open,
             FaultKind.HOLD: self._hold,
             FaultKind.TAKE_OVER: self._take_over,
@@ -337,6 +339,9 @@ class Faults:
 
     async def _change_grant(self, hit: _Hit) -> None:
         await self._with(GrantChanger(hit.random, self._stage.tell), hit.lasts_s)
+
+    async def _spoil(self, hit: _Hit) -> None:
+        await self._with(PlanSpoiler(hit.random, self._stage.tell), hit.lasts_s)
 
     async def _replay(self, hit: _Hit) -> None:
         for scheduler in self._stage.schedulers:

@@ -94,12 +94,15 @@ class ClientChecks:
                     self._report(sentence)
 
     def _drawn(self, planned: PlannedRequest, index: int, output: Sequence[int]) -> set[int]:
-        context, seed = (*planned.prompt, *output), completion_seed(planned.seed, index)
-        return {rule.next_token(context, seed, len(output)) for rule in dict.fromkeys(self._rules())}
+        seed = completion_seed(planned.seed, index)
+        drawn = (planned.next_token(rule, seed, output) for rule in dict.fromkeys(self._rules()))
+        return {token_id for token_id in drawn if token_id is not None}
 
     def _check_result(self, planned: PlannedRequest, result: Result) -> None:
         if len(result.completions) != planned.num_completions:
             self._report(f"I3: {planned.request_id} has {len(result.completions)} completions")
+        if wrong := _wrong_prompt(planned, result):
+            self._report(f"I3: {planned.request_id}: {wrong}")
         for completion in result.completions:
             key = (planned.request_id, completion.index)
             output = self._outputs.get(key, [])
@@ -178,6 +181,13 @@ def spelt(output: Sequence[int], stop: str) -> tuple[str, int | None]:
         if stop and stop in text:
             return text[: text.index(stop)], number
     return text + decoder.decode(b"", final=True), None
+
+
+def _wrong_prompt(planned: PlannedRequest, result: Result) -> str:
+    """Say what is wrong with the log-probabilities of a prompt: its tokens from the second on have theirs."""
+    due = planned.prompt[1:] if planned.prompt_logprobs is not None else ()
+    told = [(each.token_id, each.logprob) for each in result.prompt_logprobs]
+    return "" if told == [(token_id, -token_id / 8) for token_id in due] else f"of its prompt it is told {told}"
 
 
 def _wrong_end(planned: PlannedRequest, completion: Completion) -> str:

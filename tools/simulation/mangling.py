@@ -110,7 +110,7 @@ class Replay:
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return an old plan, or None: the message, as it should."""
-        due = None if self._is_done else _plans(call, inbox, message)
+        due = None if self._is_done else plans_in(call, inbox, message)
         found = self._past.last(call.server.name, due[0].step_id) if due else None
         if found is None or found[0] == call.number:
             return None
@@ -131,7 +131,7 @@ class GrantChanger:
 
     def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
         """Return a plan with another block, or None: the message, as it should."""
-        plans = [] if self._is_done else _plans(call, inbox, message)
+        plans = [] if self._is_done else plans_in(call, inbox, message)
         index = next((index for index, plan in enumerate(plans) if plan.grants.block_ids.size), None)
         if index is None:
             return None
@@ -148,7 +148,7 @@ class GrantChanger:
         return [(0.0, encode_request(*plans))]
 
 
-def _plans(call: Call, inbox: Inbox, message: object) -> list[BatchPlan]:
+def plans_in(call: Call, inbox: Inbox, message: object) -> list[BatchPlan]:
     """Return the plans in a message, if there are any."""
     if call.method != ATTACH or inbox is not call.to_server or not isinstance(message, bytes):
         return []

@@ -3,22 +3,26 @@
 Knows chance and bounds. Refuses to know how any of it is done.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
 from paceline.plan.values import ProtocolRange
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.hash_runner import HashRule, reference_output
+from paceline_executor.testing.hash_runner import HashRule, nearest_left, reference_output
 from paceline_scheduler.link.leadership import ServingStatus
-from simulation.model import NUM_BYTE_TOKENS, VOCAB_SIZE, ModelConfig, make_rule
+from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS, VOCAB_SIZE, ModelConfig, make_rule
 
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 _ARE_AHEAD = 1 / 2  # so many devices have several steps in flight
+_HAVE_RULES = 0.25
+_HAVE_PROMPT_LOGPROBS = 0.1
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
+_LETTERS = range(ord("!"), _NUM_ASCII - 1)
 
 
 class Reproducibility(Enum):
@@ -40,6 +44,7 @@ class FaultKind(Enum):
     MANGLE = "F5 messages lost, doubled, reordered"
     REPLAY = "F5 a plan of an earlier stream comes in place of the one that is due"
     CHANGE_GRANT = "F5 another block than the one granted"
+    SPOIL = "F5 a plan changed so that no executor may take it"
     HALF_OPEN = "F6 half-open"
     HOLD = "F6 nothing gets through for a while"
     TAKE_OVER = "F7 takeover"
@@ -65,6 +70,7 @@ _WEIGHTS = {
     FaultKind.MANGLE: 3,
     FaultKind.REPLAY: 2,
     FaultKind.CHANGE_GRANT: 3,
+    FaultKind.SPOIL: 3,
     FaultKind.HALF_OPEN: 4,
     FaultKind.HOLD: 2,
     FaultKind.TAKE_OVER: 2,
@@ -106,6 +112,25 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRules:
+    """What a request asks of each token: masks, which change what is drawn, and weights, which change no hash."""
+
+    allowed: frozenset[int] = frozenset()  # empty: all
+    bad_word: str = ""
+    min_tokens: int = 0
+    penalty: float = 0.0
+    bias: tuple[int, float] | None = None
+
+    def forbidden_after(self, output: Sequence[int]) -> set[int]:
+        """Return the tokens that cannot follow an output."""
+        word = self.bad_word.encode()
+        forbidden = set(END_TOKEN_IDS) if len(output) < self.min_tokens else set()
+        if word and list(word[:-1]) == list(output[len(output) - len(word) + 1 :]):
+            forbidden.add(word[-1])
+        return forbidden
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """What a client asks for, and when it gives up: after so many deltas, if at all."""
 
@@ -121,6 +146,13 @@ class PlannedRequest:
     leaves_after: int | None
     logprobs: int | None
     stop: str
+    prompt_logprobs: int | None = None
+    rules: PlannedRules = PlannedRules()
+
+    def next_token(self, rule: HashRule, seed: int, output: Sequence[int]) -> int | None:
+        """Return what a completion with this seed goes on with after an output, by prompt, seed and offset alone."""
+        token_id = rule.next_token((*self.prompt, *output), seed, len(output))
+        return nearest_left(token_id, self.rules.allowed, self.rules.forbidden_after(output), VOCAB_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +176,8 @@ def draw_scenario(seed: int) -> Scenario:
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7
     config = replace(_draw_config(random), is_ahead=Random(f"ahead {seed}").random() < _ARE_AHEAD)  # noqa: S311
+    requests = _draw_requests(random, num_clients, config.rule)
+    requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
     num_schedulers = max(random.choice((1, 1, 2, 2, 3)), 2 if has_standby else 1)
     return Scenario(
@@ -153,7 +187,7 @@ def draw_scenario(seed: int) -> Scenario:
         executor_protocols=tuple(_draw_protocols(random) for _ in range(random.choice((1, 2, 2, 3)))),
         config=config,
         reproducibility=Reproducibility.SAME_TOKENS if is_same else Reproducibility.OTHER_TOKENS,
-        requests=_draw_requests(random, num_clients, config.rule),
+        requests=requests,
         faults=_draw_faults(random),
         ready_when=frozenset(
             {ServingStatus.SERVING, ServingStatus.STANDBY} if has_standby else {ServingStatus.SERVING}
@@ -195,6 +229,32 @@ def _draw_stop(random: Random, request: PlannedRequest, rule: HashRule) -> Plann
     output = reference_output(rule, request.prompt, request.max_tokens, request.seed)
     letters = [chr(token_id) for token_id in output if token_id < _NUM_ASCII]
     return replace(request, stop=random.choice(letters)) if letters else request
+
+
+def _with_rules(requests: tuple[PlannedRequest, ...], random: Random, rule: HashRule) -> tuple[PlannedRequest, ...]:
+    """Let some requests ask for more than tokens."""
+    return tuple(
+        replace(
+            request,
+            prompt_logprobs=2 if random.random() < _HAVE_PROMPT_LOGPROBS else None,
+            rules=_draw_rules(random, request, rule) if random.random() < _HAVE_RULES else request.rules,
+        )
+        for request in requests
+    )
+
+
+def _draw_rules(random: Random, request: PlannedRequest, rule: HashRule) -> PlannedRules:
+    """Draw one rule, or a few; a bad word is one that would have come."""
+    output = reference_output(rule, request.prompt, request.max_tokens, request.seed)
+    letters = bytes(token for token in output[:-1] if token in _LETTERS)
+    may_wait = not request.stop and random.random() < 0.4  # a stop text in the first tokens is text like any other
+    return PlannedRules(
+        allowed=frozenset(random.sample(range(NUM_BYTE_TOKENS), 40)) if random.random() < 0.3 else frozenset(),
+        bad_word=letters[-random.randint(1, 2) :].decode() if random.random() < 0.4 else "",
+        min_tokens=random.randint(1, request.max_tokens) if may_wait else 0,
+        penalty=random.choice((0.0, 0.5)),
+        bias=(random.randrange(NUM_BYTE_TOKENS), 2.5) if random.random() < 0.3 else None,
+    )
 
 
 def _draw_request(random: Random, number: int, num_clients: int, beginnings: list[tuple[int, ...]]) -> PlannedRequest:

@@ -82,7 +82,9 @@ class Attachments:
         times: FenceTimes,
         protocols: ProtocolRange = PROTOCOLS,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        max_part_bytes: int = MAX_PART_BYTES,
     ) -> None:
+        self._max_part_bytes = max_part_bytes
         self.identity = identity
         self.max_plans_in_flight = max_plans_in_flight
         self.protocols = protocols
@@ -209,7 +211,7 @@ class Attachments:
             assert self._welcome is not None, "schedulers are accepted once the model is loaded"
             welcome = replace(self._welcome, epoch=epoch, protocol=stream.protocol, failed_step=self._failed_step)
             await stream.put(welcome)
-            for part in parts_of(snapshot, MAX_PART_BYTES):
+            for part in parts_of(snapshot, self._max_part_bytes):
                 await stream.put(part)
         except ServiceError as error:
             stream.end(error)

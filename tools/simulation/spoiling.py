@@ -1,0 +1,160 @@
+"""Plans that no executor may take, made of sound ones.
+
+Each way changes one thing that an executor has to notice before anything has taken effect.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from paceline.plan.codec import encode_request
+from paceline.plan.values import KEY_BYTES, BatchPlan, BlockCopies, BlockGrants, BlockTags, Int32Array, Release
+from simulation.mangling import Arrivals, plans_in
+from simulation.network import Call, Inbox
+from simulation.scenario import FEWEST_BLOCKS
+
+_FAR = 10_000  # no row, block or index of any executor
+
+
+class PlanSpoiler:
+    """Changes a plan, once, so that no executor may take it; the one that gets it must be as it was before."""
+
+    def __init__(self, random: Random, tell: Callable[[str], None]) -> None:
+        self._random = random
+        self._tell = tell
+        self._is_done = False
+
+    def __call__(self, call: Call, inbox: Inbox, message: object) -> Arrivals | None:
+        """Return a spoilt plan, or None: the message, as it should."""
+        plans = [] if self._is_done else plans_in(call, inbox, message)
+        ways = [way for way in _WAYS_TO_SPOIL if plans and way(plans[-1]) is not None]
+        if not ways:
+            return None
+        self._is_done = True
+        call.tampered(len(plans))
+        way = self._random.choice(ways)
+        self._tell(f"step {plans[-1].step_id} of {call.method} {call.number} is spoilt: {way.__name__.strip('_')}")
+        spoilt = way(plans[-1])
+        assert spoilt is not None, "it was one of the ways"
+        return [(0.0, encode_request(*plans[:-1], spoilt))]
+
+
+def _cells_of_no_row(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: replace(grants, rows=grants.rows + _FAR))
+
+
+def _blocks_that_are_none(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: replace(grants, block_ids=grants.block_ids + _FAR))
+
+
+def _cells_beyond_the_table(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: replace(grants, indices=grants.indices + _FAR))
+
+
+def _a_gap_in_the_table(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: replace(grants, indices=grants.indices + 1))
+
+
+def _blocks_granted_twice(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: BlockGrants(*(np.tile(column, 2) for column in _columns(grants))))
+
+
+def _a_column_cut(plan: BatchPlan) -> BatchPlan | None:
+    return _with_grants(plan, lambda grants: replace(grants, rows=grants.rows[1:]))
+
+
+def _a_row_twice(plan: BatchPlan) -> BatchPlan | None:
+    twice = np.tile(plan.rows, 2), np.tile(plan.num_scheduled_tokens, 2)
+    return replace(plan, rows=twice[0], num_scheduled_tokens=twice[1]) if plan.rows.size else None
+
+
+def _rows_that_are_none(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, rows=plan.rows + _FAR) if plan.rows.size else None
+
+
+def _rows_with_nothing_to_compute(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, num_scheduled_tokens=plan.num_scheduled_tokens * 0) if plan.rows.size else None
+
+
+def _tokens_beyond_the_step(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, num_scheduled_tokens=plan.num_scheduled_tokens + _FAR) if plan.rows.size else None
+
+
+def _tokens_beyond_the_known(plan: BatchPlan) -> BatchPlan | None:
+    """A row computes its last token, as most do, and one more."""
+    return replace(plan, num_scheduled_tokens=plan.num_scheduled_tokens + 8) if plan.rows.size else None
+
+
+def _a_release_of_no_row(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, releases=(*plan.releases, Release(_FAR, None)))
+
+
+def _a_release_twice(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, releases=(*plan.releases, *plan.releases)) if plan.releases else None
+
+
+def _a_release_beyond_the_output(plan: BatchPlan) -> BatchPlan | None:
+    spoilt = [
+        replace(release, final=replace(release.final, num_output_tokens=_FAR))
+        for release in plan.releases
+        if release.final is not None
+    ]
+    return replace(plan, releases=tuple(spoilt)) if spoilt else None
+
+
+def _a_request_on_two_rows(plan: BatchPlan) -> BatchPlan | None:
+    more = tuple(replace(new, row=(new.row + 1) % 2) for new in plan.new_requests)
+    return replace(plan, new_requests=(*plan.new_requests, *more)) if more else None
+
+
+def _a_request_without_a_name(plan: BatchPlan) -> BatchPlan | None:
+    nameless = tuple(replace(new, record_id=replace(new.record_id, request_id="")) for new in plan.new_requests)
+    return replace(plan, new_requests=nameless) if nameless else None
+
+
+def _all_tokens_cached(plan: BatchPlan) -> BatchPlan | None:
+    cached = tuple(replace(new, num_cached_tokens=_FAR, num_prompt_logprobs=None) for new in plan.new_requests)
+    return replace(plan, new_requests=cached) if cached else None
+
+
+def _a_tag_of_no_block(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, tags=BlockTags.of([(_FAR, bytes(KEY_BYTES))]))
+
+
+def _a_copy_without_a_grant(plan: BatchPlan) -> BatchPlan | None:
+    free = next(block for block in range(FEWEST_BLOCKS) if block not in plan.grants.block_ids)
+    copy = np.array([free], dtype=np.int32)
+    return replace(plan, copies=BlockCopies(copy, copy))
+
+
+def _with_grants(plan: BatchPlan, spoil: Callable[[BlockGrants], BlockGrants]) -> BatchPlan | None:
+    return replace(plan, grants=spoil(plan.grants)) if plan.grants.rows.size else None
+
+
+def _columns(grants: BlockGrants) -> tuple[Int32Array, ...]:
+    return grants.rows, grants.indices, grants.block_ids
+
+
+_WAYS_TO_SPOIL = (
+    _cells_of_no_row,
+    _blocks_that_are_none,
+    _cells_beyond_the_table,
+    _a_gap_in_the_table,
+    _blocks_granted_twice,
+    _a_column_cut,
+    _a_row_twice,
+    _rows_that_are_none,
+    _rows_with_nothing_to_compute,
+    _tokens_beyond_the_step,
+    _tokens_beyond_the_known,
+    _a_release_of_no_row,
+    _a_release_twice,
+    _a_release_beyond_the_output,
+    _a_request_on_two_rows,
+    _a_request_without_a_name,
+    _all_tokens_cached,
+    _a_tag_of_no_block,
+    _a_copy_without_a_grant,
+)
