@@ -1,6 +1,6 @@
 """The executor's fence and the simulator's were written apart; whatever happens to them, they rule the same.
 
-What the simulation proves about the simulator's fence then holds for the one in production.
+What the simulation proves about the one in production then holds for the one that the scheduler's tests attach to.
 """
 
 from dataclasses import astuple

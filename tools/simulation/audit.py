@@ -197,7 +197,8 @@ class AuditedTable(DraftingTable):
     def _fingerprint(self) -> tuple[bytes, ...]:
         """All that a refused plan must leave as it was."""
         columns = (*self._columns._state(), self._block_tables._num_holders, self._tags._keys)
-        names = repr((self._grant_hash, list(self._occupants._rows.items()), list(self._occupants._placements)))
+        rows = sorted((row, repr(record_id)) for record_id, row in self._occupants._rows.items())
+        names = repr((self._grant_hash, rows, sorted(self._occupants._placements)))
         return (names.encode(), *(column.tobytes() for column in columns))
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
