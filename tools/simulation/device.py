@@ -50,13 +50,20 @@ class _Timed:
 
     handle: StepHandle
     end_ns: int
+    is_lost: bool
 
 
 class TimedRunner:
-    """A runner whose steps take their time, one after another. `fails_next`: the next launch raises in the end."""
+    """A runner whose steps take their time, one after another.
 
-    def __init__(self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int]) -> None:
+    `fails_next`: the next step fails, when it is launched or, of a device that `fails_late`, while it computes.
+    """
+
+    def __init__(
+        self, inner: Runner, step_ns: Callable[[int], int], clock_ns: Callable[[], int], *, fails_late: bool = False
+    ) -> None:
         self.fails_next = False
+        self._fails_late = fails_late
         self._inner = inner
         self._step_ns = step_ns
         self._clock_ns = clock_ns
@@ -83,10 +90,10 @@ class TimedRunner:
     def launch(self, batch: StepBatch) -> StepHandle:
         """Let a step begin when the one before it has ended."""
         self._end_ns = max(self._end_ns, self._clock_ns()) + self._step_ns(batch.token_ids.size)
-        if self.fails_next:
-            self.fails_next = False
+        fails, self.fails_next = self.fails_next, False
+        if fails and not self._fails_late:
             raise InjectedError("a fault lets this step fail")
-        return _Timed(self._inner.launch(batch), self._end_ns)
+        return _Timed(self._inner.launch(batch), self._end_ns, is_lost=fails)
 
     def is_done(self, handle: StepHandle) -> bool:
         """Whether its time is over, and the runner inside says so too."""
@@ -97,6 +104,8 @@ class TimedRunner:
         """What the step produced; its time is over."""
         assert isinstance(handle, _Timed), "launch() made it"
         assert self._clock_ns() >= handle.end_ns, "whoever runs the steps has waited"
+        if handle.is_lost:
+            raise InjectedError("a fault lets the device fail")
         return self._inner.wait(handle.handle)
 
     def end_of(self, ticket: Ticket) -> int:

@@ -120,7 +120,7 @@ class _Process:
         seed = random.getrandbits(32)
         slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, seed)
         inner = HidingRunner(slots, seed) if config.is_ahead else slots
-        device = TimedRunner(inner, config.step_ns, clock_ns)
+        device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))

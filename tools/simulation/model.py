@@ -25,12 +25,17 @@ def make_rule(end_probability: float, salt: int = 0) -> HashRule:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model on a device. `is_ahead`: the device has several steps in flight, and hides what comes of them."""
+    """A model on a device.
+
+    `is_ahead`: the device has several steps in flight, and hides what comes of them. `fails_late`: a step that fails
+    does so while it computes, and the device with it.
+    """
 
     limits: RowLimits
     rule: HashRule
     base_step_ns: int
-    is_ahead: bool
+    is_ahead: bool = False
+    fails_late: bool = False
 
     def step_ns(self, num_tokens: int) -> int:
         """Return how long a step takes."""

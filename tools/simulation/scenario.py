@@ -17,6 +17,7 @@ from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS, VOCAB_SIZE, ModelCo
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 _ARE_AHEAD = 1 / 2  # so many devices have several steps in flight
+_FAIL_LATE = 1 / 6
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
@@ -175,7 +176,8 @@ def draw_scenario(seed: int) -> Scenario:
     random = Random(f"scenario {seed}")  # noqa: S311 - nothing secret
     num_clients = random.randint(1, 2)
     is_same = random.random() < 0.7
-    config = replace(_draw_config(random), is_ahead=Random(f"ahead {seed}").random() < _ARE_AHEAD)  # noqa: S311
+    ahead = Random(f"ahead {seed}").random()  # noqa: S311 - nothing secret
+    config = replace(_draw_config(random), is_ahead=ahead < _ARE_AHEAD, fails_late=ahead < _FAIL_LATE)
     requests = _draw_requests(random, num_clients, config.rule)
     requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
@@ -212,7 +214,6 @@ def _draw_config(random: Random) -> ModelConfig:
         ),
         rule=make_rule(random.choice((0.0, 0.05))),
         base_step_ns=base_step_ns,
-        is_ahead=False,
     )
 
 
