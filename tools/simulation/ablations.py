@@ -14,6 +14,7 @@ from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepR
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
 from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.rows.table import RowTable
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.raw import RawResumption
 from paceline_scheduler.api.stream import RequestStream
@@ -190,6 +191,12 @@ ABLATIONS: dict[str, Ablation] = {
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
+    ),
+    "launch-ahead": Ablation("a plan waits for what only landings can tell", ((RowTable, "_waits", _no),)),
+    "frozen-executor": Ablation(
+        "an executor that stood still takes nobody for silent",
+        ((Fence, "renew", _nothing),),
+        FaultKind.FREEZE_EXECUTOR,
     ),
     "grant-hash": Ablation(
         "block tables that differ are noticed",

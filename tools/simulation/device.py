@@ -68,6 +68,7 @@ class TimedRunner:
         self._step_ns = step_ns
         self._clock_ns = clock_ns
         self._end_ns = 0  # of all that was launched
+        self._late_ns = 0
 
     @property
     def max_in_flight(self) -> int:
@@ -83,13 +84,18 @@ class TimedRunner:
         """How long steps take."""
         return tuple((num_tokens, self._step_ns(num_tokens)) for num_tokens in (1, 64))
 
+    def stall(self, seconds: float) -> None:
+        """Let the next step take longer."""
+        self._late_ns += round(seconds * NANOSECONDS)
+
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """In order with the steps."""
         self._inner.copy_blocks(sources, destinations)
 
     def launch(self, batch: StepBatch) -> StepHandle:
         """Let a step begin when the one before it has ended."""
-        self._end_ns = max(self._end_ns, self._clock_ns()) + self._step_ns(batch.token_ids.size)
+        late_ns, self._late_ns = self._late_ns, 0
+        self._end_ns = max(self._end_ns, self._clock_ns()) + self._step_ns(batch.token_ids.size) + late_ns
         fails, self.fails_next = self.fails_next, False
         if fails and not self._fails_late:
             raise InjectedError("a fault lets this step fail")

@@ -120,7 +120,7 @@ class _Process:
         seed = random.getrandbits(32)
         slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, seed)
         inner = HidingRunner(slots, seed) if config.is_ahead else slots
-        device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
+        self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)
         self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
@@ -296,6 +296,11 @@ class ExecutorHost:
     def running_keys(self) -> tuple[RecordId, ...]:
         """Return what is on its rows, by row."""
         return tuple(row.record_id for row in self._rows())
+
+    def stall(self, seconds: float) -> None:
+        """Let the next step take so much longer."""
+        if self._process is not None:
+            self._process.device.stall(seconds)
 
     def drain(self) -> None:
         """Announce that the process goes away."""

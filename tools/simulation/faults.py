@@ -84,6 +84,7 @@ class Faults:
             FaultKind.FREEZE_SCHEDULER: self._freeze_scheduler,
             FaultKind.KILL_EXECUTOR: self._kill_executor,
             FaultKind.FREEZE_EXECUTOR: self._freeze_executor,
+            FaultKind.STALL: self._stall,
             FaultKind.ZOMBIE: self._zombie,
             FaultKind.SLOW_PATH: self._slow_path,
             FaultKind.MANGLE: self._mangle,
@@ -194,6 +195,11 @@ class Faults:
         await asyncio.sleep(seconds)
         self._stage.tell(f"{node.name} thaws")
         self._loop.thaw(node)
+
+    async def _stall(self, hit: _Hit) -> None:
+        host = hit.random.choice(self._stage.executors)
+        self._stage.tell(f"the next step of {host.name} takes {hit.lasts_s:.1f} s longer")
+        host.stall(hit.lasts_s)
 
     async def _fail_steps(self, hit: _Hit) -> None:
         """Let every step with some requests fail, wherever they run from now on: nothing puts that right."""

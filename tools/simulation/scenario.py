@@ -40,6 +40,7 @@ class FaultKind(Enum):
     FREEZE_SCHEDULER = "F2 freeze scheduler"
     KILL_EXECUTOR = "F3 kill executor"
     FREEZE_EXECUTOR = "F4 freeze executor"
+    STALL = "F4 a step takes seconds longer than it should"
     ZOMBIE = "F4 an executor is cut off, and back when its requests run elsewhere"
     SLOW_PATH = "F5 slow path, then reset"
     MANGLE = "F5 messages lost, doubled, reordered"
@@ -66,6 +67,7 @@ _WEIGHTS = {
     FaultKind.FREEZE_SCHEDULER: 3,
     FaultKind.KILL_EXECUTOR: 4,
     FaultKind.FREEZE_EXECUTOR: 3,
+    FaultKind.STALL: 3,
     FaultKind.ZOMBIE: 5,
     FaultKind.SLOW_PATH: 3,
     FaultKind.MANGLE: 3,
