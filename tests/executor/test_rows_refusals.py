@@ -84,6 +84,7 @@ MALFORMED = {
     "a block in a table is granted": (plan(grants=[(0, 2, 2)]), PlanFault.BLOCK_IN_USE),
     "a shared block is granted": (plan(grants=[(0, 2, 0)]), PlanFault.BLOCK_IN_USE),
     "a block is granted twice": (plan(grants=[(0, 2, 4), (1, 2, 4)]), PlanFault.BLOCK_IN_USE),
+    "a block is granted and shared": (plan(grants=[(0, 2, 4)], shared=[(1, 2, 4)]), PlanFault.BLOCK_IN_USE),
     "a replaced block comes with a free row": (
         plan([(2, 1)], grants=[(1, 1, 4)], copies=[(2, 4)]),
         PlanFault.ROW_NOT_IN_USE,

@@ -35,15 +35,16 @@ class BlockTables:
     def put(self, grants: BlockGrants, shared: BlockGrants, copies: BlockCopies, undo: Undo) -> None:
         """Fill cells: with blocks to write to, then with blocks to read only. Columns are in range, rows in use.
 
-        Raises PlanError when a block to write to is in a table already, when a block or cell is granted twice, when
-        computed tokens would be lost because a block replaces theirs without being a copy, or when a table is left
-        with a gap.
+        Raises PlanError when a block to write to is in a table already or shared as well, when a block or cell is
+        granted twice, when computed tokens would be lost because a block replaces theirs without being a copy, or when
+        a table is left with a gap.
         """
         if grants.rows.size:
             self._keep_contents(grants, copies)
             self._grant(grants, undo)
         if shared.rows.size:
             self._keep_contents(shared, NO_COPIES)
+            self._check_shared(grants, shared)
             self._share(shared, undo)
         for given in (grants, shared):
             # Cells are distinct and tables had no gaps: if each cell lies below the new count, there are none now.
@@ -101,6 +102,11 @@ class BlockTables:
             raise PlanError(PlanFault.BLOCK_IN_USE, f"block {twice} is granted twice in one plan")
         replaced = self._fill(grants, undo)
         self._make_writable(grants, replaced, undo)
+
+    def _check_shared(self, grants: BlockGrants, shared: BlockGrants) -> None:
+        both = shared.block_ids[np.isin(shared.block_ids, grants.block_ids)] if grants.rows.size else shared.rows[:0]
+        if both.size:
+            raise PlanError(PlanFault.BLOCK_IN_USE, f"block {both[0]} is granted and shared in one plan")
 
     def _share(self, shared: BlockGrants, undo: Undo) -> None:
         self._fill(shared, undo)
