@@ -111,6 +111,7 @@ class _Process:
         self._name = name
         self._events = events
         self._sent: dict[int, _Sent] = {}  # by identity of the plan
+        self._launched: BatchPlan | None = None  # the last one
         clock_ns = _clock_of(asyncio.get_running_loop())
         identity = Identity(random.getrandbits(63) | 1, random.randbytes(32), clock_ns())
         self.attachments = Attachments(
@@ -180,6 +181,7 @@ class _Process:
             call.num_excused_plans -= 1
 
     def _applied(self, plan: BatchPlan) -> None:
+        self._launched = plan
         sent = self._sent.get(id(plan))
         claim = _NOBODY if sent is None else sent.claim
         self._events.applied(self._name, self.incarnation, plan, self.attachments.fence.epoch, claim)
@@ -189,7 +191,8 @@ class _Process:
         self._events.violated(self._name, sentence, is_excused=sent is not None and sent.is_excused)
 
     def _report(self, sentence: str) -> None:
-        self._events.violated(self._name, sentence, is_excused=False)
+        assert self._launched is not None, "slots are read by steps"
+        self._violated(self._launched, sentence)
 
 
 class _CallContext:
