@@ -10,7 +10,8 @@
     ├── StartError                  the process cannot start
     │   ├── PortError               a port in use, or an address that is not this machine's
     │   ├── ShortMemoryError        too little memory for weights and KV cache
-    │   └── LimitError              a limit asked for that the model does not allow
+    │   ├── LimitError              a limit asked for that the model does not allow
+    │   └── StepTimesError          a file of step times that cannot be read or used
     ├── DeviceError                 steps fail whatever is in them; the process ends
     │   └── DeviceFaultError        the device failed while it computed
     ├── ServiceError                ends a call or a plan stream; carries a reason for programs
@@ -84,6 +85,10 @@ class ShortMemoryError(StartError):
 
 class LimitError(StartError):
     """A limit was asked for that the model does not allow."""
+
+
+class StepTimesError(StartError):
+    """The file of step times cannot be read, or is no table of them."""
 
 
 class DeviceError(ExecutorError):

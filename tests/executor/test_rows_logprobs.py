@@ -7,7 +7,8 @@ import pytest
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.hash_runner import HashRunner, continuation, logprobs_of
+from paceline_executor.runner.simulated import logprobs_of
+from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
 

@@ -15,7 +15,7 @@ from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
 from paceline_executor.runner.interface import Int32Array, KvGeometry, Runner, StepBatch, StepHandle, StepOutput
-from paceline_executor.testing.hash_runner import HashRule, HashRunner
+from paceline_executor.testing.rule_runner import HashRule, RuleRunner
 
 _UNWRITTEN = -1
 _ROUNDING_S = 1e-6
@@ -26,7 +26,7 @@ class InjectedError(Exception):
     """A step fails because a fault wants it to."""
 
 
-class SlotRunner(HashRunner):
+class SlotRunner(RuleRunner):
     """A hash runner that minds which slots were written since their blocks were granted; `report` hears of others."""
 
     def __init__(self, num_blocks: int, block_size: int, rule: HashRule, report: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 from paceline.plan.values import ProtocolRange
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.hash_runner import HashRule, nearest_left, reference_output
+from paceline_executor.testing.rule_runner import HashRule, nearest_left, reference_output
 from paceline_scheduler.link.leadership import ServingStatus
 from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS, VOCAB_SIZE, ModelConfig, make_rule
 

@@ -242,4 +242,4 @@ def _logprobs(samples: Samples, batch: StepBatch, is_drawn: BoolArray) -> TokenL
     if batch.sampling.num_logprobs.max(initial=-1) < 0:
         return None
     columns = (samples.logprobs, samples.top_token_ids, samples.top_logprobs)
-    return TokenLogprobs(*(column.numpy()[is_drawn] for column in columns))
+    return TokenLogprobs(*(column.numpy() for column in columns)).where(is_drawn)

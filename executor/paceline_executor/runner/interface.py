@@ -145,6 +145,10 @@ class TokenLogprobs:
             self.logprobs[tokens], self.top_token_ids[tokens, :num_top], self.top_logprobs[tokens, :num_top]
         )
 
+    def where(self, is_kept: BoolArray) -> "TokenLogprobs":
+        """Those of some tokens."""
+        return TokenLogprobs(self.logprobs[is_kept], self.top_token_ids[is_kept], self.top_logprobs[is_kept])
+
 
 class RowProblem(enum.Enum):
     """Why a batch row failed alone."""

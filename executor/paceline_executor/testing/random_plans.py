@@ -242,7 +242,7 @@ class FragileRunner(HashRunner):
     def twin(self) -> "FragileRunner":
         """Another runner with the same contents."""
         runner = FragileRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size)
-        runner._slots[:] = self._slots
+        runner._slots[:], runner._digests[:] = self._slots, self._digests
         return runner
 
     def _fail(self, place: str) -> None:

@@ -1,0 +1,225 @@
+"""The runner without a model: it keeps token ids in its KV slots and draws tokens from what it reads there.
+
+The next token is a hash of the ids read through the row's block table, the seed and the offset, so a lost, doubled or
+reordered token, or a block wrongly reused, changes every token after it. Steps take the time that a table says. Knows
+arrays only, like any runner.
+
+The hash of ids t at positions p is the sum of (t + 1) * B**p modulo 2**64, so it can be put together from a digest for
+each block, which follows whatever is written to the block: a step costs as many additions as tables have blocks, not
+as rows have tokens. That of the last block counts only what the row has in it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_executor.runner.interface import (
+    Int32Array,
+    KvGeometry,
+    LogitRuleColumns,
+    RowProblem,
+    StepBatch,
+    StepHandle,
+    StepOutput,
+    TokenLists,
+    TokenLogprobs,
+    UInt64Array,
+    output_of,
+)
+from paceline_executor.runner.step_times import StepTimes
+
+HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
+_EMPTY_SLOT = -1  # adds nothing to a hash
+_NOTHING_LEFT = -1
+_NO_TIME = StepTimes()
+_NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
+
+
+def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLogprobs:
+    """What is said of tokens, drawn or of a prompt: made up, and different for every token."""
+    tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
+    return TokenLogprobs(
+        logprobs=np.array(-tokens / 8, dtype=np.float32),
+        top_token_ids=np.tile(ranks.astype(np.int32), (tokens.size, 1)),
+        top_logprobs=np.array(-tokens[:, None] - ranks / 8, dtype=np.float32),
+    )
+
+
+class SimulatedRunner:
+    """A Runner whose tokens prove that the right slots were written and read.
+
+    Tokens are drawn from `drawn` alone. Of a row's rules it acts on masks, by taking the next token id that is left; it
+    has no logits to change.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        *,
+        drawn: range | None = None,
+        step_times: StepTimes = _NO_TIME,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._slots = np.full((num_blocks, block_size), _EMPTY_SLOT, dtype=np.int32)
+        self._digests = np.zeros(num_blocks, dtype=np.uint64)  # of whole blocks
+        self._slot_factors = _powers(HASH_BASE, block_size)
+        self._block_factors = _powers(pow(HASH_BASE, block_size, 1 << 64), num_blocks)
+        self._vocab_size = vocab_size
+        self._drawn = drawn or range(vocab_size)
+        self._step_times = step_times
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+        self._done_ns = 0  # when the launched step has ended
+
+    @property
+    def max_in_flight(self) -> int:
+        """It computes in `launch`."""
+        return 1
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """One layer with one head of one dimension: a token id."""
+        num_blocks, block_size = self._slots.shape
+        return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * self._slots.itemsize)
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """There is nothing to warm up; the points are those of the table."""
+        points = ((num_tokens, self._step_times.step_ns(num_tokens, 0)) for num_tokens, _ in self._step_times.points)
+        return tuple(point for point in points if point[1]) or _NO_TIME_POINTS
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """Copy whole blocks."""
+        self._slots[destinations] = self._slots[sources]
+        self._digests[destinations] = self._digests[sources]
+
+    def launch(self, batch: StepBatch) -> StepOutput:
+        """Write the batch's ids into their slots, then draw from what each sampled row's table leads to."""
+        start_ns = self._clock_ns()
+        self._write(batch)
+        drawn = self._draw(batch)
+        is_drawn = drawn != _NOTHING_LEFT
+        token_ids = drawn[is_drawn]
+        num_top = int(batch.sampling.num_logprobs.max(initial=-1))
+        prompt_logprobs = _prompt_logprobs(batch)
+        step_ns = max(self._step_ns(batch), self._clock_ns() - start_ns)
+        self._done_ns = start_ns + step_ns
+        return StepOutput(
+            num_accepted=is_drawn.astype(np.int32),
+            token_ids=token_ids,
+            logprobs=logprobs_of(token_ids, num_top) if num_top >= 0 else None,
+            problems=dict.fromkeys(batch.sampled[~is_drawn].tolist(), RowProblem.NOTHING_LEFT),
+            forward_ns=step_ns,
+            sample_ns=0,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def is_done(self, handle: StepHandle) -> bool:
+        """Whether its time is over."""
+        return output_of(handle) is handle and self._clock_ns() >= self._done_ns
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        """The output is the handle; asleep for what is left of its time."""
+        output, left_ns = output_of(handle), self._done_ns - self._clock_ns()
+        if left_ns > 0:
+            self._sleep(left_ns / 1e9)
+        return output
+
+    def _step_ns(self, batch: StepBatch) -> int:
+        times = self._step_times
+        return times.step_ns(batch.token_ids.size, _num_pairs(batch) if times.ns_per_pair else 0)
+
+    def _write(self, batch: StepBatch) -> None:
+        ends = batch.cu_seqlens[1:]
+        if (batch.positions[ends - 1] != batch.context_lens - 1).any():
+            raise ValueError("the last token of a batch row sits at the end of its context")
+        if batch.token_ids.min(initial=0) < 0:
+            raise ValueError("a token that is not known is computed")
+        rows = np.repeat(np.arange(ends.size), np.diff(batch.cu_seqlens))
+        indices, slots = np.divmod(batch.positions, self._slots.shape[1])
+        blocks = batch.block_tables[rows, indices]
+        if blocks.min(initial=0) < 0:
+            raise ValueError("a token has no block to be written to")
+        self._slots[blocks, slots] = batch.token_ids
+        written = np.unique(blocks)
+        self._digests[written] = self._digest(self._slots[written])
+
+    def _digest(self, ids: Int32Array) -> UInt64Array:
+        """The hash of each block's ids as if it were the first of a row: [num_blocks, block_size] to [num_blocks]."""
+        values = (ids + np.int64(1)).astype(np.uint64)  # of an empty slot 0
+        return np.asarray((values * self._slot_factors).sum(axis=1, dtype=np.uint64))
+
+    def _context_hashes(self, batch: StepBatch) -> UInt64Array:
+        """The hash of all that the sampled rows' tables lead to, [num_sampled]."""
+        lens, block_size = batch.context_lens[batch.sampled], self._slots.shape[1]
+        last = (lens - 1) // block_size
+        width = int(last.max(initial=0)) + 1
+        tables = batch.block_tables[batch.sampled, :width]
+        is_before_last = np.arange(width) < last[:, None]
+        hashes = (np.where(is_before_last, self._digests[tables], 0) * self._block_factors[:width]).sum(axis=1)
+        ids = self._slots[tables[np.arange(lens.size), last]]
+        is_of_row = np.arange(block_size) < (lens - last * block_size)[:, None]
+        in_last: UInt64Array = self._digest(np.where(is_of_row, ids, _EMPTY_SLOT)) * self._block_factors[last]
+        return hashes + in_last
+
+    def _draw(self, batch: StepBatch) -> Int32Array:
+        """A token for each sampled row, or that nothing is left for it."""
+        sampling = batch.sampling
+        noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
+        mixed = _mix(self._context_hashes(batch) ^ noise)
+        drawn = (mixed % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
+        if sampling.rules is not None:
+            for index, token_id in enumerate(drawn.tolist()):
+                drawn[index] = _nearest_left(token_id, sampling.rules, index, self._vocab_size)
+        return drawn
+
+
+def _powers(base: int, number: int) -> UInt64Array:
+    """1, base, base**2, ... modulo 2**64."""
+    factors = np.full(number, base, dtype=np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def _mix(values: UInt64Array) -> UInt64Array:
+    """The splitmix64 finaliser (Steele et al. 2014) of each number."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _num_pairs(batch: StepBatch) -> int:
+    """How many pairs of a new token and one it attends to, itself included, the batch has."""
+    lens = np.diff(batch.cu_seqlens).astype(np.int64)
+    pairs: npt.NDArray[np.int64] = lens * (batch.context_lens - lens) + lens * (lens + 1) // 2
+    return int(pairs.sum())
+
+
+def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int:
+    """The first of this token and those after it that the row's masks leave, around the vocabulary, if any is."""
+
+    def listed(lists: TokenLists) -> set[int]:
+        return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
+
+    allowed, forbidden = listed(rules.allowed), listed(rules.forbidden)
+    for step in range(vocab_size):
+        candidate = (token_id + step) % vocab_size
+        if candidate not in forbidden and (candidate in allowed or not allowed):
+            return candidate
+    return _NOTHING_LEFT
+
+
+def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:
+    targets = batch.prompt_targets
+    if targets is None:
+        return {}
+    ends = np.cumsum(targets.num_tokens)
+    columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
+    return {
+        int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns
+    }
