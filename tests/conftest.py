@@ -108,6 +108,12 @@ class RunningSystem:
         return sum(executor.num_running_requests for executor in listed.executors)
 
 
+@pytest.fixture
+def first_free_port():
+    """The first of three neighbouring ports that are free."""
+    return free_ports(3, start=first_port())
+
+
 @pytest.fixture(scope="session")
 def running_system(tmp_path_factory):
     """The real thing, once for all tests that talk to it and leave it as it was."""

@@ -65,6 +65,7 @@ def _code_of(error: Exception) -> ExitCode:
         (errors.ModelError, ExitCode.MODEL),
         (errors.PortError, ExitCode.PORT),
         (errors.LimitError, ExitCode.USAGE),
+        (errors.StepTimesError, ExitCode.USAGE),
         (errors.StartError, ExitCode.MACHINE),
     )
     return next((code for kind, code in codes if isinstance(error, kind)), ExitCode.FAILED)

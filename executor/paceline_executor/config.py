@@ -42,6 +42,13 @@ environment:
   HF_HUB_OFFLINE      1: as --offline"""
 
 
+class RunnerKind(enum.Enum):
+    """What computes the steps."""
+
+    CPU = "cpu"
+    SIMULATED = "simulated"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """An executor's configuration, every value in range. None means: measured, or taken from the model."""
@@ -65,6 +72,8 @@ class Config:
     num_threads: int | None
     shutdown_timeout: float
     log_level: str
+    runner: RunnerKind
+    step_times: Path | None
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -81,7 +90,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_network(parser.add_argument_group("network"))
     _add_limits(parser.add_argument_group("limits and memory"))
     _add_process(parser.add_argument_group("process"))
+    _add_simulation(parser.add_argument_group("trying it without a model"))
     values = parser.parse_args(arguments)
+    if values.runner is RunnerKind.SIMULATED and values.model is not None:
+        parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
+    if values.runner is not RunnerKind.SIMULATED and values.step_times is not None:
+        parser.error("--step-times is for --runner simulated: other runners take the time that they take")
+    values.model = values.model or DEFAULT_MODEL
     if values.port == values.health_port != 0:
         parser.error("--port and --health-port are two different ports")
     if values.max_num_batched_tokens < values.max_num_seqs:
@@ -92,10 +107,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
 def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
         help="known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face hub: "
-        "org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M (default: %(default)s)",
+        f"org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M (default: {DEFAULT_MODEL})",
     )
     group.add_argument(
         "--revision", metavar="NAME", help="branch, tag or commit of a model of the Hugging Face hub (default: main)"
@@ -190,6 +204,22 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--log-level", choices=_LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
+    )
+
+
+def _add_simulation(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--runner",
+        type=_choice(RunnerKind),
+        default=RunnerKind.CPU,
+        metavar="KIND",
+        help="cpu; simulated: no model, nothing to fetch, tokens are hashes of the tokens before them (default: cpu)",
+    )
+    group.add_argument(
+        "--step-times",
+        type=Path,
+        metavar="FILE",
+        help="JSON file that says how long simulated steps take, see executor/README.md (default: no time)",
     )
 
 

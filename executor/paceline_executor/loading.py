@@ -7,11 +7,14 @@ Knows the order and the sums: how many blocks fit into memory, how long a row ma
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from paceline_executor.config import Config
+from paceline.bytes_tokenizer import END_TOKEN_IDS, PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
+from paceline.plan.values import GenerationDefaults
+from paceline_executor.config import Config, RunnerKind
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -19,13 +22,18 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.weights import FetchOptions, FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
+from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
 _MAX_DEFAULT_KV_BYTES = 2 * 2**30
 _DEFAULT_KV_SHARE = 4  # a quarter of what is free
 _MIN_POOL_TOKENS = 128  # less would hold no conversation
 _MIN_EVENT_S = 0.5
+_SIMULATED_MODEL_LEN = 8192
 
 
 class ProgressLog:
@@ -52,10 +60,42 @@ class ProgressLog:
 
 
 def load(config: Config) -> Loaded:
-    """Load the model that the configuration names.
+    """Load what the configuration names: a model, or the simulated runner.
 
-    Raises ModelError for the model's faults, ShortMemoryError and LimitError for those of the configuration.
+    Raises ModelError for the model's faults, ShortMemoryError, LimitError and StepTimesError for the configuration's.
     """
+    if config.runner is RunnerKind.SIMULATED:
+        return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
+    return _load_model(config)
+
+
+def load_simulated(
+    config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
+) -> Loaded:
+    """The runner without a model, with a tokenizer of bytes, and of words if the vocabulary is larger."""
+    max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN
+    needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
+    limits = limits_within(config, needs, available_bytes())
+    runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size, drawn=PRINTABLE, step_times=step_times)
+    tokenizer = make_bytes_tokenizer(vocab_size)
+    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
+    description = Description(
+        model=config.served_model_name or "simulated",
+        architecture="simulated",
+        num_parameters=0,
+        quantization="",
+        limits=limits,
+        geometry=runner.kv_geometry,
+        kv_dtype="int32",
+        tokenizer=make_bundle(tokenizer.json, tokenizer.chat_template, special, GenerationDefaults()),
+        step_points=runner.warm_up(),
+        device="simulated",
+        num_threads=0,
+    )
+    return Loaded(engine(RowTable(limits), runner), description)
+
+
+def _load_model(config: Config) -> Loaded:
     progress = ProgressLog()
     path = resolve_model(
         config.model,
@@ -128,13 +168,30 @@ def num_parameters(model: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in model.tensor_shapes().values())
 
 
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What a model takes of memory, and what it allows."""
+
+    weight_bytes: int
+    bytes_per_token: int  # of KV cache
+    max_model_len: int
+    vocab_size: int
+
+
 def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_bytes: int) -> RowLimits:
+    """The bounds of rows of a model in these numbers: see `limits_within`."""
+    weight_bytes = int(num_parameters(model) * numerics.max_bytes_per_weight())
+    needs = ModelNeeds(weight_bytes, numerics.bytes_per_token(model), model.max_model_len, model.vocab_size)
+    return limits_within(config, needs, free_bytes)
+
+
+def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:
     """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`."""
-    if config.max_model_len is not None and config.max_model_len > model.max_model_len:
+    if config.max_model_len is not None and config.max_model_len > needs.max_model_len:
         sentence = f"--max-model-len {config.max_model_len} is more than the model was trained for"
-        raise LimitError(f"{sentence}: {model.max_model_len}")
-    max_model_len = config.max_model_len or model.max_model_len
-    num_blocks = _num_blocks(config, model, numerics, max_model_len, free_bytes)
+        raise LimitError(f"{sentence}: {needs.max_model_len}")
+    max_model_len = config.max_model_len or needs.max_model_len
+    num_blocks = _num_blocks(config, needs, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size
     if config.max_model_len is not None and config.max_model_len > num_slots:
         sentence = f"--max-model-len {config.max_model_len} is more than the {num_slots} tokens that the KV cache holds"
@@ -145,18 +202,17 @@ def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_byte
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        vocab_size=model.vocab_size,
+        vocab_size=needs.vocab_size,
     )
 
 
-def _num_blocks(config: Config, model: ModelConfig, numerics: Numerics, max_model_len: int, free_bytes: int) -> int:
-    weight_bytes = int(num_parameters(model) * numerics.max_bytes_per_weight())
-    left_bytes = free_bytes - weight_bytes
+def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_bytes: int) -> int:
+    left_bytes = free_bytes - needs.weight_bytes
     kv_bytes = config.kv_cache_memory or min(left_bytes // _DEFAULT_KV_SHARE, _MAX_DEFAULT_KV_BYTES)
     if kv_bytes > left_bytes:
-        sentence = f"{_mib(weight_bytes)} of weights and {_mib(kv_bytes)} of KV cache do not fit"
+        sentence = f"{_mib(needs.weight_bytes)} of weights and {_mib(kv_bytes)} of KV cache do not fit"
         raise ShortMemoryError(f"{sentence} into {_mib(free_bytes)} of free memory; lower --kv-cache-memory")
-    num_blocks = kv_bytes // (numerics.bytes_per_token(model) * config.block_size)
+    num_blocks = kv_bytes // (needs.bytes_per_token * config.block_size)
     if num_blocks * config.block_size < min(max_model_len, _MIN_POOL_TOKENS):
         sentence = f"{_mib(kv_bytes)} of KV cache hold {num_blocks} blocks of {config.block_size} tokens, too few"
         raise ShortMemoryError(f"{sentence} for a request; raise --kv-cache-memory or free memory")

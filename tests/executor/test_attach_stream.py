@@ -393,3 +393,14 @@ async def test_a_hundred_attachments_leave_nothing_behind(executor):
 
     assert executor.service.attachments.fence.epoch == 100
     assert len(asyncio.all_tasks()) <= num_tasks + 2
+
+
+async def test_a_plan_far_above_the_defaults_of_grpc_is_read(executor):
+    """This one has 5 MiB and a request that no row can hold: only who has read it can tell."""
+    async with attached(executor.address) as client:
+        big = plan_pb2.NewRequest(row=0, prompt_token_ids=bytes(5 * 1024 * 1024), attempt=1)
+        big.id.request_id = "big"
+        result = await client.run((), plan_pb2.BatchPlan(new_requests=[big]))
+
+    (error,) = result.errors
+    assert error.row == 0

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import plan_pb2
 from paceline_executor.__main__ import ExitCode
 from paceline_executor.config import parse_config
+from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
@@ -160,9 +162,49 @@ def test_numbers_that_the_model_forbids_are_one_line_and_the_exit_code_of_usage(
     assert "leave --kv-cache-dtype int8 out" in stderr
 
 
+async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_path):
+    """Its model can be named; steps take the time that the file says."""
+    times = tmp_path / "times.json"
+    times.write_text('{"points": [{"num_tokens": 1, "duration_us": 2000}]}')
+    options = ("--runner", "simulated", "--step-times", times, "--served-model-name", "none", *ANY_PORTS)
+    with _process("--offline", "--cache-dir", tmp_path / "nothing", *options) as process:
+        ready = _event(process, "ready")
+        async with attached(f"127.0.0.1:{ready['port']}") as client:
+            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+            result = await client.run([(0, 3)], placing)
+    model = client.welcome.model
+
+    assert (model.name, model.architecture, model.vocab_size, ready["device"]) == (
+        "none",
+        "simulated",
+        259,
+        "simulated",
+    )
+    assert [(point.num_tokens, point.duration_ns) for point in client.welcome.step_points] == [
+        (1, 2_000_000),
+        (513, 2_000_000),
+    ]
+    assert tokens_by_row(result) == {0: continuation([5, 6, 7], 1, PRINTABLE)}
+    assert result.timings.forward_ns >= 2_000_000
+
+
+def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_path):
+    """It names the file and the field."""
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"points": [{"num_tokens": 1}]}')
+    code, stderr = _run("--runner", "simulated", "--step-times", bad, *ANY_PORTS)
+
+    assert code == ExitCode.USAGE
+    assert _is_one_line(stderr)
+    assert f"{bad}: points[0].duration_us is not a number" in stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--runner", "cuda"],
+        ["--runner", "simulated", "--model", "tiny.gguf"],
+        ["--step-times", "times.json"],
         ["--port", "65536"],
         ["--port", "-1"],
         ["--port", "5", "--health-port", "5"],

@@ -55,7 +55,7 @@ def run_block(block, search_path, addresses):
     """Run a block to its end as a reader would, one line typed into whatever asks for one."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     environment["PATH"] = search_path
-    if addresses:
+    if "localhost:50051" in addresses:
         environment["PACELINE_TARGET"] = addresses["localhost:50051"]
     return subprocess.run(
         [*INTERPRETERS[block.language], as_script(block, addresses)],
@@ -74,6 +74,9 @@ def run_block(block, search_path, addresses):
 def test_what_a_readme_says_can_be_run(block, search_path, request):
     """The commands and programs succeed, and say something where they ask the running system."""
     addresses = request.getfixturevalue("running_system").addresses if block.talks_to_the_system else {}
+    if block.own_ports:
+        first = request.getfixturevalue("first_free_port")
+        addresses = {port: str(first + number) for number, port in enumerate(block.own_ports)}
     result = run_block(block, search_path, addresses)
     assert result.returncode == 0, result.stdout
     assert result.stdout.strip() or not block.talks_to_the_system
@@ -115,6 +118,17 @@ def test_a_block_that_would_not_be_run_unnoticed_is_refused(text):
     """Its first line is reported with its place."""
     first, *_ = undecided_fences(Path("README.md"), f"{README}{text}")
     assert first == f"README.md:{README.count(chr(10)) + 1}: {text.splitlines()[0]}"
+
+
+def test_services_that_a_block_starts_get_ports_that_are_free():
+    """A block with some needs no other system."""
+    text = "```sh\npaceline-executor --port 51061 --health-port 0 &\npaceline models --target localhost:51061\n```\n"
+    (block,) = runnable_blocks(Path("README.md"), text)
+    assert (block.own_ports, block.talks_to_the_system) == (["51061"], False)
+    assert as_script(block, {"51061": "7"}).splitlines() == [
+        "paceline-executor --port 7 --health-port 0 &",
+        "paceline models --target localhost:7",
+    ]
 
 
 def test_what_would_not_end_is_looked_up_left_out_or_shortened():

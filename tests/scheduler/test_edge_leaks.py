@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.values import StepPoint
+from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_scheduler.core.events import Acknowledge
-from paceline_scheduler.simulator.measured_processes import module_process, next_line, scheduler_of
-from paceline_scheduler.simulator.server import SimulatedServer, server_config
+from paceline_scheduler.simulator.measured_processes import event, module_process, scheduler_of
 from paceline_scheduler.testing.stream_ends import leave_often, ways
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
 
@@ -20,7 +19,6 @@ NUM_STREAMS = NUM_STREAMS_PER_WAY * len(ways())
 NUM_STREAMS_SOAK, NUM_ROUNDS_SOAK = 2000, 5
 MAX_GROWTH_KIB = 2048  # of a process, over all of them: less than 0.3 KiB a stream, where one object would be more
 SETTLE_S = 30.0
-FAST = (StepPoint(1, 500_000), StepPoint(512, 2_000_000))
 
 
 def objects_of_ours():
@@ -56,21 +54,22 @@ async def settled(holds):
 async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
     """Requests, handles, calls, rows, blocks and tasks are what they were after the first of each kind."""
     async with (
-        await SimulatedServer.start(server_config(step_points=FAST)) as server,
-        serve_scheduler(server.address) as scheduler,
+        simulated_executor(step_ms=0.5) as executor,
+        serve_scheduler(executor.address) as scheduler,
     ):
-        executor = server.service.executor
+        table = executor.table
 
         def nothing_is_open():
             (status,) = scheduler.executors.statuses()
             is_free = status.num_free_blocks + status.num_cached_blocks == status.num_total_blocks
-            return is_free and not (scheduler.edge.requests.calls() or scheduler.edge.requests.running or executor.rows)
+            requests = scheduler.edge.requests
+            return is_free and not (requests.calls() or requests.running or table.num_rows_in_use)
 
         async def leave(num_streams):
             keys = await leave_often(scheduler.address, num_streams)
             await settled(nothing_is_open)
             scheduler.runtime.feed(Acknowledge(keys))  # else records of their ends would be kept for a minute
-            await settled(lambda: not executor.records)
+            await settled(lambda: not table.states())
 
         await leave(len(ways()))
         before_tasks, before_objects, before_files = tasks(), objects_of_ours(), num_files()
@@ -90,9 +89,9 @@ async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
 async def test_ten_thousand_streams_leave_processes_as_they_were(capsys):
     """Descriptors, threads and memory of scheduler and executor after 10,000 are what they were after 2,000."""
     async with AsyncExitStack() as stack:
-        simulator = module_process("paceline_scheduler.simulator.server", "--port", "0", "--step-ms", "1")
-        executor = await stack.enter_async_context(simulator)
-        address = (await next_line(executor)).split()[-1]
+        options = ("--runner", "simulated", "--port", "0", "--health-port", "0")
+        executor = await stack.enter_async_context(module_process("paceline_executor", *options))
+        address = f"127.0.0.1:{(await event(executor, 'ready'))['port']}"
         scheduler, ready = await stack.enter_async_context(scheduler_of(address))
         clients = f"127.0.0.1:{ready['port']}"
         processes = {"scheduler": scheduler.pid, "executor": executor.pid, "client": "self"}

@@ -10,10 +10,9 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from paceline.plan.values import StepPoint
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
+from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_scheduler.simulator.measured_processes import module_process
-from paceline_scheduler.simulator.server import SimulatedServer, server_config
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
 GENEROUS_S = 60
@@ -24,18 +23,15 @@ NUM_EVENTS = 100  # that a log takes which nobody reads: more than fit into its 
 @contextlib.asynccontextmanager
 async def scheduler_process(step_ms=2):
     """Run a simulated executor and a scheduler process; yields both and the stubs of clients and operators."""
-    step_ns = step_ms * 1_000_000
-    config = server_config(step_points=(StepPoint(1, step_ns), StepPoint(512, step_ns)))
     async with contextlib.AsyncExitStack() as stack:
-        server = await SimulatedServer.start(config)
-        stack.push_async_callback(server.stop)
-        process = await SchedulerTestProcess.start("--executors", server.address)
+        executor = await stack.enter_async_context(simulated_executor(step_ms=step_ms))
+        process = await SchedulerTestProcess.start("--executors", executor.address)
         stack.push_async_callback(process.stop)
         ready = await process.event("ready")
         clients = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}"))
         operators = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['admin_port']}"))
         stubs = inference_pb2_grpc.InferenceServiceStub(clients), admin_pb2_grpc.AdminServiceStub(operators)
-        yield server, process, *stubs
+        yield executor, process, *stubs
 
 
 async def num_tokens(client, max_tokens=20):
@@ -49,17 +45,17 @@ async def num_tokens(client, max_tokens=20):
 
 async def test_a_log_that_nobody_reads_or_that_is_closed_stalls_nothing():
     """Calls are answered meanwhile; who reads again finds every event; what is lost is counted; the end is in order."""
-    async with scheduler_process() as (server, process, _, operator):
+    async with scheduler_process() as (executor, process, _, operator):
         process.clog_log()
         for _ in range(NUM_EVENTS):
-            await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=server.address))
+            await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=executor.address))
         assert (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines == 0
-        server.service.restart()
+        await executor.restart()
         process.unclog_log()
         await process.event("ready", lambda _: process.names().count("ready") == 2)
         assert process.names().count("executor_draining") == NUM_EVENTS
         process.close_log()
-        await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=server.address))
+        await operator.DrainExecutor(admin_pb2.DrainExecutorRequest(address=executor.address))
         async with asyncio.timeout(GENEROUS_S):
             while not (await operator.ListExecutors(admin_pb2.ListExecutorsRequest())).num_lost_log_lines:
                 pass
@@ -99,17 +95,17 @@ async def test_a_scheduler_out_of_descriptors_serves_whom_it_has_and_then_others
 @pytest.mark.soak
 async def test_a_client_that_stands_still_is_noticed_and_its_requests_end_with_their_window():
     """Its connection stays open; nobody else is held up."""
-    async with scheduler_process(step_ms=20) as (server, process, client, _), AsyncExitStack() as stack:
+    async with scheduler_process(step_ms=20) as (executor, process, client, _), AsyncExitStack() as stack:
         port = (await process.event("listening"))["port"]
         load = module_process("paceline_client.testing.stream_load", f"127.0.0.1:{port}", "--num-streams", "4")
         other = await stack.enter_async_context(load)
-        rows = server.service.executor.rows
-        await until(lambda: len(rows) == 4)
+        table = executor.table
+        await until(lambda: table.num_rows_in_use == 4)
         await asyncio.sleep(1)  # for its first heartbeat: of one that never sends any only the transport decides
         other.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(GENEROUS_S):
             await process.event("session_silent")
         assert await num_tokens(client) == 20
-        await until(lambda: len(rows) == 4)  # its own are left by then, the others go on without a listener
-        await until(lambda: not rows)
+        await until(lambda: table.num_rows_in_use == 4)  # its own are left by then, others go on without a listener
+        await until(lambda: not table.num_rows_in_use)
         other.send_signal(signal.SIGCONT)

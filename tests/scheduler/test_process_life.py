@@ -9,29 +9,32 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.bytes_tokenizer import PRINTABLE
+from paceline.plan.values import Drain
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
-from paceline_scheduler.simulator.server import SimulatedServer, server_config
-from paceline_scheduler.simulator.tokens import reference_output
+from paceline_executor.runner.simulated import BYTES_PER_TOKEN
+from paceline_executor.testing.hash_executor import simulated_executor
+from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
-CONFIG = server_config(num_blocks=512, max_num_rows=32)
-END_TOKEN_IDS = (258, 256)
+NUM_BLOCKS = 512
+ROOM = ("--max-num-seqs", "32", "--kv-cache-memory", str(NUM_BLOCKS * 16 * BYTES_PER_TOKEN))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @contextlib.asynccontextmanager
-async def deployment(*arguments, time_scale=1.0):
+async def deployment(*arguments, step_ms=2.0):
     """Run a simulated executor and a scheduler process; yields both and a channel to the clients' port."""
     async with contextlib.AsyncExitStack() as stack:
-        server = await SimulatedServer.start(CONFIG, time_scale=time_scale)
-        stack.push_async_callback(server.stop)
-        process = await SchedulerTestProcess.start("--executors", server.address, *arguments)
+        executor = await stack.enter_async_context(simulated_executor(*ROOM, step_ms=step_ms))
+        process = await SchedulerTestProcess.start("--executors", executor.address, *arguments)
         stack.push_async_callback(process.stop)
         ready = await process.event("ready")
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{ready['port']}"))
-        yield server, process, channel
-    assert server.service.violations == []
+        yield executor, process, channel
+    reasons = [event["reason"] for event in process.events if event["event"] == "executor_detached"]
+    assert not [reason for reason in reasons if reason.startswith(("INVALID_ARGUMENT", "DATA_LOSS"))]
 
 
 def a_request(number, max_tokens):
@@ -46,11 +49,7 @@ def a_request(number, max_tokens):
 
 def expected(request):
     """Return the tokens of a request."""
-    return list(
-        reference_output(
-            request.token_ids.ids, request.sampling.seed, request.stopping.max_tokens, CONFIG.tokens, END_TOKEN_IDS
-        )
-    )
+    return continuation(request.token_ids.ids, request.stopping.max_tokens, PRINTABLE, request.sampling.seed)
 
 
 async def generate(channel, request, started=None):
@@ -72,7 +71,7 @@ async def check_health(port, service="paceline.v1.InferenceService"):
 
 async def test_sigterm_under_load_loses_no_request():
     """32 streams are under way: each gets all of its tokens, then the process ends with 0."""
-    async with deployment("--shutdown-timeout", "60") as (server, process, channel):
+    async with deployment("--shutdown-timeout", "60") as (executor, process, channel):
         requests = [a_request(number, 40 + number) for number in range(32)]
         started = asyncio.Semaphore(0)
         running = [asyncio.create_task(generate(channel, request, started)) for request in requests]
@@ -86,7 +85,7 @@ async def test_sigterm_under_load_loses_no_request():
         assert await asyncio.gather(*running) == [expected(request) for request in requests]
         assert await process.ended() == (0, "")
         assert process.names()[-1] == "stopped"
-        assert server.service.executor.rows == {}, "the executor heard how the last ones ended"
+        assert executor.table.num_rows_in_use == 0, "the executor heard how the last ones ended"
 
 
 async def test_a_session_is_told_of_the_drain_and_gets_the_rest_of_its_output():
@@ -113,7 +112,7 @@ async def test_a_session_is_told_of_the_drain_and_gets_the_rest_of_its_output():
 
 async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hint():
     """Their clients are told to come again; the exit code says that it was not a clean end."""
-    async with deployment("--shutdown-timeout", "0.2", time_scale=20.0) as (server, process, channel):
+    async with deployment("--shutdown-timeout", "0.2", step_ms=40.0) as (executor, process, channel):
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
         await started.acquire()
@@ -124,12 +123,12 @@ async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hi
         assert "shutting down" in end.value.details()
         code, _ = await process.ended()
         assert code == 6
-        assert len(server.service.executor.rows) == 1, "the executor keeps what another scheduler may go on with"
+        assert executor.table.num_rows_in_use == 1, "the executor keeps what another scheduler may go on with"
 
 
 async def test_a_second_signal_does_not_wait():
     """Whatever the timeout is."""
-    async with deployment("--shutdown-timeout", "3600", time_scale=20.0) as (_, process, channel):
+    async with deployment("--shutdown-timeout", "3600", step_ms=40.0) as (_, process, channel):
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, a_request(1, 1000), started))
         await started.acquire()
@@ -144,7 +143,7 @@ async def test_a_second_signal_does_not_wait():
 
 async def test_health_follows_the_executors_on_every_port():
     """Live from the beginning; ready while an executor serves; a watch stays open and sees each change."""
-    async with deployment() as (server, process, _):
+    async with deployment() as (executor, process, _):
         ports = await process.event("listening")
         for port in (ports["port"], ports["admin_port"], ports["health_port"]):
             assert await check_health(port) == SERVING
@@ -153,9 +152,9 @@ async def test_health_follows_the_executors_on_every_port():
             request = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
             watch = health_pb2_grpc.HealthStub(probes).Watch(request)
             assert (await watch.read()).status == SERVING
-            server.service.drain("going away")
+            executor.service.attachments.drain(Drain("going away", 60.0))
             assert (await watch.read()).status == NOT_SERVING
-            server.service.restart()
+            await executor.restart()
             assert (await watch.read()).status == SERVING
             process.signal(signal.SIGTERM)
             assert (await watch.read()).status == NOT_SERVING
@@ -165,34 +164,31 @@ async def test_health_follows_the_executors_on_every_port():
 
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
     """Requests wait meanwhile and get the right tokens in the end."""
-    async with deployment() as (server, process, channel):
+    async with deployment() as (executor, process, channel):
         request = a_request(3, 400)
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, request, started))
         await started.acquire()
-        await server.stop()
+        await executor.stop()
         await process.event("executor_lost")
         await process.event("not_ready")
-        again = await SimulatedServer.start(CONFIG, server.port)
-        try:
-            assert await running == expected(request)
-            assert process.names().count("ready") == 2
-        finally:
-            await again.stop()
+        await executor.start()
+        assert await running == expected(request)
+        assert process.names().count("ready") == 2
 
 
 async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_log_says_so():
     """The request that runs there finishes."""
-    async with deployment() as (server, process, channel):
+    async with deployment() as (executor, process, channel):
         request = a_request(3, 400)
         started = asyncio.Semaphore(0)
         running = asyncio.create_task(generate(channel, request, started))
         await started.acquire()
         ports = await process.event("listening")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
-            drain = admin_pb2.DrainExecutorRequest(address=server.address)
+            drain = admin_pb2.DrainExecutorRequest(address=executor.address)
             assert (await admin_pb2_grpc.AdminServiceStub(operators).DrainExecutor(drain)).num_running_requests == 1
-        assert (await process.event("executor_draining"))["address"] == server.address
+        assert (await process.event("executor_draining"))["address"] == executor.address
         assert "no executor takes new requests" in (await process.event("not_ready"))["reason"]
         assert await check_health(ports["health_port"]) == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -203,16 +199,16 @@ async def test_when_the_last_executor_drains_new_requests_are_refused_and_the_lo
 
 async def test_operators_see_the_executor_and_its_steps():
     """AdminService answers on its own port."""
-    async with deployment() as (server, process, channel):
+    async with deployment() as (executor, process, channel):
         ports = await process.event("listening")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['admin_port']}") as operators:
             stub = admin_pb2_grpc.AdminServiceStub(operators)
             steps = stub.WatchSteps(admin_pb2.WatchStepsRequest())
             listed = await stub.ListExecutors(admin_pb2.ListExecutorsRequest())
             assert listed.scheduler_id == ports["scheduler_id"]
-            assert [view.address for view in listed.executors] == [server.address]
-            assert listed.executors[0].blocks.total == 512
+            assert [view.address for view in listed.executors] == [executor.address]
+            assert listed.executors[0].blocks.total == NUM_BLOCKS
             await generate(channel, a_request(1, 3))
             step = await steps.read()
-            assert (step.address, step.num_rows) == (server.address, 1)
+            assert (step.address, step.num_rows) == (executor.address, 1)
             steps.cancel()

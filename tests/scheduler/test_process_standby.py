@@ -10,32 +10,29 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, admin_pb2_grpc, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
-from paceline_scheduler.simulator.server import SimulatedServer, server_config
-from paceline_scheduler.simulator.tokens import reference_output
+from paceline_executor.testing.hash_executor import simulated_executor
+from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
-CONFIG = server_config()
 PROMPT, MAX_TOKENS = (5, 1, 2), 120
-EXPECTED = list(reference_output(PROMPT, 7, MAX_TOKENS, CONFIG.tokens, (258, 256)))
+EXPECTED = continuation(PROMPT, MAX_TOKENS, PRINTABLE, seed=7)
 MAX_WAIT_S = 30
 
 
 @contextlib.asynccontextmanager
 async def pair():
     """Run a simulated executor, a scheduler that drives it, and one that stands by; yields all three."""
-    server = await SimulatedServer.start(CONFIG)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(server.stop)
-        arguments = ("--executors", server.address, "--standby")
+    async with simulated_executor() as executor, contextlib.AsyncExitStack() as stack:
+        arguments = ("--executors", executor.address, "--standby")
         active = await SchedulerTestProcess.start(*arguments)
         stack.push_async_callback(active.stop)
         await active.event("ready")
         standby = await SchedulerTestProcess.start(*arguments, "--advertise", "standby.example:50051")
         stack.push_async_callback(standby.stop)
         await standby.event("ready")
-        yield server, active, standby
-    assert server.service.violations == []
+        yield executor, active, standby
 
 
 def channel_to(event, port="port"):
@@ -72,7 +69,7 @@ async def refusal_of(call):
 
 async def test_a_standby_is_ready_and_sends_clients_to_the_active_scheduler():
     """Health says SERVING, as what comes to it will be served in time; operators and grpcurl users see who drives."""
-    async with pair() as (server, active, standby):
+    async with pair() as (executor, active, standby):
         listening, told = await active.event("listening"), await standby.event("listening")
         address = f"127.0.0.1:{listening['port']}"
         assert (await standby.event("standing_by"))["active_address"] == address
@@ -91,14 +88,14 @@ async def test_a_standby_is_ready_and_sends_clients_to_the_active_scheduler():
             stub = admin_pb2_grpc.AdminServiceStub(operators)
             (view,) = (await stub.ListExecutors(admin_pb2.ListExecutorsRequest())).executors
             assert (view.holder_address, view.holder_scheduler_id) == (address, listening["scheduler_id"])
-        async with grpc.aio.insecure_channel(server.address) as channel:
+        async with grpc.aio.insecure_channel(executor.address) as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             assert (await stub.GetInfo(executor_pb2.GetInfoRequest())).holder_address == address
 
 
 async def test_a_standby_takes_over_when_the_active_scheduler_is_killed():
     """A client that comes to it before the lease is over is made to wait, and gets every token once."""
-    async with pair() as (server, active, standby), asyncio.timeout(MAX_WAIT_S):
+    async with pair() as (executor, active, standby), asyncio.timeout(MAX_WAIT_S):
         received = []
         async with channel_to(await active.event("listening")) as channel:
             async with contextlib.aclosing(generate(channel, attachment=1)) as tokens:
@@ -111,4 +108,4 @@ async def test_a_standby_takes_over_when_the_active_scheduler_is_killed():
             received += [token_id async for token_id in generate(channel, 2, tuple(received))]
         assert received == EXPECTED
         assert (await standby.event("ready", lambda event: "models" in event))["models"] == ["simulated"]
-        assert server.service.holder.address == "standby.example:50051"
+        assert executor.service.attachments.fence.holder.address == "standby.example:50051"

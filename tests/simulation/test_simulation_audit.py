@@ -8,8 +8,8 @@ from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.rule_runner import HashRule
 from paceline_executor.testing.plans import int32, placement, plan
+from paceline_executor.testing.rule_runner import HashRule
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import TimedRunner
 from simulation.drafting import DraftingSlots

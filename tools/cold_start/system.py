@@ -84,11 +84,11 @@ class System:
     @asynccontextmanager
     async def running(num_executors: int, num_streams: int, vocab_size: int) -> AsyncIterator["System"]:
         """Run everything until the block ends, which begins when the scheduler is ready."""
-        options = ("--port", "0", "--step-ms", str(_STEP_MS), "--vocab-size", str(vocab_size), *room_for(num_streams))
+        device = ("--step-ms", str(_STEP_MS), "--vocab-size", str(vocab_size), *room_for(num_streams))
         async with AsyncExitStack() as stack:
             executors = []
             for _ in range(num_executors):
-                executors.append(await _Process.start("paceline_scheduler.simulator.server", *options))
+                executors.append(await _Process.start("cold_start.executor", *device))
                 stack.push_async_callback(executors[-1].kill)
             addresses = [(await executor.line("listening")).split()[-1] for executor in executors]
             port, admin, health = _free_ports()

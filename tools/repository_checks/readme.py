@@ -21,6 +21,9 @@ _STARTS_THE_SYSTEM = re.compile(r"^paceline up\b", flags=re.MULTILINE)
 # A conversation may go on for as long as the model likes.
 _CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
 _TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", flags=re.MULTILINE)
+# Services of a block's own: their ports are free ones when it is run.
+_STARTS_SERVICES = re.compile(r"^paceline-(?:executor|scheduler) .*", flags=re.MULTILINE)
+_PORT = re.compile(r"--(?:\w+-)?port ([1-9]\d*)")
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LOOKS_LIKE_A_FENCE = re.compile(r"^[ \t>]*(?:```|~~~).*$", re.MULTILINE)
 
@@ -39,8 +42,13 @@ class Block:
 
     @property
     def talks_to_the_system(self) -> bool:
-        """Whether the block needs a running system."""
-        return _TALKS_TO_THE_SYSTEM.search(self.text) is not None
+        """Whether the block needs a running system, since it starts none."""
+        return not self.own_ports and _TALKS_TO_THE_SYSTEM.search(self.text) is not None
+
+    @property
+    def own_ports(self) -> list[str]:
+        """The ports of the services that the block starts."""
+        return [port for command in _STARTS_SERVICES.findall(self.text) for port in _PORT.findall(command)]
 
 
 def runnable_blocks(path: Path, text: str) -> Iterator[Block]:
@@ -61,7 +69,7 @@ def undecided_fences(path: Path, text: str) -> Iterator[str]:
 
 
 def as_script(block: Block, addresses: Mapping[str, str]) -> str:
-    """The block as it is to be run: `addresses` maps the addresses written in READMEs to the test's own."""
+    """The block as it is to be run: `addresses` maps addresses, or ports, written in READMEs to the test's own."""
     script = block.text
     if block.language == "sh":
         script = _MAKE_ONLY_LOOKED_UP.sub("make --dry-run --always-make ", script)

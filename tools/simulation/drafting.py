@@ -15,8 +15,8 @@ from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepBatch, StepOutput
-from paceline_executor.testing.rule_runner import HashRule
 from paceline_executor.runner.simulated import logprobs_of
+from paceline_executor.testing.rule_runner import HashRule
 from simulation.device import SlotRunner
 
 _NO_DRAFTS: Int32Array = np.zeros(0, dtype=np.int32)

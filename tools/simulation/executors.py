@@ -43,8 +43,8 @@ from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
-from paceline_executor.testing.rule_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
+from paceline_executor.testing.rule_runner import HashRule
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, TimedRunner
 from simulation.drafting import DraftingSlots

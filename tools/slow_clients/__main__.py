@@ -49,7 +49,7 @@ async def main() -> None:
 async def gaps_beside(reading: Reading, num_clients: int, step_ms: float, seconds: float) -> list[float]:
     """The times between two outputs of the eight streams, in seconds."""
     async with (
-        simulated_executor(*room_for(num_clients + _NUM_STREAMS), "--step-ms", str(step_ms)) as executor,
+        simulated_executor(*room_for(num_clients + _NUM_STREAMS), step_ms=step_ms) as executor,
         scheduler_of(executor, *NO_BUDGETS) as (_, ready),
     ):
         target = f"127.0.0.1:{ready['port']}"

@@ -30,10 +30,12 @@ from paceline_executor.runner.interface import (
 )
 from paceline_executor.runner.step_times import StepTimes
 
+BYTES_PER_TOKEN = 4  # of KV cache: its id
 HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
 _EMPTY_SLOT = -1  # adds nothing to a hash
 _NOTHING_LEFT = -1
 _NO_TIME = StepTimes()
+_ANOTHER_SIZE = 512  # beyond the only one of a table: by one point nobody knows what a token costs
 _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
 
 
@@ -85,11 +87,14 @@ class SimulatedRunner:
     def kv_geometry(self) -> KvGeometry:
         """One layer with one head of one dimension: a token id."""
         num_blocks, block_size = self._slots.shape
-        return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * self._slots.itemsize)
+        return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """There is nothing to warm up; the points are those of the table."""
-        points = ((num_tokens, self._step_times.step_ns(num_tokens, 0)) for num_tokens, _ in self._step_times.points)
+        """There is nothing to warm up; the points are from the table."""
+        sizes = [num_tokens for num_tokens, _ in self._step_times.points]
+        if len(sizes) == 1:
+            sizes.append(sizes[0] + _ANOTHER_SIZE)
+        points = ((num_tokens, self._step_times.step_ns(num_tokens, 0)) for num_tokens in sizes)
         return tuple(point for point in points if point[1]) or _NO_TIME_POINTS
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
@@ -151,7 +156,8 @@ class SimulatedRunner:
     def _digest(self, ids: Int32Array) -> UInt64Array:
         """The hash of each block's ids as if it were the first of a row: [num_blocks, block_size] to [num_blocks]."""
         values = (ids + np.int64(1)).astype(np.uint64)  # of an empty slot 0
-        return np.asarray((values * self._slot_factors).sum(axis=1, dtype=np.uint64))
+        digests: UInt64Array = (values * self._slot_factors).sum(axis=1, dtype=np.uint64)
+        return digests
 
     def _context_hashes(self, batch: StepBatch) -> UInt64Array:
         """The hash of all that the sampled rows' tables lead to, [num_sampled]."""
@@ -160,11 +166,12 @@ class SimulatedRunner:
         width = int(last.max(initial=0)) + 1
         tables = batch.block_tables[batch.sampled, :width]
         is_before_last = np.arange(width) < last[:, None]
-        hashes = (np.where(is_before_last, self._digests[tables], 0) * self._block_factors[:width]).sum(axis=1)
+        digests = np.where(is_before_last, self._digests[tables], 0)
+        hashes: UInt64Array = (digests * self._block_factors[:width]).sum(axis=1, dtype=np.uint64)
         ids = self._slots[tables[np.arange(lens.size), last]]
         is_of_row = np.arange(block_size) < (lens - last * block_size)[:, None]
-        in_last: UInt64Array = self._digest(np.where(is_of_row, ids, _EMPTY_SLOT)) * self._block_factors[last]
-        return hashes + in_last
+        hashes += self._digest(np.where(is_of_row, ids, _EMPTY_SLOT)) * self._block_factors[last]
+        return hashes
 
     def _draw(self, batch: StepBatch) -> Int32Array:
         """A token for each sampled row, or that nothing is left for it."""
@@ -220,6 +227,4 @@ def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:
         return {}
     ends = np.cumsum(targets.num_tokens)
     columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
-    return {
-        int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns
-    }
+    return {int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns}

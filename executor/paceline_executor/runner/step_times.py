@@ -32,7 +32,7 @@ class StepTimes:
         return round(max(0.0, self._line_ns(num_tokens)) + self.ns_per_pair * num_pairs)
 
     def _line_ns(self, num_tokens: int) -> float:
-        if len(self.points) < 2:  # noqa: PLR2004 - a line goes through two
+        if len(self.points) < 2:
             return self.points[0][1] if self.points else 0.0
         lines = list(pairwise(self.points))
         left, right = next((line for line in lines if num_tokens <= line[1][0]), lines[-1])

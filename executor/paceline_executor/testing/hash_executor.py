@@ -1,19 +1,23 @@
-"""An executor in this process, over real gRPC with real rows: with the hash runner, or any other one.
+"""An executor in this process, over real gRPC with real rows: with the hash runner, the simulated or any other one.
 
 For tests of whatever attaches to executors.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from paceline.bytes_tokenizer import VOCAB_SIZE
 from paceline.plan.values import GenerationDefaults
+from paceline_executor.config import parse_config
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
+from paceline_executor.loading import load_simulated
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
+from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.stepping import as_seen
 from paceline_executor.weights.tokenizer import TokenizerBundle
@@ -43,6 +47,54 @@ async def hash_executor(
             yield HashExecutor(address, service, runner)
     finally:
         runner.gate.set()
+
+
+class SimulatedExecutor:
+    """What `paceline-executor --runner simulated` runs, in this process: it can be ended and started again.
+
+    Every step takes `step_ms`. Use `simulated_executor`.
+    """
+
+    def __init__(self, options: Sequence[str], step_ms: float, vocab_size: int) -> None:
+        self._config = parse_config(["--runner", "simulated", "--port", "0", *options])
+        self._step_times = StepTimes(((1, step_ms * 1e6),))
+        self._vocab_size = vocab_size
+        self.port = self._config.port
+
+    @property
+    def address(self) -> str:
+        """Where it listens, or did."""
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Begin as a new incarnation, at the address of the one before."""
+        loaded = load_simulated(self._config, self._step_times, self._vocab_size)
+        self.table = loaded.engine.table
+        self.service = ExecutorService(ServiceConfig("127.0.0.1", self.port, None), lambda: loaded)
+        self.port, _ = await self.service.listen()
+        await self.service.load()
+
+    async def stop(self) -> None:
+        """End every stream and close the port."""
+        await self.service.stop()
+
+    async def restart(self) -> None:
+        """Forget everything."""
+        await self.stop()
+        await self.start()
+
+
+@asynccontextmanager
+async def simulated_executor(
+    *options: str, step_ms: float = 2.0, vocab_size: int = VOCAB_SIZE
+) -> AsyncIterator[SimulatedExecutor]:
+    """Serve the simulated runner, with options of `paceline-executor`, on a port of 127.0.0.1 until the block ends."""
+    executor = SimulatedExecutor(options, step_ms, vocab_size)
+    await executor.start()
+    try:
+        yield executor
+    finally:
+        await executor.stop()
 
 
 @asynccontextmanager

@@ -1,4 +1,5 @@
-"""An executor without a model: it keeps every rule of the plan protocol and computes tokens that prove it.
+"""An executor without a model for tests of the scheduler, and studies of capacity and cost.
 
-`executor` is pure and runs inside tests; `server` puts it behind the real gRPC service for load tests.
+It keeps every rule of the plan protocol, computes tokens that prove it, and runs in virtual time. What a step, a stream
+or a refusal costs is measured on processes as users start them.
 """

@@ -3,6 +3,7 @@
 Knows both sides' words. Refuses to know how they travel.
 """
 
+from paceline.bytes_tokenizer import END_TOKEN_IDS, make_bytes_tokenizer
 from paceline.plan.values import (
     Claim,
     Drain,
@@ -23,7 +24,6 @@ from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import LinkError, ProtocolMismatchError, StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.simulator.bytes_tokenizer import make_bytes_tokenizer
 from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
@@ -44,8 +44,8 @@ TOKENIZER_SOURCE = TokenizerSource(
     json=_TOKENIZER.json,
     chat_template=_TOKENIZER.chat_template,
     bos_token_id=None,
-    eos_token_id=_TOKENIZER.end_token_ids[0],
-    end_token_ids=_TOKENIZER.end_token_ids,
+    eos_token_id=END_TOKEN_IDS[0],
+    end_token_ids=END_TOKEN_IDS,
     add_bos=False,
     defaults=GenerationDefaults(),
 )
@@ -113,7 +113,7 @@ def model_of(config: SimulatorConfig) -> Model:
         architecture="simulated",
         max_model_len=config.max_model_len,
         vocab_size=config.tokens.vocab_size,
-        end_token_ids=_TOKENIZER.end_token_ids,
+        end_token_ids=END_TOKEN_IDS,
         has_chat_template=True,
     )
 

@@ -58,7 +58,7 @@ class _Sample:
 async def measure(num_streams: int, step_ms: float, call: str, seconds: float) -> EdgeCost:
     """Return what steps of `step_ms` with this many streams cost; `call` is "session" or "generate"."""
     async with (
-        simulated_executor(*room_for(num_streams), "--step-ms", str(step_ms)) as address,
+        simulated_executor(*room_for(num_streams), step_ms=step_ms) as address,
         scheduler_of(address, *NO_BUDGETS) as (scheduler, ready),
     ):
         load_options = (f"127.0.0.1:{ready['port']}", "--num-streams", str(num_streams), "--call", call)

@@ -1,4 +1,4 @@
-"""Programs of this package as processes of their own, for measurements: started, listened to, and their CPU time."""
+"""Schedulers and simulated executors as processes of their own, for measurements: started, and their CPU time."""
 
 import asyncio
 import json
@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 # Of a scheduler: all streams run beside each other, however slowly.
 NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
-_BLOCKS_PER_STREAM = 130  # of 16 slots: 2,000 tokens and a little more
+_TOKENS_PER_STREAM = 2080
 
 
 @asynccontextmanager
@@ -26,24 +28,33 @@ async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subp
 
 def room_for(num_streams: int) -> tuple[str, ...]:
     """Options of a simulated executor that runs so many streams at once, of up to 2,000 tokens, prompts included."""
-    return ("--max-num-seqs", str(num_streams), "--num-blocks", str(_BLOCKS_PER_STREAM * num_streams))
+    return ("--max-num-seqs", str(num_streams), "--max-model-len", str(_TOKENS_PER_STREAM))
 
 
 @asynccontextmanager
-async def simulated_executor(*options: str) -> AsyncIterator[str]:
-    """Run a simulated executor until the block ends; yields its address."""
-    async with module_process("paceline_scheduler.simulator.server", "--port", "0", *options) as process:
-        yield (await next_line(process)).split()[-1]
+async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterator[str]:
+    """Run a simulated executor whose steps take so long until the block ends; yields its address."""
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"points": [{"num_tokens": 1, "duration_us": step_ms * 1e3}]}, file)
+        file.flush()
+        own = ("--runner", "simulated", "--step-times", file.name, "--port", "0", "--health-port", "0")
+        async with module_process("paceline_executor", *own, *options) as process:
+            yield f"127.0.0.1:{(await event(process, 'ready'))['port']}"
 
 
 @asynccontextmanager
-async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, int]]]:
+async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """Run a scheduler of one executor until the block ends; yields it, ready, with the event that names its ports."""
     ports = ("--port", "0", "--admin-port", "0", "--health-port", "0")
     async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
-        while (event := json.loads(await next_line(process)))["event"] != "ready":
-            pass
-        yield process, dict(event)
+        yield process, await event(process, "ready")
+
+
+async def event(process: asyncio.subprocess.Process, name: str) -> dict[str, Any]:
+    """Return the next event of this name that a process logs."""
+    while (logged := json.loads(await next_line(process)))["event"] != name:
+        pass
+    return dict(logged)
 
 
 async def next_line(process: asyncio.subprocess.Process) -> str:

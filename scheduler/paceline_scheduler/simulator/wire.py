@@ -1,8 +1,7 @@
-"""What measurements ask a scheduler, and the parts of a simulated executor's tokenizer, as messages."""
+"""What measurements ask a scheduler, as messages."""
 
-from paceline.v1 import admin_pb2, executor_pb2, inference_pb2, sampling_pb2
+from paceline.v1 import admin_pb2, inference_pb2, sampling_pb2
 from paceline_scheduler.observers.steps import StepTotals
-from paceline_scheduler.simulator.bytes_tokenizer import BytesTokenizer
 
 GENERATE_METHOD = "/paceline.v1.InferenceService/Generate"
 LIST_EXECUTORS_METHOD = "/paceline.v1.AdminService/ListExecutors"  # its request is empty
@@ -29,20 +28,3 @@ def read_step_totals(data: bytes) -> StepTotals:
         starved_ns=steps.starved_ns,
         planning_ns=steps.planning_ns,
     )
-
-
-def write_tokenizer(tokenizer: BytesTokenizer, max_part_bytes: int) -> list[executor_pb2.GetTokenizerResponse]:
-    """Return the tokenizer in parts."""
-    json = tokenizer.json
-    pieces = [json[start : start + max_part_bytes] for start in range(0, len(json), max_part_bytes)]
-    first = executor_pb2.GetTokenizerResponse(
-        digest=tokenizer.digest,
-        tokenizer_json=pieces[0],
-        chat_template=tokenizer.chat_template,
-        eos_token_id=tokenizer.end_token_ids[0],
-        end_token_ids=tokenizer.end_token_ids,
-    )
-    rest = [executor_pb2.GetTokenizerResponse(tokenizer_json=piece) for piece in pieces[1:]]
-    parts = [first, *rest]
-    parts[-1].last = True
-    return parts

@@ -1,4 +1,7 @@
-"""A tokenizer of 256 bytes, three special tokens and, if wanted, made-up words, as the tokenizers library has them."""
+"""The tokenizer of simulated executors, as the tokenizers library has it: 256 bytes, three special tokens, and words.
+
+Knows how such a file is written. Imports nothing, so that either side can have it without its libraries.
+"""
 
 import itertools
 import json
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 VOCAB_SIZE = 259
+PRINTABLE = range(32, 127)  # tokens that are characters of ASCII: text made of them can be shown
+END_TOKEN_IDS = (258, 256)
 _SPECIAL = {256: "<|endoftext|>", 257: "<|im_start|>", 258: "<|im_end|>"}
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -22,7 +27,6 @@ class BytesTokenizer:
     json: bytes
     digest: str
     chat_template: str
-    end_token_ids: tuple[int, ...]
 
 
 def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> BytesTokenizer:
@@ -54,7 +58,7 @@ def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> BytesTokenizer:
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     data = json.dumps(document).encode()
-    return BytesTokenizer(data, blake2b(data, digest_size=16).hexdigest(), _CHAT_TEMPLATE, (258, 256))
+    return BytesTokenizer(data, blake2b(data, digest_size=16).hexdigest(), _CHAT_TEMPLATE)
 
 
 def _merges() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,50 @@
+"""The whole system without a model, as its README starts it: through real processes, with the `paceline` command."""
+
+import asyncio
+
+import pytest
+
+from paceline.bytes_tokenizer import PRINTABLE
+from paceline_client import AsyncClient, Sampling, Stopping
+from paceline_executor.testing.hash_runner import continuation
+from paceline_scheduler.simulator.measured_processes import scheduler_of, simulated_executor
+from repository_checks.programs import run
+
+
+@pytest.fixture
+async def target():
+    """Where a scheduler serves an executor without a model, with steps of 1 ms."""
+    async with simulated_executor(step_ms=1.0) as address, scheduler_of(address) as (_, ready):
+        yield f"127.0.0.1:{ready['port']}"
+
+
+async def test_paceline_generate_streams_as_many_characters_as_were_asked_for(target):
+    """Each token is one; none of them ends the output."""
+    options = ("--target", target, "--max-tokens", "40", "--seed", "3")
+    first, second = [await asyncio.to_thread(run, "paceline", "generate", *options, "Hello") for _ in range(2)]
+
+    assert first.returncode == second.returncode == 0, first.stdout
+    assert first.stdout == second.stdout
+    assert len(first.stdout.rstrip("\n")) == 40
+
+
+async def test_paceline_models_shows_what_it_is(target):
+    """Nobody takes it for a model."""
+    shown = await asyncio.to_thread(run, "paceline", "models", "--target", target)
+
+    assert shown.stdout.splitlines()[1].split()[:2] == ["simulated", "simulated"]
+
+
+async def test_64_requests_at_once_get_the_tokens_that_their_prompts_lead_to(target):
+    """Whatever shares their steps and their blocks."""
+    prompts = [[number % 5, 7, 9] * (1 + number % 40) for number in range(64)]
+    async with AsyncClient(target) as client:
+        results = await asyncio.gather(
+            *(
+                client.generate(token_ids=prompt, sampling=Sampling(seed=seed), stopping=Stopping(max_tokens=30))
+                for seed, prompt in enumerate(prompts)
+            )
+        )
+
+    expected = [continuation(prompt, 30, PRINTABLE, seed) for seed, prompt in enumerate(prompts)]
+    assert [list(result.token_ids) for result in results] == expected
