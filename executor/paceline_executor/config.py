@@ -219,7 +219,7 @@ def _add_simulation(group: argparse._ArgumentGroup) -> None:
         "--step-times",
         type=Path,
         metavar="FILE",
-        help="JSON file that says how long simulated steps take, see executor/README.md (default: no time)",
+        help="JSON file that says how long simulated steps take, as executor/README.md describes it (default: no time)",
     )
 
 

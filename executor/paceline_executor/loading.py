@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from paceline.bytes_tokenizer import END_TOKEN_IDS, PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
+from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.errors import LimitError, ShortMemoryError
@@ -22,12 +22,13 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.weights import FetchOptions, FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
-from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
+from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 
 _MAX_DEFAULT_KV_BYTES = 2 * 2**30
 _DEFAULT_KV_SHARE = 4  # a quarter of what is free
@@ -77,22 +78,27 @@ def load_simulated(
     needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
     limits = limits_within(config, needs, available_bytes())
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size, drawn=PRINTABLE, step_times=step_times)
-    tokenizer = make_bytes_tokenizer(vocab_size)
     special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
-    description = Description(
-        model=config.served_model_name or "simulated",
+    tokenizer = make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())
+    description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
+    return Loaded(engine(RowTable(limits), runner), description)
+
+
+def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:
+    """What is said of a runner without a model."""
+    return Description(
+        model=name,
         architecture="simulated",
         num_parameters=0,
         quantization="",
         limits=limits,
         geometry=runner.kv_geometry,
         kv_dtype="int32",
-        tokenizer=make_bundle(tokenizer.json, tokenizer.chat_template, special, GenerationDefaults()),
+        tokenizer=tokenizer,
         step_points=runner.warm_up(),
         device="simulated",
         num_threads=0,
     )
-    return Loaded(engine(RowTable(limits), runner), description)
 
 
 def _load_model(config: Config) -> Loaded:

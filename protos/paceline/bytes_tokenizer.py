@@ -7,29 +7,19 @@ import itertools
 import json
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
-from hashlib import blake2b
 
 VOCAB_SIZE = 259
 PRINTABLE = range(32, 127)  # tokens that are characters of ASCII: text made of them can be shown
 END_TOKEN_IDS = (258, 256)
 _SPECIAL = {256: "<|endoftext|>", 257: "<|im_start|>", 258: "<|im_end|>"}
-_CHAT_TEMPLATE = (
+_AS_IT_STANDS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BytesTokenizer:
-    """What an executor sends of its tokenizer."""
-
-    json: bytes
-    digest: str
-    chat_template: str
-
-
-def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> BytesTokenizer:
+def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> bytes:
     """Return the tokenizer: token b is byte b. Beyond its 259 tokens there are words, so that it is as large as others.
 
     There are words for 200,000 tokens.
@@ -42,23 +32,13 @@ def make_bytes_tokenizer(vocab_size: int = VOCAB_SIZE) -> BytesTokenizer:
     document = {
         "version": "1.0",
         "added_tokens": [
-            {
-                "id": token,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token, text in _SPECIAL.items()
+            {"id": token, "content": text, "special": True, **_AS_IT_STANDS} for token, text in _SPECIAL.items()
         ],
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-    data = json.dumps(document).encode()
-    return BytesTokenizer(data, blake2b(data, digest_size=16).hexdigest(), _CHAT_TEMPLATE)
+    return json.dumps(document).encode()
 
 
 def _merges() -> Iterator[tuple[str, str]]:

@@ -76,7 +76,7 @@ async def test_info_says_who_drives(executor):
     assert (idle.holder_address, driven.holder_address) == ("", "host:1")
     assert driven.tokenizer_digest == client.welcome.tokenizer_digest
     assert driven.incarnation == client.welcome.incarnation
-    assert (driven.model.name, driven.device, driven.draining) == ("hash", "none", False)
+    assert (driven.model.name, driven.device, driven.draining) == ("hash", "simulated", False)
     assert driven.uptime.ToNanoseconds() > idle.uptime.ToNanoseconds()
 
 

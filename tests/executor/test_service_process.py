@@ -196,7 +196,7 @@ def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_pat
 
     assert code == ExitCode.USAGE
     assert _is_one_line(stderr)
-    assert f"{bad}: points[0].duration_us is not a number" in stderr
+    assert f"{bad} has no step times: points[0].duration_us is not a number" in stderr
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def test_the_tokenizer_arrives_whole_over_many_parts():
     async with simulated_executor(*ROOM, vocab_size=size) as executor, rig_for(executor) as rig:
         await rig.until_ready()
         tokenizer = rig.executors.models()[0].tokenizer
-        assert tokenizer.json == make_bytes_tokenizer(size).json
+        assert tokenizer.json == make_bytes_tokenizer(size)
         assert tokenizer.end_token_ids == (258, 256)
 
 

@@ -8,11 +8,8 @@ import asyncio
 import time
 
 from paceline.plan.values import BatchPlan
-from paceline_executor.config import Config, parse_config
 from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.loading import load_simulated
-from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.testing.hash_executor import simulated_executor
 
 
 class _TellingEngine(Engine):
@@ -28,25 +25,18 @@ class _TellingEngine(Engine):
         return super().launch(plan)
 
 
-def main() -> None:
+async def main() -> None:
     """Run until killed; what is no option of this program is one of `paceline-executor`."""
     parser = argparse.ArgumentParser(prog="python -m cold_start.executor")
     parser.add_argument("--step-ms", type=float, required=True, help="the time of every step")
     parser.add_argument("--vocab-size", type=int, required=True, help="tokens, at least 259")
-    options, others = parser.parse_known_args()
-    config = parse_config(["--runner", "simulated", *others])
-    asyncio.run(_serve(config, StepTimes(((1, options.step_ms * 1e6),)), options.vocab_size))
-
-
-async def _serve(config: Config, step_times: StepTimes, vocab_size: int) -> None:
-    service = ExecutorService(
-        ServiceConfig("127.0.0.1", 0, None), lambda: load_simulated(config, step_times, vocab_size, _TellingEngine)
-    )
-    port, _ = await service.listen()
-    await service.load()
-    print(f"listening on 127.0.0.1:{port}", flush=True)
-    await service.run()
+    own, others = parser.parse_known_args()
+    async with simulated_executor(
+        *others, step_ms=own.step_ms, vocab_size=own.vocab_size, engine=_TellingEngine
+    ) as executor:
+        print(f"listening on {executor.address}", flush=True)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -21,9 +21,8 @@ _STARTS_THE_SYSTEM = re.compile(r"^paceline up\b", flags=re.MULTILINE)
 # A conversation may go on for as long as the model likes.
 _CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
 _TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", flags=re.MULTILINE)
-# Services of a block's own: their ports are free ones when it is run.
-_STARTS_SERVICES = re.compile(r"^paceline-(?:executor|scheduler) .*", flags=re.MULTILINE)
-_PORT = re.compile(r"--(?:\w+-)?port ([1-9]\d*)")
+# Ports of services that a block starts: they are free ones when it is run.
+_OWN_PORT = re.compile(r"--(?:\w+-)?port ([1-9]\d*)")
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LOOKS_LIKE_A_FENCE = re.compile(r"^[ \t>]*(?:```|~~~).*$", re.MULTILINE)
 
@@ -48,7 +47,7 @@ class Block:
     @property
     def own_ports(self) -> list[str]:
         """The ports of the services that the block starts."""
-        return [port for command in _STARTS_SERVICES.findall(self.text) for port in _PORT.findall(command)]
+        return _OWN_PORT.findall(self.text)
 
 
 def runnable_blocks(path: Path, text: str) -> Iterator[Block]:

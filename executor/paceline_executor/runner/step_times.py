@@ -1,4 +1,4 @@
-"""How long the steps of a simulated device take: a table read from a JSON file, trusting nothing in it.
+"""How long the steps of a simulated device take: a table, read from a JSON file.
 
     {"points": [{"num_tokens": 1, "duration_us": 5000}, {"num_tokens": 2048, "duration_us": 210000}],
      "us_per_million_pairs": 40}
@@ -15,9 +15,7 @@ from pathlib import Path
 
 from paceline_executor.errors import StepTimesError
 
-_MAX_FILE_BYTES = 1 << 20
-_MAX_COUNT = 1 << 40
-_MAX_US = 3.6e9  # an hour
+_MAX = 1 << 40  # of tokens, of pairs, and of microseconds: twelve days
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +30,9 @@ class StepTimes:
         return round(max(0.0, self._line_ns(num_tokens)) + self.ns_per_pair * num_pairs)
 
     def _line_ns(self, num_tokens: int) -> float:
-        if len(self.points) < 2:
-            return self.points[0][1] if self.points else 0.0
         lines = list(pairwise(self.points))
+        if not lines:
+            return self.points[0][1] if self.points else 0.0
         left, right = next((line for line in lines if num_tokens <= line[1][0]), lines[-1])
         slope = (right[1] - left[1]) / (right[0] - left[0])
         return left[1] + slope * (num_tokens - left[0])
@@ -42,63 +40,49 @@ class StepTimes:
 
 def read_step_times(path: Path) -> StepTimes:
     """The table in a file. Raises StepTimesError, which names the file and the line or field at fault."""
-    table = _object(path, "the file", _parsed(path), {"points", "us_per_million_pairs"})
+    try:
+        return _table(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise StepTimesError(f"cannot read {path}: {error.strerror or error}; check --step-times") from error
+    except (ValueError, RecursionError) as error:
+        raise StepTimesError(f"{path} has no step times: {error}; correct this file of --step-times") from error
+
+
+def _table(value: object) -> StepTimes:
+    table = _object("the file", value, {"points", "us_per_million_pairs"})
     listed = table.get("points")
     if not isinstance(listed, list) or not listed:
-        raise _fault(path, 'points is not a list of at least one {"num_tokens": 1, "duration_us": 5000}')
-    ns_per_pair = _number(path, "us_per_million_pairs", table.get("us_per_million_pairs", 0.0), 0, _MAX_US) / 1e3
-    points = tuple(_point(path, f"points[{i}]", value, ns_per_pair) for i, value in enumerate(listed))
+        raise ValueError('points is not a list of at least one {"num_tokens": 1, "duration_us": 5000}')
+    ns_per_pair = _number("us_per_million_pairs", table.get("us_per_million_pairs", 0)) / 1e3
+    points = tuple(_point(f"points[{i}]", value, ns_per_pair) for i, value in enumerate(listed))
     for i, (left, right) in enumerate(pairwise(points), start=1):
         if right[0] <= left[0]:
-            raise _fault(path, f"points[{i}].num_tokens is {right[0]}, which does not come after {left[0]}")
+            raise ValueError(f"points[{i}].num_tokens is {right[0]}, which does not come after {left[0]}")
     return StepTimes(points, ns_per_pair)
 
 
-def _parsed(path: Path) -> object:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise StepTimesError(f"cannot read {path}: {error.strerror or error}; check --step-times") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise _fault(path, f"it is larger than {_MAX_FILE_BYTES} bytes")
-    try:
-        parsed: object = json.loads(data)
-    except json.JSONDecodeError as error:
-        raise _fault(path, f"line {error.lineno} is not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise _fault(path, "it is not JSON") from error
-    return parsed
+def _point(name: str, value: object, ns_per_pair: float) -> tuple[int, float]:
+    fields = _object(name, value, {"num_tokens", "num_pairs", "duration_us"})
+    num_tokens = _count(f"{name}.num_tokens", fields.get("num_tokens"), 1)
+    num_pairs = _count(f"{name}.num_pairs", fields.get("num_pairs", 0), 0)
+    return num_tokens, _number(f"{name}.duration_us", fields.get("duration_us")) * 1e3 - ns_per_pair * num_pairs
 
 
-def _point(path: Path, name: str, value: object, ns_per_pair: float) -> tuple[int, float]:
-    fields = _object(path, name, value, {"num_tokens", "num_pairs", "duration_us"})
-    num_tokens = _whole(path, f"{name}.num_tokens", fields.get("num_tokens"), 1)
-    num_pairs = _whole(path, f"{name}.num_pairs", fields.get("num_pairs", 0), 0)
-    duration_us = _number(path, f"{name}.duration_us", fields.get("duration_us"), 0, _MAX_US)
-    return num_tokens, duration_us * 1e3 - ns_per_pair * num_pairs
-
-
-def _object(path: Path, name: str, value: object, known: set[str]) -> dict[str, object]:
+def _object(name: str, value: object, known: set[str]) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise _fault(path, f"{name} is not a JSON object")
-    unknown = sorted(value.keys() - known)
-    if unknown:
-        raise _fault(path, f"{name} has a field {unknown[0][:80]!r}; known are {', '.join(sorted(known))}")
+        raise ValueError(f"{name} is not a JSON object")
+    if unknown := sorted(value.keys() - known):
+        raise ValueError(f"{name} has a field {unknown[0][:80]!r}; known are {', '.join(sorted(known))}")
     return value
 
 
-def _whole(path: Path, name: str, value: object, least: int) -> int:
-    if type(value) is not int or not least <= value <= _MAX_COUNT:
-        raise _fault(path, f"{name} is not a whole number from {least} to {_MAX_COUNT}")
+def _count(name: str, value: object, least: int) -> int:
+    if type(value) is not int or not least <= value <= _MAX:
+        raise ValueError(f"{name} is not a whole number from {least} to {_MAX}")
     return value
 
 
-def _number(path: Path, name: str, value: object, least: float, most: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise _fault(path, f"{name} is not a number from {least:g} to {most:g}")
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX:
+        raise ValueError(f"{name} is not a number from 0 to {_MAX}")
     return float(value)
-
-
-def _fault(path: Path, what: str) -> StepTimesError:
-    return StepTimesError(f"step times in {path}: {what}; correct the file of --step-times")

@@ -5,22 +5,23 @@ For tests of whatever attaches to executors.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from paceline.bytes_tokenizer import VOCAB_SIZE
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.config import parse_config
-from paceline_executor.link.description import Description, Loaded
+from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
-from paceline_executor.loading import load_simulated
+from paceline_executor.loading import describe_simulated, load_simulated
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.step_times import StepTimes
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.stepping import as_seen
-from paceline_executor.weights.tokenizer import TokenizerBundle
+from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
 HASH_LIMITS = RowLimits(
     num_rows=8, max_model_len=64, max_num_batched_tokens=32, num_blocks=32, block_size=4, vocab_size=1000
@@ -55,11 +56,10 @@ class SimulatedExecutor:
     Every step takes `step_ms`. Use `simulated_executor`.
     """
 
-    def __init__(self, options: Sequence[str], step_ms: float, vocab_size: int) -> None:
-        self._config = parse_config(["--runner", "simulated", "--port", "0", *options])
-        self._step_times = StepTimes(((1, step_ms * 1e6),))
-        self._vocab_size = vocab_size
-        self.port = self._config.port
+    def __init__(self, options: Sequence[str], step_ms: float, vocab_size: int, engine: type[Engine]) -> None:
+        config = parse_config(["--runner", "simulated", "--port", "0", *options])
+        self._load = partial(load_simulated, config, StepTimes(((1, step_ms * 1e6),)), vocab_size, engine)
+        self.port = config.port
 
     @property
     def address(self) -> str:
@@ -68,7 +68,7 @@ class SimulatedExecutor:
 
     async def start(self) -> None:
         """Begin as a new incarnation, at the address of the one before."""
-        loaded = load_simulated(self._config, self._step_times, self._vocab_size)
+        loaded = self._load()
         self.table = loaded.engine.table
         self.service = ExecutorService(ServiceConfig("127.0.0.1", self.port, None), lambda: loaded)
         self.port, _ = await self.service.listen()
@@ -86,10 +86,10 @@ class SimulatedExecutor:
 
 @asynccontextmanager
 async def simulated_executor(
-    *options: str, step_ms: float = 2.0, vocab_size: int = VOCAB_SIZE
+    *options: str, step_ms: float = 2.0, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> AsyncIterator[SimulatedExecutor]:
     """Serve the simulated runner, with options of `paceline-executor`, on a port of 127.0.0.1 until the block ends."""
-    executor = SimulatedExecutor(options, step_ms, vocab_size)
+    executor = SimulatedExecutor(options, step_ms, vocab_size, engine)
     await executor.start()
     try:
         yield executor
@@ -113,28 +113,7 @@ async def serving(
 
 def loaded(runner: Runner, limits: RowLimits = HASH_LIMITS, tokenizer_json: bytes = b"{}") -> Loaded:
     """What loading a model gives, around a runner; the tokenizer is none."""
-    bundle = TokenizerBundle(
-        tokenizer_json=tokenizer_json,
-        chat_template=None,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=None,
-        end_token_ids=(0,),
-        add_bos=False,
-        defaults=GenerationDefaults(),
-        digest="hash",
-    )
-    description = Description(
-        model="hash",
-        architecture="hash",
-        num_parameters=0,
-        quantization="",
-        limits=limits,
-        geometry=runner.kv_geometry,
-        kv_dtype="int64",
-        tokenizer=bundle,
-        step_points=runner.warm_up(),
-        device="none",
-        num_threads=0,
-    )
+    special = SpecialTokens(None, 0, None, (0,), add_bos=False)
+    tokenizer = replace(make_bundle(tokenizer_json, None, special, GenerationDefaults()), digest="hash")
+    description = describe_simulated("hash", runner, limits, tokenizer)
     return Loaded(Engine(RowTable(limits), as_seen(runner)), description)

@@ -3,9 +3,10 @@
 Knows both sides' words. Refuses to know how they travel.
 """
 
-from paceline.bytes_tokenizer import END_TOKEN_IDS, make_bytes_tokenizer
+from hashlib import blake2b
+
+from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, make_bytes_tokenizer
 from paceline.plan.values import (
-    Claim,
     Drain,
     ExecutorInfo,
     ExecutorLimits,
@@ -24,7 +25,6 @@ from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.errors import LinkError, ProtocolMismatchError, StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.simulator.config import SimulatorConfig
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.simulator.service import (
     Accepted,
@@ -38,11 +38,11 @@ from paceline_scheduler.simulator.service import (
     StreamEnd,
 )
 
-_TOKENIZER = make_bytes_tokenizer()
+_TOKENIZER_JSON = make_bytes_tokenizer()
 TOKENIZER_SOURCE = TokenizerSource(
-    digest=_TOKENIZER.digest,
-    json=_TOKENIZER.json,
-    chat_template=_TOKENIZER.chat_template,
+    digest=blake2b(_TOKENIZER_JSON, digest_size=16).hexdigest(),
+    json=_TOKENIZER_JSON,
+    chat_template=CHAT_TEMPLATE,
     bos_token_id=None,
     eos_token_id=END_TOKEN_IDS[0],
     end_token_ids=END_TOKEN_IDS,
@@ -58,7 +58,7 @@ def info_of(service: SimulatedService) -> ExecutorInfo:
         term=service.highest_term,
         holder_scheduler_id=service.holder_scheduler_id,
         vocab_size=service.executor.config.tokens.vocab_size,
-        tokenizer_digest=_TOKENIZER.digest,
+        tokenizer_digest=TOKENIZER_SOURCE.digest,
         num_waiting_schedulers=service.fence.num_waiting,
     )
 
@@ -96,46 +96,27 @@ def _welcome(service: SimulatedService, description: ExecutorDescription, protoc
         incarnation=description.incarnation,
         epoch=description.epoch,
         protocol=protocol,
-        model=model_of(config),
-        geometry=geometry_of(config),
-        limits=limits_of(config),
+        model=Model(
+            name=config.model,
+            architecture="simulated",
+            max_model_len=config.max_model_len,
+            vocab_size=config.tokens.vocab_size,
+            end_token_ids=END_TOKEN_IDS,
+            has_chat_template=True,
+        ),
+        geometry=KvGeometry(config.num_blocks, config.block_size, dtype="token ids"),
+        limits=ExecutorLimits(
+            config.max_num_rows, config.max_num_batched_tokens, config.max_model_len, config.max_plans_in_flight
+        ),
         tag_key=config.tag_key,
-        tokenizer_digest=_TOKENIZER.digest,
+        tokenizer_digest=TOKENIZER_SOURCE.digest,
         step_points=config.step_points,
         failed_step=description.failed_step,
     )
 
 
-def model_of(config: SimulatorConfig) -> Model:
-    """Return the simulated model."""
-    return Model(
-        name=config.model,
-        architecture="simulated",
-        max_model_len=config.max_model_len,
-        vocab_size=config.tokens.vocab_size,
-        end_token_ids=END_TOKEN_IDS,
-        has_chat_template=True,
-    )
-
-
-def geometry_of(config: SimulatorConfig) -> KvGeometry:
-    """Return the KV cache."""
-    return KvGeometry(config.num_blocks, config.block_size, dtype="token ids")
-
-
-def limits_of(config: SimulatorConfig) -> ExecutorLimits:
-    """Return the executor's bounds."""
-    return ExecutorLimits(
-        config.max_num_rows, config.max_num_batched_tokens, config.max_model_len, config.max_plans_in_flight
-    )
-
-
-def _holder(claim: Claim) -> Holder:
-    return Holder(claim.scheduler_id, claim.term, claim.address)
-
-
 def _error(ended: Ended) -> LinkError:
     if ended.end is StreamEnd.SUPERSEDED:
-        return TermSupersededError(_holder(ended.holder))
+        return TermSupersededError(Holder(ended.holder.scheduler_id, ended.holder.term, ended.holder.address))
     sentence = f"{ended.end.value}: {ended.detail}"
     return ProtocolMismatchError(sentence) if ended.end is StreamEnd.PROTOCOL else StreamEndedError(sentence)
