@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline_executor.runner.interface import (
     Int32Array,
@@ -111,7 +110,8 @@ class SimulatedRunner:
         token_ids = drawn[is_drawn]
         num_top = int(batch.sampling.num_logprobs.max(initial=-1))
         prompt_logprobs = _prompt_logprobs(batch)
-        step_ns = max(self._step_ns(batch), self._clock_ns() - start_ns)
+        due_ns = self._step_times.step_ns(batch.token_ids.size, _num_pairs(batch))
+        step_ns = max(due_ns, self._clock_ns() - start_ns)
         self._done_ns = start_ns + step_ns
         return StepOutput(
             num_accepted=is_drawn.astype(np.int32),
@@ -133,10 +133,6 @@ class SimulatedRunner:
         if left_ns > 0:
             self._sleep(left_ns / 1e9)
         return output
-
-    def _step_ns(self, batch: StepBatch) -> int:
-        times = self._step_times
-        return times.step_ns(batch.token_ids.size, _num_pairs(batch) if times.ns_per_pair else 0)
 
     def _write(self, batch: StepBatch) -> None:
         ends = batch.cu_seqlens[1:]
@@ -202,9 +198,7 @@ def _mix(values: UInt64Array) -> UInt64Array:
 
 def _num_pairs(batch: StepBatch) -> int:
     """How many pairs of a new token and one it attends to, itself included, the batch has."""
-    lens = np.diff(batch.cu_seqlens).astype(np.int64)
-    pairs: npt.NDArray[np.int64] = lens * (batch.context_lens - lens) + lens * (lens + 1) // 2
-    return int(pairs.sum())
+    return int((batch.positions + np.int64(1)).sum())
 
 
 def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int:
