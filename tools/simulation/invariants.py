@@ -8,12 +8,13 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
+from paceline.bytes_tokenizer import END_TOKEN_IDS
 from paceline.plan.values import BatchPlan, Claim, RecordId
 from paceline_client.errors import PacelineError, RequestTimeoutError, UnavailableError
 from paceline_client.results import Completion, Delta, FinishReason, Result
 from paceline_executor.testing.rule_runner import HashRule
 from paceline_scheduler.api.fan_out import completion_seed
-from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS
+from simulation.model import NUM_BYTE_TOKENS
 from simulation.scenario import PlannedRequest
 
 _TIMEOUT_CODES = ("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE", "TIMEOUT")

@@ -2,20 +2,18 @@
 
 from dataclasses import dataclass
 
+from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, VOCAB_SIZE, make_bytes_tokenizer
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.link.description import Description
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.rule_runner import HashRule
 from paceline_executor.weights.tokenizer import TokenizerBundle
-from paceline_scheduler.simulator import bytes_tokenizer
 
 NUM_BYTE_TOKENS = 256
 MAX_PLANS_IN_FLIGHT = 4
-VOCAB_SIZE = bytes_tokenizer.VOCAB_SIZE
-_TOKENIZER = bytes_tokenizer.make_bytes_tokenizer()
+_TOKENIZER = make_bytes_tokenizer()
 _MANY_TOKENS = 64  # a step of so many takes twice as long as one of a single token
-END_TOKEN_IDS = _TOKENIZER.end_token_ids
 
 
 def make_rule(end_probability: float, salt: int = 0) -> HashRule:
@@ -44,15 +42,15 @@ class ModelConfig:
     def describe(self, runner: Runner) -> Description:
         """Return what an executor says about itself that runs it."""
         bundle = TokenizerBundle(
-            tokenizer_json=_TOKENIZER.json,
-            chat_template=_TOKENIZER.chat_template,
+            tokenizer_json=_TOKENIZER,
+            chat_template=CHAT_TEMPLATE,
             bos_token_id=None,
             eos_token_id=END_TOKEN_IDS[0],
             pad_token_id=None,
             end_token_ids=END_TOKEN_IDS,
             add_bos=False,
             defaults=GenerationDefaults(),
-            digest=_TOKENIZER.digest,
+            digest="bytes",
         )
         return Description(
             model="simulated",

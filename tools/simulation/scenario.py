@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
+from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline.plan.values import ProtocolRange
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.testing.rule_runner import HashRule, nearest_left, reference_output
 from paceline_scheduler.link.leadership import ServingStatus
-from simulation.model import END_TOKEN_IDS, NUM_BYTE_TOKENS, VOCAB_SIZE, ModelConfig, make_rule
+from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule
 
 FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
