@@ -40,6 +40,7 @@ from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
+from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
@@ -56,9 +57,10 @@ ATTACH = "Attach"
 GET_INFO = "GetInfo"
 GET_TOKENIZER = "GetTokenizer"
 _TICK_S = 0.2
+_LOOK_S = 0.05
 _GOODBYE_S = 0.05
 _LOADING_S = (0.0, 0.0, 0.02, 0.3)
-_PART_BYTES = (MAX_PART_BYTES, 1600)  # the less is too little for a longer request
+_PART_BYTES = (MAX_PART_BYTES, 900)  # the less is too little for a longer request
 _NOBODY = Claim(0, "")
 _BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError)  # of what is malformed others tell
 
@@ -146,6 +148,12 @@ class _Process:
         self.attachments.end_all(f"the executor has failed and ends: {error}")
         await asyncio.sleep(_GOODBYE_S)
         self.steps.ended.result()
+
+    async def watch(self) -> None:
+        """Look at the rows again and again, as somebody does who waits until they are free."""
+        while not self.steps.ended.done():
+            await self.steps.ask(look_at)
+            await asyncio.sleep(_LOOK_S)
 
     async def attach(self, call: Call) -> None:
         """Serve a plan stream."""
@@ -310,8 +318,9 @@ class ExecutorHost:
         assert self.node is not None, "there is one"
         assert self._process is not None, "there is one"
         self.is_draining = True
-        attachments = self._process.attachments
-        self._loop.run_as(self.node, lambda: attachments.drain(Drain("it is being upgraded")))
+        process = self._process
+        self._loop.run_as(self.node, lambda: process.attachments.drain(Drain("it is being upgraded")))
+        self._loop.spawn(self.node, process.watch())
 
     def kill(self) -> None:
         """End the process at once."""
