@@ -306,7 +306,7 @@ class CoreMachine(RuleBasedStateMachine):
         """I7: at most three times each."""
         executors = map(self.harness.views.executor, ADDRESSES)
         running = [live for executor in executors for live in executor.rows.live if live is not None]
-        assert all(live.num_preemptions <= 3 for live in (*running, *self.harness.views.waiting_requests()))
+        assert all(live.preemptions.count <= 3 for live in (*running, *self.harness.views.waiting_requests()))
 
     @invariant()
     def streams_are_prefixes(self):

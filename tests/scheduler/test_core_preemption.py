@@ -39,7 +39,7 @@ def test_no_request_is_preempted_more_than_three_times():
         harness.complete()
         harness.views.check()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}
-    assert max(live.num_preemptions for live in preempted) == MAX_PREEMPTIONS
+    assert max(live.preemptions.count for live in preempted) == MAX_PREEMPTIONS
 
 
 def test_a_request_that_was_preempted_often_gets_blocks_for_its_whole_length():
@@ -47,7 +47,7 @@ def test_a_request_that_was_preempted_often_gets_blocks_for_its_whole_length():
     harness = CoreHarness(make_executor(num_blocks=8))
     request = make_request(4, 20, handle=1)
     harness.submit(request)
-    next(iter(harness.views.waiting_requests())).num_preemptions = MAX_PREEMPTIONS
+    next(iter(harness.views.waiting_requests())).preemptions.count = MAX_PREEMPTIONS
     plan = harness.step()
     assert len(plan.grants.rows) == 6, "23 slots"
     harness.finish()
@@ -63,7 +63,7 @@ def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_
     harness.step()
     harness.submit(*requests[1:])
     for live in harness.views.waiting_requests()[:2]:
-        live.num_preemptions = MAX_PREEMPTIONS
+        live.preemptions.count = MAX_PREEMPTIONS
     assert [placement.request.handle for placement in harness.step().new_requests] == [2, 4]
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in requests}

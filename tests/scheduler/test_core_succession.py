@@ -234,7 +234,7 @@ def test_a_preempted_request_waits_on():
     harness.feed(ExecutorRemoved(FIRST))
     harness.feed(ExecutorAttached(description, Snapshot(rows=(record,))))
     assert harness.views.explain(request.key).state is RequestState.WAITING
-    harness.client.token_ids[request.handle] = live.output_token_ids.tolist()
+    harness.client.token_ids[request.handle] = live.output.token_ids.tolist()
     harness.resume(again(request))
     harness.finish()
     assert_whole(harness, request)

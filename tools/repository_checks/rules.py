@@ -6,7 +6,7 @@ There is no list of exceptions, on purpose: a file that breaks a rule is changed
 import ast
 import builtins
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from repository_checks.sources import Source, Violation
@@ -16,7 +16,8 @@ Rule = Callable[[Source], Iterator[Violation]]
 MAX_FUNCTION_LINES = 60
 MAX_TRITON_KERNEL_LINES = 120
 MAX_FILE_LINES = 600
-
+MAX_METHODS = 25
+MAX_FIELDS = 15
 UNSAFE_MODULES = (
     *("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy"),
     *("torch.hub", "torch.package"),
@@ -47,6 +48,23 @@ def file_size(source: Source) -> Iterator[Violation]:
     num_lines = len(source.text.splitlines())
     if num_lines > MAX_FILE_LINES:
         yield Violation(source.path, MAX_FILE_LINES, f"the file has {num_lines} lines, the limit is {MAX_FILE_LINES}")
+
+
+def class_width(source: Source) -> Iterator[Violation]:
+    """A class fits in a head: at most 25 methods, and 15 fields if it changes.
+
+    Methods are what the class itself defines, properties and private ones too. Fields are what an instance keeps: the
+    annotated names of the class, and all that its methods assign to `self`. Frozen dataclasses and named tuples are
+    values, such as a configuration or a request as it was sent: they have as many fields as they have parts. Arrays of
+    one length that a class makes at once are the columns of one table, hence one field.
+    """
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef):
+            num_methods, num_fields = len({method.name for method in _methods(node)}), _num_fields(node)
+            if num_methods > MAX_METHODS:
+                yield _too_wide(source, node, f"{num_methods} methods", MAX_METHODS)
+            if num_fields > MAX_FIELDS and not _is_value(node):
+                yield _too_wide(source, node, f"{num_fields} fields", MAX_FIELDS)
 
 
 def environment(source: Source) -> Iterator[Violation]:
@@ -120,7 +138,7 @@ def search_sizes(source: Source) -> Iterator[Violation]:
                 yield Violation(source.path, node.value.lineno, f"max_examples={value!r} is the same in every profile")
 
 
-EVERYWHERE: tuple[Rule, ...] = (function_size, file_size)
+EVERYWHERE: tuple[Rule, ...] = (function_size, file_size, class_width)
 IN_THE_PRODUCT: tuple[Rule, ...] = (environment, unsafe_loading, generated_modules, words, keyword_pass_through)
 IN_THE_TESTS: tuple[Rule, ...] = (asserted_times, search_sizes)
 
@@ -129,6 +147,57 @@ def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDe
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def _too_wide(source: Source, node: ast.ClassDef, found: str, limit: int) -> Violation:
+    return Violation(source.path, node.lineno, f"{node.name} has {found}, the limit is {limit}")
+
+
+def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _num_fields(node: ast.ClassDef) -> int:
+    declared = {
+        part.target.id
+        for part in node.body
+        if isinstance(part, ast.AnnAssign)
+        and isinstance(part.target, ast.Name)
+        and "ClassVar" not in ast.unparse(part.annotation)
+    }
+    assigned = {name for method in _methods(node) for name in _assigned_to_self(method)}
+    tables = [columns for method in _methods(node) for columns in _tables(method)]
+    return len((declared | assigned).difference(*tables)) + len(tables)
+
+
+def _assigned_to_self(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def _tables(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterable[set[str]]:
+    """The fields that a method fills with new arrays: those of one length are the columns of a table."""
+    tables: dict[str, set[str]] = {}
+    for node in method.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)],
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id="np"), attr="zeros" | "full"), args=[shape, *_]),
+            ):
+                length = shape.elts[0] if isinstance(shape, ast.Tuple) and shape.elts else shape
+                tables.setdefault(ast.unparse(length), set()).add(name)
+    return tables.values()
+
+
+def _is_value(node: ast.ClassDef) -> bool:
+    is_frozen = any(
+        isinstance(decorator, ast.Call)
+        and any(keyword.arg == "frozen" and ast.unparse(keyword.value) == "True" for keyword in decorator.keywords)
+        for decorator in node.decorator_list
+    )
+    return is_frozen or any(ast.unparse(base).endswith("NamedTuple") for base in node.bases)
 
 
 def _is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -120,7 +120,9 @@ def _tag_planned(executor: ExecutorState, row: int) -> list[tuple[int, bytes]]:
 
 
 def _settle_early(executor: ExecutorState) -> tuple[list[tuple[int, bytes]], list[Release]]:
-    executor.rows_to_tag = [row for row in range(len(executor.rows.state)) if executor.rows.state[row] == RUNNING]
+    executor.next_plan.rows_to_tag = [
+        row for row in range(len(executor.rows.state)) if executor.rows.state[row] == RUNNING
+    ]
     return _settle(executor)
 
 

@@ -111,7 +111,7 @@ class Core:
         decision = decide(executor.view(), waiting, state.limits)
         for live in decision.left_to_others:
             live.leave_to_others(now)
-        if decision.is_empty and not (tags or releases or executor.pending_forgets):
+        if decision.is_empty and not (tags or releases or executor.next_plan.forgets):
             return None
         for admission in decision.admissions:
             state.waiting.remove(admission.live)

@@ -59,7 +59,7 @@ def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
         if live is None:
             state.executors.forget_records(key)
         elif not register.is_open(live):
-            live.is_acknowledged = True  # its record is made when it leaves its row
+            live.record.is_acknowledged = True  # its record is made when it leaves its row
 
 
 def expire(state: CoreState, now: float) -> tuple[Failure, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from paceline.plan.hashes import HASH_START
 from paceline_scheduler.core import recovery
-from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest
-from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.kept import KeptLogprobs, KeptOutput
+from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, place_of
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.queue.admission import check_fits, check_queue
 from paceline_scheduler.core.request import Progress, Request, Resumption
@@ -120,14 +120,15 @@ def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now
     request, progress = resumption.request, resumption.progress
     prior, register = prior_of(progress), state.register
     before = register.by_key(request.key) or register.kept(request.key)
+    submitted_s = now - min(request.waited_s, MAX_WAITED_S)
+    output_hash = progress.resume_hash if len(prior) else HASH_START
+    logprobs = KeptLogprobs(len(prior)) if request.num_logprobs is not None else None
     return LiveRequest(
         request,
-        arrival_number,
-        submitted_s=now - min(request.waited_s, MAX_WAITED_S),
+        place_of(request, arrival_number, submitted_s),
+        submitted_s,
         attempt=max(progress.last_attempt, 0 if before is None else before.attempt),
-        output_token_ids=prior,
-        output_hash=progress.resume_hash if len(prior) else HASH_START,
-        logprobs=KeptLogprobs(len(prior)) if request.num_logprobs is not None else None,
+        output=KeptOutput(prior, output_hash, logprobs),
     )
 
 

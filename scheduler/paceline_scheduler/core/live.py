@@ -1,14 +1,13 @@
 """A request between submission and its end: the core's own, changing view of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
-from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.kept import KeptOutput
 from paceline_scheduler.core.outputs import FinishNotice
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
@@ -37,53 +36,110 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """What changes about a request rarely; what changes every step is in the columns of its row."""
+Place = tuple[float, int]
 
-    request: Request
-    arrival_number: int
-    submitted_s: float
-    max_tokens: int = 0  # of the placement
-    status: Status = Status.WAITING
-    attempt: int = 0
-    num_preemptions: int = 0
-    num_preempting: int = 0  # 1 while a preemption is planned and not confirmed
-    preemption_reason: str = ""  # of the last preemption, for people
-    left_since_s: float | None = None  # when an executor first left it to a better one
-    suspicion: Suspicion = field(default_factory=Suspicion)
-    num_prompt_cached_tokens: int | None = None
-    chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
-    output_token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  # while off a row
-    output_hash: int = HASH_START  # over output_token_ids
-    address: str | None = None  # of the executor whose row it holds
-    row: int | None = None
-    final: FinalRelease | None = None  # how it ended
-    record_address: str | None = None  # of the executor that was told how it ended
-    is_acknowledged: bool = False  # nobody needs the record of its end
-    detached_until_s: float | None = None  # nobody listens, and how long it goes on so
-    logprobs: KeptLogprobs | None = None  # of its output, if asked for: one who comes back may not have them all
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
-    is_stranger: bool = False  # found on a row where nobody asks for it: it only has to leave
 
-    place: tuple[float, int] = field(init=False)
-    """Where it stands among all requests of its model, smallest first; it never changes.
+def place_of(request: Request, arrival_number: int, submitted_s: float) -> Place:
+    """Return where a request stands among all of its model, smallest first; that never changes.
 
     Earliest deadline first within a priority, where no deadline counts as one `PATIENCE_S` away. Because time of
     submission is part of it, everything that waits is overtaken only by what is submitted soon after it: nothing
     starves, whatever its priority.
     """
+    due_s = submitted_s + PATIENCE_S
+    if request.deadline_s is not None:
+        due_s = min(due_s, request.deadline_s)
+    return due_s + request.priority * PATIENCE_S, arrival_number
 
-    def __post_init__(self) -> None:
-        due_s = self.submitted_s + PATIENCE_S
-        if self.request.deadline_s is not None:
-            due_s = min(due_s, self.request.deadline_s)
-        self.place = due_s + self.request.priority * PATIENCE_S, self.arrival_number
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """The row that a request holds, from its placement until the executor confirms that it left."""
+
+    address: str  # of the executor
+    row: int
+
+
+@dataclass(slots=True)
+class Preemptions:
+    """How often a request was preempted, and why the last time."""
+
+    count: int = 0
+    is_planned: bool = False  # one more, which counts when the executor confirms it: the plan may never run
+    reason: str = ""  # for people
+
+    def plan(self, reason: str) -> None:
+        """A plan takes the request off its row."""
+        self.is_planned, self.reason = True, reason
+
+    def confirm(self) -> None:
+        """The request is off its row, and was taken off it if that was planned."""
+        self.count += self.is_planned
+        self.is_planned = False
+
+
+@dataclass(slots=True)
+class EndRecord:
+    """The record of a request's end, which an executor keeps for other schedulers."""
+
+    address: str | None = None  # of the executor that was told how it ended
+    is_acknowledged: bool = False  # nobody needs it
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """What changes about a request rarely; what changes every step is in the columns of its row."""
+
+    request: Request
+    place: Place
+    submitted_s: float
+    status: Status = Status.WAITING
+    attempt: int = 0
+    held: HeldRow | None = None
+    output: KeptOutput = field(default_factory=KeptOutput)  # up to date while off a row
+    num_prompt_cached_tokens: int | None = None  # at its first placement
+    preemptions: Preemptions = field(default_factory=Preemptions)
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    left_since_s: float | None = None  # when an executor first left it to a better one
+    detached_until_s: float | None = None  # nobody listens, and how long it goes on so
+    final: FinalRelease | None = None  # how it ended
+    record: EndRecord = field(default_factory=EndRecord)
+    is_stranger: bool = False  # found on a row where nobody asks for it: it only has to leave
 
     @property
     def num_prompt_tokens(self) -> int:
         """The length of the prompt."""
         return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The length of its output so far, while off a row."""
+        return len(self.output.token_ids)
+
+    @property
+    def address(self) -> str | None:
+        """The executor that has it on a row."""
+        return None if self.held is None else self.held.address
+
+    def off_row_with(self, output_token_ids: Int32Array) -> "LiveRequest":
+        """Return it as it would be off its row with this output."""
+        return replace(self, output=replace(self.output, token_ids=output_token_ids))
+
+    def left_behind(self) -> "LiveRequest":
+        """Return what it leaves on a row when it goes on elsewhere, or from other output: one that has to leave.
+
+        What becomes of that says nothing of the request any more.
+        """
+        return replace(
+            self,
+            status=Status.FINISHED,
+            output=replace(self.output),
+            preemptions=replace(self.preemptions),
+            suspicion=replace(self.suspicion),
+            final=FinalRelease(self.num_output_tokens, FinishReason.ERROR),
+            record=replace(self.record),
+            is_stranger=True,
+        )
 
     def leave_to_others(self, now: float) -> None:
         """An executor that could take it left it to a better one."""
@@ -93,7 +149,7 @@ class LiveRequest:
     @property
     def is_suspect(self) -> bool:
         """Whether it runs in steps of its own, while off a row."""
-        return self.suspicion.is_suspect(len(self.output_token_ids))
+        return self.suspicion.is_suspect(self.num_output_tokens)
 
     @property
     def was_heard(self) -> bool:
@@ -103,7 +159,7 @@ class LiveRequest:
     @property
     def num_known_tokens(self) -> int:
         """Prompt and output so far, while off a row: what a placement has to compute."""
-        return self.num_prompt_tokens + len(self.output_token_ids)
+        return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def num_own_tokens(self) -> int:
@@ -112,28 +168,22 @@ class LiveRequest:
         Completions but the first find the prompt computed, all but its last token.
         """
         is_sharing = self.request.key.index > 0 and not self.computes_all
-        return len(self.output_token_ids) + (1 if is_sharing else self.num_prompt_tokens)
+        return self.num_output_tokens + (1 if is_sharing else self.num_prompt_tokens)
 
     @property
     def largest_chunk(self) -> int:
         """How many tokens of its prompt one step may compute: each with log-probabilities costs a row of logits."""
         return MAX_PROMPT_LOGPROBS_CHUNK if self.request.num_prompt_logprobs is not None else self.num_known_tokens
 
-    def go_on_from(self, output_token_ids: Int32Array) -> None:
-        """Take this for its output, while off a row: what it had, and the keys of blocks with that, are void."""
-        self.output_token_ids = output_token_ids
-        self.output_hash = rolling_hash(HASH_START, output_token_ids)
-        self.chains.clear()
-
     def least_rest_on(self, description: ExecutorDescription) -> int:
         """Return how many more output tokens it gets there at least before it can end, while off a row."""
         least = min(self.request.min_tokens, self.max_tokens_on(description))
-        return max(1, least - len(self.output_token_ids))
+        return max(1, least - self.num_output_tokens)
 
     @property
     def computes_all(self) -> bool:
         """Whether it may not start behind what others computed: log-probabilities of its prompt are still owed."""
-        owes_logprobs = self.request.num_prompt_logprobs is not None and not len(self.output_token_ids)
+        owes_logprobs = self.request.num_prompt_logprobs is not None and not self.num_output_tokens
         return self.request.bypass_prefix_cache or owes_logprobs
 
     @property
@@ -153,13 +203,14 @@ class LiveRequest:
 
     def known_token_ids(self) -> Int32Array:
         """Return prompt and output so far, while off a row."""
-        return np.concatenate((self.request.prompt_token_ids, self.output_token_ids))
+        return np.concatenate((self.request.prompt_token_ids, self.output.token_ids))
 
     def prefix_chain(self, tag_key: bytes, block_size: int) -> PrefixChain:
         """Return the chain of block keys under an executor's tag key."""
-        chain = self.chains.get((tag_key, block_size))
+        chains = self.output.chains
+        chain = chains.get((tag_key, block_size))
         if chain is None:
-            chain = self.chains[tag_key, block_size] = PrefixChain(tag_key, block_size, self.request)
+            chain = chains[tag_key, block_size] = PrefixChain(tag_key, block_size, self.request)
         return chain
 
 
@@ -176,8 +227,5 @@ def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | 
 
 def keep_logprobs(live: LiveRequest, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
     """Remember what was told of an output's log-probabilities, for a client that comes back."""
-    if not live.request.is_resumable:
-        return
-    if live.logprobs is None or live.logprobs.end != offset:
-        live.logprobs = KeptLogprobs(offset)
-    live.logprobs.tokens.extend(tokens)
+    if live.request.is_resumable:
+        live.output.keep_logprobs(offset, tokens)

@@ -11,7 +11,7 @@ from paceline_scheduler.core.ending import fail_unservable, failed, refuse_hopel
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
-from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.live import LiveRequest, place_of
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
@@ -56,7 +56,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
         executor.carry_on(before)
         if not is_new:
             before.suspects.forgive()
-    executor.pending_forgets.extend(
+    executor.next_plan.forgets.extend(
         seen.record_id
         for seen in snapshot.rows
         if seen.is_open_record and state.register.by_key(seen.record_id) is None
@@ -65,7 +65,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     for live in wanted.values():
         if live.final is not None:
             state.register.close(live)
-        if live.row is None:
+        if live.held is None:
             state.wait_again(live, now)
     failures = _accuse_all(state, accused, now)
     if culprit is not None:
@@ -111,15 +111,15 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
     if live.final is None:
         state.register.listen(live, request)
-        if live.row is not None and live.address is not None:
-            state.executors.by_address[live.address].hear(live.row, request.handle, live.attempt)
+        if live.held is not None:
+            state.executors.by_address[live.held.address].hear(live.held.row, request.handle, live.attempt)
     else:
         live.request = heard_by(live.request, request)
     reason = FinishReason.NONE if live.final is None else live.final.reason
     rest = output[offset:]
     if not len(rest) and reason is FinishReason.NONE:
         return Resumed(output[:offset], None)
-    logprobs = () if live.logprobs is None else live.logprobs.between(offset, len(output)) or ()
+    logprobs = () if live.output.logprobs is None else live.output.logprobs.between(offset, len(output)) or ()
     output_hash = rolling_hash(resumption.progress.resume_hash, rest)
     return Resumed(output[:offset], told(live, offset, rest, output_hash, reason, logprobs))
 
@@ -130,12 +130,12 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
     if ended is not None:
         state.give_up(live, now)
         return ended
-    if live.row is None:
+    if live.held is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
     state.call_away(live)
     prior = prior_of(resumption.progress)
-    live.go_on_from(prior)
-    live.logprobs = live.prompt_logprobs = None
+    live.output.go_on_from(prior)
+    live.output.forget_logprobs()
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
     state.register.listen(live, resumption.request)
     state.waiting.add(live)
@@ -148,7 +148,7 @@ def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
         return None
-    live = LiveRequest(request, 0, 0.0, attempt=resumption.progress.last_attempt)
+    live = LiveRequest(request, place_of(request, 0, 0.0), 0.0, attempt=resumption.progress.last_attempt)
     return Resumed(prior, told(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
 
 
@@ -193,7 +193,7 @@ def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest |
     state.call_away(live)
     live.attempt = seen.attempt
     if live.detached_until_s is not None:  # nobody has been told anything yet
-        live.go_on_from(seen.output_token_ids)
+        live.output.go_on_from(seen.output_token_ids)
     return live
 
 
@@ -215,7 +215,7 @@ def _try_again(
         state.give_up(culprit, now)
         return (Failure(culprit.request.handle, StepFailedError(description.failed_step.message)),)
     others = (other for other in state.executors.serving(description.model) if other.description is not description)
-    if culprit.row is not None and any(culprit.fits(other.description) for other in others):
+    if culprit.held is not None and any(culprit.fits(other.description) for other in others):
         state.call_away(culprit)
         state.waiting.add(culprit)
     return ()

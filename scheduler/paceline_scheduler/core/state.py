@@ -56,8 +56,8 @@ class CoreState:
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
         """End an open request: nothing more is delivered for it, and its row goes out with the next plan."""
         self.register.close(live)
-        if live.row is not None and live.address is not None:
-            self.executors.by_address[live.address].end_row(live.row, final)
+        if live.held is not None:
+            self.executors.by_address[live.held.address].end_row(live.held.row, final)
             return
         self.waiting.remove(live)
         live.status, live.final = Status.FINISHED, final
@@ -71,7 +71,7 @@ class CoreState:
         """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""
         self.register.remove(live)
         self.register.keep(live, now)
-        kept_at = None if live.is_acknowledged else live.record_address
+        kept_at = None if live.record.is_acknowledged else live.record.address
         # Attempts before the last left records without an end, which no executor drops by itself.
         if live.attempt > (0 if kept_at is None else 1):
             self.executors.forget_records(live.request.key, kept_at)
@@ -85,8 +85,8 @@ class CoreState:
 
     def call_away(self, live: LiveRequest) -> None:
         """Take a request from where it is, row or line, without ending it: it goes on elsewhere."""
-        if live.row is not None and live.address is not None:
-            self.executors.by_address[live.address].disown(live.row)
+        if live.held is not None:
+            self.executors.by_address[live.held.address].disown(live.held.row)
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
@@ -112,20 +112,20 @@ class CoreState:
             other.description.address
             for other in self.executors
             if other.description.address != address
-            and (other.ending_rows or other.pending_forgets or self.waiting.line(other.description.model))
+            and (other.next_plan.ending_rows or other.next_plan.forgets or self.waiting.line(other.description.model))
         ]
 
     def num_output(self, live: LiveRequest) -> int:
         """Return how many output tokens of a request are known."""
-        if live.row is None or live.address is None:
-            return len(live.output_token_ids)
-        return self.executors.by_address[live.address].rows.num_output(live.row)
+        if live.held is None:
+            return live.num_output_tokens
+        return self.executors.by_address[live.held.address].rows.num_output(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:
         """Return the output of a request as far as it counts."""
-        output = live.output_token_ids
-        if live.row is not None and live.address is not None:
-            output = self.executors.by_address[live.address].rows.output_token_ids(live.row)
+        output = live.output.token_ids
+        if live.held is not None:
+            output = self.executors.by_address[live.held.address].rows.output_token_ids(live.held.row)
         return output if live.final is None else output[: live.final.num_output_tokens]
 
     def make_way(self, before: LiveRequest) -> None:

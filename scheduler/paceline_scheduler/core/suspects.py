@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from paceline.plan.values import Int32Array
 from paceline_scheduler.core.executors import ExecutorDescription
 
 MAX_EXECUTOR_DEATHS = 2
@@ -79,9 +78,16 @@ class Suspect(Protocol):
     """A request, as far as suspicion goes."""
 
     suspicion: Suspicion
-    address: str | None
-    row: int | None
-    output_token_ids: Int32Array  # while off a row
+
+    @property
+    def address(self) -> str | None:
+        """The executor that has it on a row."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The length of its output so far, while off a row."""
+        ...
 
     @property
     def is_suspect(self) -> bool:
@@ -154,9 +160,9 @@ def blame_deaths(accused: Sequence[SuspectT]) -> SuspectT | None:
 
     A suspect runs in steps of its own: where there was another one in the step, it was not a suspect then.
     """
-    is_sure = len(accused) == 1 and accused[0].suspicion.is_lethal(len(accused[0].output_token_ids))
+    is_sure = len(accused) == 1 and accused[0].suspicion.is_lethal(accused[0].num_output_tokens)
     for request in accused:
-        request.suspicion.blame_death(len(request.output_token_ids))
+        request.suspicion.blame_death(request.num_output_tokens)
     return accused[0] if is_sure else None
 
 
@@ -175,7 +181,7 @@ def blame_failed_step(
         return None
     suspects = []
     for request, position in step.positions:
-        if request.row is None or request.address == told_by.address:  # else it runs elsewhere, since this was lost
+        if request.address in (None, told_by.address):  # else it runs elsewhere, since this was lost
             request.suspicion.failed_until = position
             suspects.append(request)
     return suspects[0] if suspects and step.is_lone else None

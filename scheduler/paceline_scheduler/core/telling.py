@@ -33,7 +33,7 @@ def told(
         rolling_hashes=np.array([output_hash], dtype=np.uint64),
         finishes=finishes,
         logprobs={handle: logprobs} if logprobs else {},
-        prompt_logprobs={handle: live.prompt_logprobs} if live.prompt_logprobs and not offset else {},
+        prompt_logprobs={handle: live.output.prompt_logprobs} if live.output.prompt_logprobs and not offset else {},
     )
 
 

@@ -8,7 +8,7 @@ from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.live import LiveRequest, Status, place_of
 from paceline_scheduler.core.queue.admission import check_wait, hopeless, queue_full, retry_after_s
 from paceline_scheduler.core.queue.explain import estimate, explain
 from paceline_scheduler.core.request import Request
@@ -42,7 +42,7 @@ class CoreViews:
     def estimate(self, request: Request, now: float) -> Estimate:
         """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
         state = self._state
-        live = LiveRequest(request, state.num_arrivals + 1, submitted_s=now)
+        live = LiveRequest(request, place_of(request, state.num_arrivals + 1, now), now)
         serving = state.executors.serving(request.model)
         refusal: SchedulerError | None = None
         try:
@@ -142,5 +142,5 @@ class CoreViews:
         """Assert the conservation of blocks and the agreement of tables; for tests."""
         for executor in self._state.executors:
             executor.pool.check(executor.rows.tables)
-        on_rows = [(live.address, live.row) for live in self._state.register.all() if live.row is not None]
+        on_rows = [live.held for live in self._state.register.all() if live.held is not None]
         assert len(set(on_rows)) == len(on_rows), "one request per row"

@@ -83,7 +83,7 @@ class ExecutorGroup:
         """Let all executors but one forget a request that has left its row."""
         for address, executor in self.by_address.items():
             if address != kept_at:
-                executor.pending_forgets.append(key)
+                executor.next_plan.forgets.append(key)
 
     def waiting_for(
         self, executor: ExecutorState, line: Sequence[LiveRequest], limits: CoreLimits, now: float

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline.plan.hashes import rolling_hash
 from paceline.plan.values import (
     FINISH_REASONS,
     FinalRelease,
@@ -23,10 +22,10 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
-from paceline_scheduler.core.live import LiveRequest, Status, keep_logprobs
+from paceline_scheduler.core.kept import KeptOutput
+from paceline_scheduler.core.live import HeldRow, LiveRequest, Status, keep_logprobs, place_of
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.core.tables.rows import ENDING, RUNNING
 from paceline_scheduler.core.telling import told
 
 _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -61,7 +60,7 @@ def rebuild(
 
 def _continues(live: LiveRequest, seen: SeenRow) -> bool:
     """Tell whether the row is this placement of the request, and its output what was delivered and what can be."""
-    known = live.output_token_ids
+    known = live.output.token_ids
     return (
         live.attempt == seen.attempt
         and seen.is_of(live.request)
@@ -94,10 +93,9 @@ def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
-    live.status, live.address, live.row = Status.RUNNING, executor.description.address, row
-    live.max_tokens = live.max_tokens_on(executor.description)  # an adopted one was placed by another scheduler
+    live.status, live.held = Status.RUNNING, HeldRow(executor.description.address, row)
     executor.suspects.placed(row, live)
-    _occupy(executor, live, seen, row, RUNNING)
+    _occupy(executor, live, seen, row, live.max_tokens_on(executor.description))
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:
         executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
@@ -108,10 +106,9 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: i
 
 def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
     """Bring a request's output up to what was seen; returns the tokens that are new, and where they begin."""
-    offset = len(live.output_token_ids)
+    offset = live.num_output_tokens
     fresh = seen.output_token_ids[offset:]
-    live.output_token_ids = seen.output_token_ids
-    live.output_hash = rolling_hash(live.output_hash, fresh)
+    live.output.append(fresh)
     return offset, fresh
 
 
@@ -120,37 +117,37 @@ def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReaso
     if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
         logprobs = seen.logprobs.of(offset, fresh)
         keep_logprobs(live, offset, logprobs)
-    return told(live, offset, fresh, live.output_hash, reason, logprobs)
+    return told(live, offset, fresh, live.output.rolling_hash, reason, logprobs)
 
 
 def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
     """Account for a row that nobody here waits for any more, until the first plan releases it."""
+    request = Request(
+        handle=0,
+        key=seen.record_id,
+        model=executor.description.model,
+        prompt_token_ids=seen.prompt_token_ids,
+        sampling=_FOREIGN_SAMPLING,
+        end_token_ids=(),
+    )
     stranger = LiveRequest(
-        request=Request(
-            handle=0,
-            key=seen.record_id,
-            model=executor.description.model,
-            prompt_token_ids=seen.prompt_token_ids,
-            sampling=_FOREIGN_SAMPLING,
-            end_token_ids=(),
-        ),
-        arrival_number=-1,
+        request,
+        place_of(request, -1, 0.0),
         submitted_s=0.0,
-        max_tokens=executor.description.max_model_len,
         status=Status.FINISHED,
         attempt=seen.attempt,
-        output_token_ids=seen.output_token_ids,
+        output=KeptOutput.of(seen.output_token_ids),
         final=final or FinalRelease(len(seen.output_token_ids), FinishReason.ERROR),
         is_stranger=True,
     )
-    _occupy(executor, stranger, seen, row, ENDING)
-    executor.ending_rows.append(row)
+    _occupy(executor, stranger, seen, row, executor.description.max_model_len)
+    executor.next_plan.ending_rows.append(row)
     executor.leaving_keys.add(seen.record_id)
 
 
-def _occupy(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, state: int) -> None:
+def _occupy(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, max_tokens: int) -> None:
     known = np.concatenate((seen.prompt_token_ids, seen.output_token_ids))
-    executor.rows.occupy(row, live, known, seen.num_computed_tokens, state)
+    executor.rows.occupy(row, live, known, seen.num_computed_tokens, max_tokens)
     table = seen.block_ids.tolist()
     executor.pool.adopt(table)
     # All of its blocks are offered for tagging anew; those that have their tags in the snapshot are passed over.

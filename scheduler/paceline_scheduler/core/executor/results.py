@@ -242,7 +242,7 @@ def _queue_tags(executor: ExecutorState, landed_rows: RowIndex) -> None:
     rows = executor.rows
     full = rows.num_computed[landed_rows] >= rows.tag_at[landed_rows]
     if np.count_nonzero(full):
-        executor.rows_to_tag += [row for row in landed_rows[full].tolist() if rows.state[row] == RUNNING]
+        executor.next_plan.rows_to_tag += [row for row in landed_rows[full].tolist() if rows.state[row] == RUNNING]
 
 
 def _outputs(
@@ -298,14 +298,14 @@ def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[Tok
             values = whole.of(whole.offset, columns.token_ids(row)[whole.offset : whole.end])
             told[int(columns.handle[row])] = values
             if (live := columns.live[row]) is not None and live.request.is_resumable:
-                live.prompt_logprobs = values
+                live.output.prompt_logprobs = values
     return told
 
 
 def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
-    live.num_preemptions += live.num_preempting
+    live.preemptions.confirm()
     take_off(executor.rows, row, live)
     executor.leaving_keys.discard(live.request.key)
     executor.suspects.left(row)

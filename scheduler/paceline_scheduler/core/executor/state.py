@@ -5,7 +5,7 @@ plan order is device order; rows become free, and preempted requests wait again,
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.core.executors import ExecutorDescription, Placement, RequestContext
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
 from paceline_scheduler.core.planning.room import ExecutorView
@@ -60,6 +60,25 @@ class StepInFlight:
         return replace(self, num_scheduled_after=self.num_scheduled_after - surplus, num_pairs=num_pairs)
 
 
+@dataclass(slots=True, eq=False)
+class NextPlan:
+    """What the next plan carries whatever is decided."""
+
+    ending_rows: list[int] = field(default_factory=list)  # in state ENDING
+    rows_to_tag: list[int] = field(default_factory=list)  # whose prompt blocks were filled since the last plan
+    blocks_to_untag: list[int] = field(default_factory=list)  # that hold what is no number
+    forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
+
+
+@dataclass(slots=True, eq=False)
+class _Planned:
+    """What all plans of the epoch come to."""
+
+    num_plans: int = 0
+    num_turns: int = 0  # of rows
+    grant_hash: int = HASH_START
+
+
 class ExecutorState:
     """The scheduler's cache of an executor's truth, between an accepted Attach and the end of that stream."""
 
@@ -70,19 +89,14 @@ class ExecutorState:
         self.step_time = StepTimeModel(description.step_points)
         self.output_lengths = OutputLengths()
         self.in_flight: deque[StepInFlight] = deque()
-        self.ending_rows: list[int] = []  # in state ENDING: they go out with the next plan
-        self.blocks_to_untag: list[int] = []  # that hold what is no number
-        self.rows_to_tag: list[int] = []  # whose prompt blocks were filled since the last plan
-        self.pending_forgets: deque[RecordId] = deque(maxlen=MAX_PENDING_FORGETS)
+        self.next_plan = NextPlan()
         self.leaving_keys: set[RecordId] = set()  # on rows that nobody waits for: not to be placed until they left
         self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
         self._ones.setflags(write=False)  # parts of it travel with plans
-        self._next_step_id = 1
-        self._num_turns = 1
-        self._grant_hash = HASH_START
+        self._planned = _Planned()
 
     @property
     def block_size(self) -> int:
@@ -114,7 +128,7 @@ class ExecutorState:
 
         The process that was told to drain still does.
         """
-        self.pending_forgets.extend(before.pending_forgets)
+        self.next_plan.forgets.extend(before.next_plan.forgets)
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
@@ -128,8 +142,8 @@ class ExecutorState:
         live.final = final
         if self.rows.state[row] == RUNNING:
             self.rows.state[row] = ENDING
-            self.ending_rows.append(row)
-            live.record_address = self.description.address
+            self.next_plan.ending_rows.append(row)
+            live.record.address = self.description.address
             if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self.output_lengths.observe(final.num_output_tokens)
 
@@ -140,20 +154,18 @@ class ExecutorState:
     def distrust(self, row: int) -> None:
         """Numbers of a row are none: nobody shall begin behind its blocks, those included that it found computed."""
         self.rows.num_computed[row] = 0
-        self.blocks_to_untag += self.pool.untag(self.rows.tables[row])
+        self.next_plan.blocks_to_untag += self.pool.untag(self.rows.tables[row])
 
     def disown(self, row: int) -> None:
         """Its request goes on elsewhere, or from other output: the row only has to leave."""
         live = self._live(row)
         take_off(self.rows, row, live)
-        final = FinalRelease(len(live.output_token_ids), FinishReason.ERROR)
-        suspicion = replace(live.suspicion)  # what becomes of the row says nothing of the request any more
-        self.rows.live[row] = replace(live, is_stranger=True, status=Status.FINISHED, final=final, suspicion=suspicion)
+        self.rows.live[row] = live.left_behind()
         self.rows.ended[row] = True
         self.leaving_keys.add(live.request.key)
         if self.rows.state[row] == RUNNING:
             self.rows.state[row] = ENDING
-            self.ending_rows.append(row)
+            self.next_plan.ending_rows.append(row)
 
     def rows_in_step(self) -> tuple[int, ...]:
         """Return the rows of the step that runs, as far as is known: of the oldest that has no result."""
@@ -171,21 +183,19 @@ class ExecutorState:
 
     def settle(self) -> tuple[list[_Tag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
-        ending, to_tag, to_untag = sorted(self.ending_rows), self.rows_to_tag, self.blocks_to_untag
-        self.ending_rows, self.rows_to_tag, self.blocks_to_untag = [], [], []
-        tags = [(block, NO_KEY) for block in to_untag]
-        tags += [tag for row in (*to_tag, *ending) for tag in self._tag_filled(row)]
+        due, self.next_plan = self.next_plan, NextPlan(forgets=self.next_plan.forgets)
+        ending = sorted(due.ending_rows)
+        tags = [(block, NO_KEY) for block in due.blocks_to_untag]
+        tags += [tag for row in (*due.rows_to_tag, *ending) for tag in self._tag_filled(row)]
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
     def commit(self, decision: Decision, tags: list[_Tag], releases: list[Release], now: float) -> BatchPlan:
         """Second half of a plan: carry out what the planner decided and number it."""
         for row in decision.preemptions:
-            live = self._live(row)
-            live.num_preempting = 1  # counted when it is confirmed: the plan may never run
-            live.preemption_reason = self._preemption_sentence(decision)
+            self._live(row).preemptions.plan(self._preemption_sentence(decision))
             self._take_back(row, tags, releases)
         for row in decision.moves:
-            self._live(row).preemption_reason = f"{self.description.address} is being drained"
+            self._live(row).preemptions.reason = f"{self.description.address} is being drained"
             self._take_back(row, tags, releases)
         placements, shared, placed, copies = self._place(decision.admissions, now)
         grown = self._grow(decision.growing_rows)
@@ -193,13 +203,11 @@ class ExecutorState:
         index, counts, drafts = self._columns(decision)
         num_scheduled = self.rows.num_scheduled[index] + counts
         self.rows.num_scheduled[index] = num_scheduled
-        self.rows.last_turn[index] = np.arange(self._num_turns, self._num_turns + len(index))
-        self._num_turns += len(index)
-        self._grant_hash = grant_hash(grant_hash(self._grant_hash, grants), shared)
+        self._count(index, grants, shared)
         plan = BatchPlan(
             incarnation=self.description.incarnation,
             epoch=self.description.epoch,
-            step_id=self._next_step_id,
+            step_id=self._planned.num_plans,
             rows=index.astype(np.int32),
             num_scheduled_tokens=counts,
             predicted_ns=decision.predicted_ns,
@@ -209,12 +217,19 @@ class ExecutorState:
             copies=BlockCopies.of(copies),
             grants=grants,
             shared=shared,
-            forget=tuple(self.pending_forgets),
+            forget=tuple(self.next_plan.forgets),
             num_draft_tokens=drafts,
         )
-        self.pending_forgets.clear()
+        self.next_plan.forgets.clear()
         self._await_result(plan, decision, index, num_scheduled)
         return plan
+
+    def _count(self, index: RowIndex, grants: BlockGrants, shared: BlockGrants) -> None:
+        planned = self._planned
+        self.rows.last_turn[index] = np.arange(planned.num_turns + 1, planned.num_turns + len(index) + 1)
+        planned.num_plans += 1
+        planned.num_turns += len(index)
+        planned.grant_hash = grant_hash(grant_hash(planned.grant_hash, grants), shared)
 
     def _columns(self, decision: Decision) -> tuple[RowIndex, Int32Array, Int32Array]:
         """Return the rows that run, their tokens and how many of these are drafts."""
@@ -236,13 +251,12 @@ class ExecutorState:
                 num_scheduled=plan.num_scheduled_tokens,
                 num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
-                grant_hash=self._grant_hash,
+                grant_hash=self._planned.grant_hash,
                 num_tokens=decision.num_tokens,
                 num_pairs=decision.num_pairs,
                 predicted_ns=decision.predicted_ns,
             )
         )
-        self._next_step_id += 1
 
     def _tag_filled(self, row: int) -> list[_Tag]:
         """Tag the blocks of a row that are full of accepted tokens and have no tag yet."""
@@ -307,15 +321,15 @@ class ExecutorState:
         num_cached = admission.fit.num_cached_tokens
         live.status, live.left_since_s = Status.RUNNING, None
         live.attempt += 1
-        live.max_tokens = live.max_tokens_on(self.description)
-        live.address, live.row = self.description.address, row
+        live.held = HeldRow(self.description.address, row)
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
-        self.rows.occupy(row, live, live.known_token_ids(), num_cached, RUNNING)
+        max_tokens = live.max_tokens_on(self.description)
+        self.rows.occupy(row, live, live.known_token_ids(), num_cached, max_tokens)
         self.suspects.placed(row, live)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
         context = _context(live, now)
-        return Placement.of(context, row, live.attempt, live.output_token_ids, live.max_tokens, num_cached)
+        return Placement.of(context, row, live.attempt, live.output.token_ids, max_tokens, num_cached)
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
         """Give each of these rows the next block of its table, once for each time it is named."""
@@ -344,7 +358,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
         request=request,
         waited_s=max(0.0, now - live.submitted_s),
         deadline_left_s=None if request.deadline_s is None else request.deadline_s - now,
-        num_preemptions=live.num_preemptions,
+        num_preemptions=live.preemptions.count,
         num_executor_deaths=live.suspicion.num_executor_deaths,
         last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
@@ -353,10 +367,10 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
 
 def take_off(rows: RowColumns, row: int, live: LiveRequest) -> None:
     """Move what the columns know of a request back into the request itself."""
-    live.output_token_ids = rows.output_token_ids(row)
-    live.output_hash = int(rows.output_hash[row])
-    live.address = live.row = None
-    live.num_preempting = 0
+    live.output.token_ids = rows.output_token_ids(row)
+    live.output.rolling_hash = int(rows.output_hash[row])
+    live.held = None
+    live.preemptions.is_planned = False
     if live.final is not None:
         live.status = Status.FINISHED
 

@@ -186,7 +186,7 @@ def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int,
 
 def _off_row(rows: RowColumns, row: int) -> LiveRequest:
     """Return a running request as it would be off its row."""
-    return replace(_live(rows, row), output_token_ids=rows.output_token_ids(row))
+    return _live(rows, row).off_row_with(rows.output_token_ids(row))
 
 
 def _live(rows: RowColumns, row: int) -> LiveRequest:

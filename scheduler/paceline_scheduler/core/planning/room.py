@@ -218,7 +218,7 @@ class Room:
 
     def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
         """Return the slots that a request would fill by itself and the tokens it is expected to add."""
-        num_output = len(live.output_token_ids)
+        num_output = live.num_output_tokens
         at_most = live.max_tokens_on(self._view.description) - num_output
         held = live.num_known_tokens - num_shared * self._view.description.block_size
         return held, rest_of(self._view.output_lengths, num_output, at_most)
@@ -253,7 +253,7 @@ class Room:
 
 def is_protected(live: LiveRequest | None) -> bool:
     """Tell whether a request was preempted as often as one may be."""
-    return live is not None and live.num_preemptions >= MAX_PREEMPTIONS
+    return live is not None and live.preemptions.count >= MAX_PREEMPTIONS
 
 
 def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:

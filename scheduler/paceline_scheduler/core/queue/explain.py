@@ -23,23 +23,24 @@ def explain(
     limits: CoreLimits,
 ) -> Explanation:
     """Return where a request stands; `position` is its place in the line, 0 unless it waits."""
-    executor = None if live.address is None else executors[live.address]
-    state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, len(live.output_token_ids)
-    if live.row is not None and executor is not None:
-        num_computed, num_output = int(executor.rows.num_computed[live.row]), executor.rows.num_output(live.row)
+    executor = None if live.held is None else executors[live.held.address]
+    state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
+    if live.held is not None and executor is not None:
+        row = live.held.row
+        num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)
     if live.status is Status.PREEMPTED:
         waiting_for = f"{live.address} has to confirm that it stopped"
     elif live.status is Status.WAITING:
         waiting_for = _waiting_for(line[0], executors, position, limits)
-        state = RequestState.PREEMPTED if live.preemption_reason else RequestState.WAITING
+        state = RequestState.PREEMPTED if live.preemptions.reason else RequestState.WAITING
     elif live.status is Status.RUNNING and executor is not None and not executor.attached:
         waiting_for = f"{live.address} has to attach again"
     return Explanation(
         state=state,
         waiting_for=waiting_for,
         queue_position=position,
-        num_preemptions=live.num_preemptions,
-        preemption_reason=live.preemption_reason,
+        num_preemptions=live.preemptions.count,
+        preemption_reason=live.preemptions.reason,
         executor=live.address if live.address and live.status is Status.RUNNING else "",
         num_computed_tokens=num_computed,
         num_output_tokens=num_output,

@@ -1,6 +1,6 @@
 """The queue of requests that wait for an executor: one line per model, the most urgent first.
 
-A request's place is fixed when it is submitted (`LiveRequest.place`), so a preempted one, or one whose executor was
+A request's place is fixed when it is submitted (`place_of`), so a preempted one, or one whose executor was
 lost, comes back to where it was. The bounds of the queue are for newcomers; the core checks them at submission.
 """
 

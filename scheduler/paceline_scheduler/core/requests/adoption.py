@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, Int32Array, RowFinish
 from paceline_scheduler.core.executors import SeenRow
-from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Status
-from paceline_scheduler.core.logprobs import KeptLogprobs
+from paceline_scheduler.core.kept import KeptLogprobs, KeptOutput
+from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Preemptions, Status, place_of
 from paceline_scheduler.core.suspects import Suspicion
 
 _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
@@ -37,19 +36,18 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
         prompt_token_ids=seen.prompt_token_ids,
         deadline_s=None if left_s is None else now + left_s,
     )
+    submitted_s = now - min(context.waited_s, MAX_WAITED_S)
     return LiveRequest(
         request,
-        arrival_number,
-        submitted_s=now - min(context.waited_s, MAX_WAITED_S),
+        place_of(request, arrival_number, submitted_s),
+        submitted_s,
         status=Status.WAITING if seen.released is None else Status.FINISHED,
         attempt=seen.attempt,
-        num_preemptions=context.num_preemptions,
+        preemptions=Preemptions(context.num_preemptions),
         suspicion=Suspicion(context.num_executor_deaths, context.last_death_offset),
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        output_token_ids=seen.output_token_ids,
-        output_hash=rolling_hash(HASH_START, seen.output_token_ids),
+        output=KeptOutput.of(seen.output_token_ids, _kept_logprobs(seen)),
         final=seen.released,
-        logprobs=_kept_logprobs(seen),
     )
 
 
@@ -57,7 +55,7 @@ def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
     """Tell whether a request should go on from this sighting, and not from where it is or waits with `output`."""
     if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
-    is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.row is None)
+    is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.held is None)
     is_heard = live.detached_until_s is None
     return is_ahead and not (is_heard and not np.array_equal(seen.output_token_ids[: len(output)], output))
 

@@ -142,7 +142,7 @@ class Register:
 
     def keep(self, live: LiveRequest, now: float) -> None:
         """Keep the output of a request that is over, if its client may ask for it again."""
-        wanted = live.request.is_resumable and not live.is_acknowledged
+        wanted = live.request.is_resumable and not live.record.is_acknowledged
         if not wanted or live.final is None or live.final.reason not in _KEPT_REASONS:
             return
         self.drop_old(now)
@@ -175,6 +175,6 @@ class Register:
 def _num_bytes(live: LiveRequest) -> int:
     """Return what keeping a request costs, about."""
     num_alternatives = 1 + (live.request.num_logprobs or 0)
-    num_logprobs = 0 if live.logprobs is None else len(live.logprobs.tokens) * num_alternatives
-    num_logprobs += len(live.prompt_logprobs or ()) * (1 + (live.request.num_prompt_logprobs or 0))
+    num_logprobs = 0 if live.output.logprobs is None else len(live.output.logprobs.tokens) * num_alternatives
+    num_logprobs += len(live.output.prompt_logprobs or ()) * (1 + (live.request.num_prompt_logprobs or 0))
     return 4 * live.num_known_tokens + len(live.request.origin) + _LOGPROB_BYTES * num_logprobs

@@ -91,11 +91,11 @@ def _check_body(live: LiveRequest, request: Request, progress: Progress) -> None
 def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) -> bool:
     """Tell whether log-probabilities that were asked for are still there for what the client does not have."""
     asked, offset = live.request, progress.resume_from
-    if asked.num_prompt_logprobs is not None and not offset and len(output) and live.prompt_logprobs is None:
+    if asked.num_prompt_logprobs is not None and not offset and len(output) and live.output.prompt_logprobs is None:
         return False
     if asked.num_logprobs is None:
         return True
-    return live.logprobs is not None and live.logprobs.between(offset, len(output)) is not None
+    return live.output.logprobs is not None and live.output.logprobs.between(offset, len(output)) is not None
 
 
 def _from_prior(way: Way, progress: Progress, what: str) -> Way:

@@ -38,22 +38,19 @@ class RowColumns:
     """Columns over all rows of an executor; element i belongs to row i."""
 
     def __init__(self, num_rows: int, max_model_len: int) -> None:
-        def column(dtype: npt.DTypeLike) -> npt.NDArray[np.int32]:
-            return np.zeros(num_rows, dtype=dtype)
-
         self.state = np.zeros(num_rows, dtype=np.uint8)
         self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
-        self.num_prompt = column(np.int32)
-        self.num_known = column(np.int32)
-        self.num_scheduled = column(np.int32)
-        self.num_computed = column(np.int32)
-        self.target = column(np.int32)
-        self.limit = column(np.int32)
-        self.num_drafts = column(np.int32)  # wanted in each step in which the row decodes
-        self.num_slots = column(np.int32)
-        self.num_tagged_blocks = column(np.int32)  # of the table, from its beginning
-        self.tag_at = column(np.int32)  # computed tokens at which the next prompt block can be tagged
-        self.attempt = column(np.int32)
+        self.num_prompt = np.zeros(num_rows, dtype=np.int32)
+        self.num_known = np.zeros(num_rows, dtype=np.int32)
+        self.num_scheduled = np.zeros(num_rows, dtype=np.int32)
+        self.num_computed = np.zeros(num_rows, dtype=np.int32)
+        self.target = np.zeros(num_rows, dtype=np.int32)
+        self.limit = np.zeros(num_rows, dtype=np.int32)
+        self.num_drafts = np.zeros(num_rows, dtype=np.int32)  # wanted in each step in which the row decodes
+        self.num_slots = np.zeros(num_rows, dtype=np.int32)
+        self.num_tagged_blocks = np.zeros(num_rows, dtype=np.int32)  # of the table, from its beginning
+        self.tag_at = np.zeros(num_rows, dtype=np.int32)  # computed tokens at which the next prompt block can be tagged
+        self.attempt = np.zeros(num_rows, dtype=np.int32)
         self.last_turn = np.zeros(num_rows, dtype=np.int64)  # counts all turns of all rows
         self.handle = np.zeros(num_rows, dtype=np.int64)
         self.urgency = np.zeros(num_rows, dtype=np.float64)
@@ -96,25 +93,28 @@ class RowColumns:
         ordered: RowIndex = index[np.lexsort((self.arrival_number[index], self.urgency[index]))]
         return ordered
 
-    def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, state: int) -> None:
-        """Put a request on a row. `known` are prompt and output so far, of which `num_cached` are computed already."""
+    def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, max_tokens: int) -> None:
+        """Put a request on a row, to run for `max_tokens` of output; a stranger, to leave.
+
+        `known` are prompt and output so far, of which `num_cached` are computed already.
+        """
         if row == self._free_rows[-1]:
             self._free_rows.pop()
         else:
             self._free_rows.remove(row)
         num_prompt = live.num_prompt_tokens
-        self.state[row] = state
-        self.ended[row] = state != RUNNING
+        self.state[row] = ENDING if live.is_stranger else RUNNING
+        self.ended[row] = live.is_stranger
         self.num_prompt[row] = num_prompt
         self.num_known[row] = self.target[row] = len(known)
         self.num_scheduled[row] = self.num_computed[row] = num_cached
-        self.limit[row] = num_prompt + live.max_tokens - 1
+        self.limit[row] = num_prompt + max_tokens - 1
         self.num_drafts[row] = 0
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle
         self.urgency[row], self.arrival_number[row] = live.place
-        self.output_hash[row] = live.output_hash
+        self.output_hash[row] = live.output.rolling_hash
         self.live[row] = live
         self._most_known = max(self._most_known, len(known))
         self._widen(len(known) + 1)

@@ -1,0 +1,71 @@
+"""What is kept of a request's output: while it is on no row, to go on from, and for a client that comes back.
+
+Apart from `live`, since nothing here knows what becomes of a request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import Int32Array, TokenLogprobs
+from paceline_scheduler.core.prefix import PrefixChain
+
+
+class KeptLogprobs:
+    """Those of an output from token `offset` on, which grow with it."""
+
+    __slots__ = ("offset", "tokens")
+
+    def __init__(self, offset: int, tokens: Sequence[TokenLogprobs] = ()) -> None:
+        self.offset = offset
+        self.tokens = list(tokens)
+
+    @property
+    def end(self) -> int:
+        """The index after the last token."""
+        return self.offset + len(self.tokens)
+
+    def between(self, start: int, end: int) -> tuple[TokenLogprobs, ...] | None:
+        """Return those of tokens [start, end), None when not all are here."""
+        if start < self.offset or end > self.end:
+            return None if start < end else ()
+        return tuple(self.tokens[start - self.offset : end - self.offset])
+
+
+@dataclass(slots=True, eq=False)
+class KeptOutput:
+    """The tokens of an output as they were when its request left its row; log-probabilities as they were told."""
+
+    token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    rolling_hash: int = HASH_START  # of token_ids
+    logprobs: KeptLogprobs | None = None  # if asked for: one who comes back may not have them all
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
+    chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
+
+    @staticmethod
+    def of(token_ids: Int32Array, logprobs: KeptLogprobs | None = None) -> "KeptOutput":
+        """An output that was generated elsewhere."""
+        return KeptOutput(token_ids, rolling_hash(HASH_START, token_ids), logprobs)
+
+    def append(self, token_ids: Int32Array) -> None:
+        """Add what came after it."""
+        self.token_ids = np.concatenate((self.token_ids, token_ids))
+        self.rolling_hash = rolling_hash(self.rolling_hash, token_ids)
+
+    def go_on_from(self, token_ids: Int32Array) -> None:
+        """Take this for the output: what it was, and the keys of blocks with that, are void."""
+        self.token_ids = token_ids
+        self.rolling_hash = rolling_hash(HASH_START, token_ids)
+        self.chains.clear()
+
+    def forget_logprobs(self) -> None:
+        """What was told is void, or is told anew."""
+        self.logprobs = self.prompt_logprobs = None
+
+    def keep_logprobs(self, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
+        """Remember what was told of those from token `offset` on."""
+        if self.logprobs is None or self.logprobs.end != offset:
+            self.logprobs = KeptLogprobs(offset)
+        self.logprobs.tokens.extend(tokens)
