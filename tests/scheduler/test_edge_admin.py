@@ -95,7 +95,7 @@ async def test_executors_are_listed_with_all_their_counts(stub):
 async def test_an_executor_is_drained_by_its_address(stub, backend):
     """An unknown one is NOT_FOUND, with the known ones in the message."""
     response = await stub.DrainExecutor(pb.DrainExecutorRequest(address=EXECUTOR.address))
-    assert (response.num_running_requests, backend.drained) == (5, [EXECUTOR.address])
+    assert (response.num_running_requests, backend.asked.drained) == (5, [EXECUTOR.address])
     code, details = await refusal(stub.DrainExecutor(pb.DrainExecutorRequest(address="nowhere")))
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
 

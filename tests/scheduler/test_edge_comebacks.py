@@ -77,7 +77,7 @@ async def broken(stub, backend):
     backend.step({handle: encode("a")})
     assert (await read(call)).deltas[0].delta.text == "a"
     call.cancel()
-    await wait_until(lambda: backend.detached)
+    await wait_until(lambda: backend.asked.detached)
     return handle
 
 
@@ -95,10 +95,10 @@ async def test_another_session_goes_on_with_a_request_and_may_acknowledge_its_en
     assert (item.delta.offset, item.delta.text) == (1, "b")
     backend.step({broken: [END]}, {broken: FinishReason.STOP})
     assert (await read(call)).deltas[0].delta.finish.stop_token_id == END
-    assert backend.ended == []
+    assert backend.asked.ended == []
     await call.write(ACKNOWLEDGEMENT)
-    await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RecordId("", "r")]
+    await wait_until(lambda: backend.asked.acknowledged)
+    assert backend.asked.acknowledged == [RecordId("", "r")]
     call.cancel()
 
 
@@ -111,7 +111,7 @@ async def test_a_refused_comeback_acknowledges_nothing(stub, backend, broken):
     await call.write(ACKNOWLEDGEMENT)
     await call.write(comeback(timeout={"seconds": 1}, last_attempt=2**31))
     await read(call)
-    assert backend.acknowledged == []
+    assert backend.asked.acknowledged == []
     call.cancel()
 
 
@@ -140,7 +140,7 @@ async def test_a_client_that_has_beaten_and_falls_silent_is_lost(stub, backend):
     handle = (await backend.next_request()).handle
     await call.write(HEARTBEAT)
     assert await read(call) is grpc.aio.EOF
-    assert (backend.detached, backend.ended) == ([handle], [])
+    assert (backend.asked.detached, backend.asked.ended) == ([handle], [])
 
 
 async def test_a_silent_client_is_lost_though_its_last_message_is_never_taken(server, backend):
@@ -153,8 +153,8 @@ async def test_a_silent_client_is_lost_though_its_last_message_is_never_taken(se
 
     async with aclosing(serve_session(server.edge, falls_silent())) as responses:
         await anext(responses)  # and no more: whoever sends it does not come back
-        await wait_until(lambda: backend.detached)
-        assert backend.ended == []
+        await wait_until(lambda: backend.asked.detached)
+        assert backend.asked.ended == []
 
 
 def seconds_until_the_end(*messages, at_most, thinks_s=0.0):

@@ -76,7 +76,7 @@ async def client(edge):
 async def test_every_completion_is_a_request_of_the_core(client, backend):
     """They share the prompt, know how many they are, and have handle, index and seed of their own."""
     handles = await client.send(asking(n=3))
-    requests = [backend.requests[handle] for handle in handles]
+    requests = [backend.asked.requests[handle] for handle in handles]
     assert [request.key for request in requests] == [RecordId("", "r1", index) for index in range(3)]
     assert {request.num_completions for request in requests} == {3}
     assert [request.priority for request in requests] == [-3] * 3
@@ -88,7 +88,10 @@ async def test_every_completion_is_a_request_of_the_core(client, backend):
 async def test_a_lone_completion_is_the_request(client, backend):
     """There is no other one."""
     (handle,) = await client.send(asking(n=1))
-    assert (backend.requests[handle].key, backend.requests[handle].num_completions) == (RecordId("", "r1"), 1)
+    assert (backend.asked.requests[handle].key, backend.asked.requests[handle].num_completions) == (
+        RecordId("", "r1"),
+        1,
+    )
 
 
 def test_the_seeds_of_completions_never_change():
@@ -106,7 +109,7 @@ async def test_each_completion_ends_by_itself_and_the_request_with_the_last(clie
     backend.step({first: encode("a"), second: encode("b STOP")})
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "a", None), (1, 0, "b ", "STOP")]
-    assert backend.ended == [(second, len(encode("b STOP")), FinishReason.STOP)]
+    assert backend.asked.ended == [(second, len(encode("b STOP")), FinishReason.STOP)]
     assert client.outbox.num_open == 1
 
     backend.step({first: [END]}, {first: FinishReason.STOP})
@@ -124,7 +127,7 @@ async def test_a_failure_of_one_completion_ends_all_and_is_told_once(client, bac
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "a", None), (1, 0, "b", None)]
     assert [failure.request_id for failure in parcel.failures] == ["r1"]
-    assert backend.ended == [(first, len(encode("a")), FinishReason.ERROR)]
+    assert backend.asked.ended == [(first, len(encode("a")), FinishReason.ERROR)]
 
 
 async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
@@ -134,7 +137,7 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
     await edge.cancel(RecordId("", "r1"))
     ends = {delta.index: delta.finish.reason for delta in client.collect().deltas}
     assert ends == {0: FinishReason.STOP, 1: FinishReason.CANCELLED, 2: FinishReason.CANCELLED}
-    assert backend.cancelled == [RecordId("", "r1", 1), RecordId("", "r1", 2)]
+    assert backend.asked.cancelled == [RecordId("", "r1", 1), RecordId("", "r1", 2)]
 
 
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
@@ -145,7 +148,7 @@ async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(c
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
     assert {delta.rolling_hash for delta in parcel.deltas} == {HASH_START}
-    assert (backend.requests, client.outbox.num_open) == ({}, 0)
+    assert (backend.asked.requests, client.outbox.num_open) == ({}, 0)
 
 
 async def test_a_client_that_leaves_ends_all_that_still_run(client, edge, backend):
@@ -153,7 +156,7 @@ async def test_a_client_that_leaves_ends_all_that_still_run(client, edge, backen
     first, second = await client.send(asking(n=2))
     backend.step({first: [END]}, {first: FinishReason.STOP})
     edge.close_outbox(client.outbox)
-    assert backend.ended == [(second, 0, FinishReason.CANCELLED)]
+    assert backend.asked.ended == [(second, 0, FinishReason.CANCELLED)]
 
 
 async def test_a_refusal_refuses_all_completions(client, edge, backend):
@@ -194,7 +197,7 @@ async def test_a_slow_client_loses_all_completions_at_once(client, backend):
     (failure,) = parcel.failures
     assert isinstance(failure.error, SlowConsumerError)
     assert "read faster" in str(failure.error)
-    assert {handle for handle, _, _ in backend.ended} == {first, second}
+    assert {handle for handle, _, _ in backend.asked.ended} == {first, second}
 
 
 # Larger deltas
@@ -273,7 +276,7 @@ async def test_a_client_that_reads_is_not_cut_for_what_is_held_of_it(client, bac
         backend.step({handle: encode("x" * 50) for handle in handles})
         for delta in client.collect().deltas:
             texts[handles[delta.index]] += delta.text
-    assert backend.ended == []
+    assert backend.asked.ended == []
     assert len(set(texts.values())) == 1
 
 
@@ -281,9 +284,9 @@ async def test_the_request_that_keeps_a_slow_client_busy_is_cut_first(client, ba
     """Not the one that came last: a small request goes on beside a large one that is left unread."""
     (large,) = await client.send(asking(request_id="large"))
     (small,) = await client.send(asking(request_id="small"))
-    while not backend.ended:
+    while not backend.asked.ended:
         backend.step({large: encode("x" * 100), small: encode("y")})
-    assert [handle for handle, _, _ in backend.ended] == [large]
+    assert [handle for handle, _, _ in backend.asked.ended] == [large]
     parcel = client.collect()
     assert ([delta.request_id for delta in parcel.deltas], parcel.failures[0].request_id) == (["small"], "large")
 
@@ -299,7 +302,7 @@ async def test_a_large_first_delta_of_one_request_cuts_no_other(edge, backend):
     for _ in range(3):
         client.outbox.collect(0)
         backend.step(every)
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_output_of_ended_completions_keeps_the_client_from_being_read(client, backend):
@@ -341,7 +344,7 @@ async def test_an_estimate_submits_nothing_and_holds_every_refusal(client, edge,
     backend.refusal = None
     await client.send(asking())
     assert isinstance((await edge.estimate(asking())).refusal, DuplicateRequestError)
-    assert len(backend.requests) == 1
+    assert len(backend.asked.requests) == 1
 
 
 async def test_an_estimate_is_of_all_completions_and_of_the_timeout(edge, backend, monkeypatch):

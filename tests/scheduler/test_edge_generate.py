@@ -249,10 +249,10 @@ async def test_a_cancelled_call_ends_its_request_exactly_once(stub, backend, ser
     backend.step({handle: encode("Pa")})
     await call.read()
     call.cancel()
-    await wait_until(lambda: backend.ended)
-    assert backend.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
+    await wait_until(lambda: backend.asked.ended)
+    assert backend.asked.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
     assert await serve_one(stub, backend) == "Paris"
-    assert len(backend.ended) == 1
+    assert len(backend.asked.ended) == 1
     await wait_until(lambda: not server.edge.requests.calls())
 
 
@@ -263,8 +263,8 @@ async def test_a_lost_connection_ends_its_requests(server, backend):
         handle = (await backend.next_request()).handle
         backend.step({handle: encode("Pa")})
         await call.read()
-    await wait_until(lambda: backend.ended)
-    assert backend.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
+    await wait_until(lambda: backend.asked.ended)
+    assert backend.asked.ended == [(handle, len(encode("Pa")), FinishReason.CANCELLED)]
 
 
 async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
@@ -282,7 +282,7 @@ async def test_cancel_ends_a_request_of_the_same_tenant(stub, backend):
     await stub.Cancel(pb.CancelRequest(tenant="t", request_id="r"))
     assert (await call.read()).delta.finish.reason == sampling_pb2.FINISH_REASON_CANCELLED
     assert await call.read() is grpc.aio.EOF
-    assert backend.cancelled == [RecordId("t", "r")]
+    assert backend.asked.cancelled == [RecordId("t", "r")]
 
 
 async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stub, backend):
@@ -294,7 +294,7 @@ async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stu
         other_handle = (await backend.next_request()).handle
         text, num_steps = encode("x" * 4000), 0
         most = 2 * 7 * len(text)  # a step brings more than the limit and is taken whole: one is being sent, one waits
-        while not backend.ended:
+        while not backend.asked.ended:
             backend.step({slow_handle: text, other_handle: encode("y")})
             assert max(outbox.num_bytes for outbox in server.edge.requests.calls()) <= most
             assert (await other.read()).delta.text == "y"
@@ -302,7 +302,7 @@ async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stu
             assert num_steps < 10_000
         backend.step({other_handle: encode("z")}, {other_handle: FinishReason.LENGTH})
         assert (await other.read()).delta.text == "z"
-        assert [(handle, reason) for handle, _, reason in backend.ended] == [(slow_handle, FinishReason.ERROR)]
+        assert [(handle, reason) for handle, _, reason in backend.asked.ended] == [(slow_handle, FinishReason.ERROR)]
         code, details = await refusal(slow)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
 

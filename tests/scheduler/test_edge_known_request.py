@@ -28,7 +28,7 @@ async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, mo
     raw = RawRequest(request_id="r1", prompt=TextPrompt("hi"), sampling=RawSampling(bad_words=bad_words))
     client = ReturningClient(edge, raw)
     await client.come()
-    first = edge.backend.requests[client.handle]
+    first = edge.backend.asked.requests[client.handle]
 
     async def refuse(*_):
         raise AssertionError("the backend has the tokens")
@@ -36,7 +36,7 @@ async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, mo
     for name in ("token_ids", "bad_word_token_ids"):
         monkeypatch.setattr(edge.texts, name, refuse)
     await client.come()
-    again = edge.backend.resumptions[-1].request
+    again = edge.backend.asked.resumptions[-1].request
     assert again.prompt_token_ids.tolist() == TOKENIZER.encode("hi").ids
     assert again.bad_words == first.bad_words
     assert bool(again.bad_words) == bool(bad_words)

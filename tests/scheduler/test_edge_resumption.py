@@ -71,7 +71,7 @@ async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend)
     backend.step({handle: encode("a")})
     client.read()
     client.call.leave()
-    assert (backend.detached, backend.ended) == ([handle], [])
+    assert (backend.asked.detached, backend.asked.ended) == ([handle], [])
     backend.step({handle: encode("b")})
     await client.come(client.claim(prior=False))
     backend.step({handle: [*encode("c"), END]}, {handle: FinishReason.STOP})
@@ -86,13 +86,13 @@ async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend)
     resumption = RawResumption(attachment=2)
     (handle,) = await call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), resumption=resumption))
     call.leave()
-    assert (backend.ended, backend.detached) == ([(handle, 0, FinishReason.CANCELLED)], [])
+    assert (backend.asked.ended, backend.asked.detached) == ([(handle, 0, FinishReason.CANCELLED)], [])
 
 
 async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client, backend):
     """What was dropped for its slowness is told again when it reads."""
     handle, text = client.handle, ""
-    while not backend.detached:
+    while not backend.asked.detached:
         backend.step({handle: encode("x" * 40)})
         text += "x" * 40
     client.read()
@@ -101,7 +101,7 @@ async def test_a_client_that_was_cut_comes_back_and_has_every_token(edge, client
     client.read()
     backend.step({handle: encode("y")}, {handle: FinishReason.LENGTH})
     client.read()
-    assert (client.copy.text, backend.ended) == (text + "y", [])
+    assert (client.copy.text, backend.asked.ended) == (text + "y", [])
 
 
 async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, client, backend):
@@ -114,9 +114,9 @@ async def test_the_newer_stream_has_the_request_and_the_older_one_ends(edge, cli
     assert client.copy.text == "ab"
     parcel = older.collect()
     assert (parcel.deltas, [type(failure.error) for failure in parcel.failures]) == ((), [SupersededError])
-    num_detached = len(backend.detached)
+    num_detached = len(backend.asked.detached)
     older.leave()
-    assert (len(backend.detached), backend.ended) == (num_detached, [])
+    assert (len(backend.asked.detached), backend.asked.ended) == (num_detached, [])
     backend.step({client.handle: encode("c")}, {client.handle: FinishReason.LENGTH})
     client.read()
     assert client.copy.text == "abc"
@@ -132,7 +132,7 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
     await asyncio.sleep(0)
     backend.synced.set()
     await asyncio.gather(first, second)
-    assert [resumption.request.attachment for resumption in backend.resumptions] == [1, 2]
+    assert [resumption.request.attachment for resumption in backend.asked.resumptions] == [1, 2]
     assert isinstance(older.collect().failures[0].error, SupersededError)
 
 
@@ -144,7 +144,7 @@ async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resu
     bad = replace(raw, sampling=RawSampling(temperature=-1.0), resumption=RawResumption(resumable=True, attachment=2))
     with pytest.raises(InvalidRequestError):
         await EdgeClient(edge).send(bad)
-    assert (backend.ended, backend.detached) == ([], [])
+    assert (backend.asked.ended, backend.asked.detached) == ([], [])
     backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
     (delta,) = first.collect().deltas
     assert delta.text == "a"
@@ -247,11 +247,11 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
     sending = asyncio.create_task(call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), timeout_s=5.0)))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert backend.requests == {}
+    assert backend.asked.requests == {}
     backend.clock.advance(2.0)
     backend.synced.set()
     (handle,) = await sending
-    assert backend.requests[handle].deadline_s == 5.0
+    assert backend.asked.requests[handle].deadline_s == 5.0
 
 
 async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backend):
@@ -293,7 +293,7 @@ async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
     client.call.leave()
     with pytest.raises(InvalidRequestError):
         await client.come(RawResumption(attachment=2, prior_output_token_ids=(400,)))
-    assert backend.ended == []
+    assert backend.asked.ended == []
     await client.come()
     backend.step({client.handle: encode("a")})
     client.read()
@@ -309,7 +309,7 @@ async def test_every_completion_goes_on_where_its_client_is(edge, backend):
     client.read()
     finish, client.copies[0].finish = client.copies[0].finish, None
     client.call.leave()
-    assert backend.detached == [second, third]
+    assert backend.asked.detached == [second, third]
     backend.step({second: encode(" STOP"), third: encode("d")})
     await client.come()
     client.read()
@@ -317,7 +317,7 @@ async def test_every_completion_goes_on_where_its_client_is(edge, backend):
     assert client.copies[0].finish == finish
     assert client.copies[1].finish.stop_text == "STOP"
     assert (client.copies[2].finish, client.call.outbox.num_open) == (None, 1)
-    assert backend.ended == [(client.handles[1], len(encode("b") + encode(" STOP")), FinishReason.STOP)]
+    assert backend.asked.ended == [(client.handles[1], len(encode("b") + encode(" STOP")), FinishReason.STOP)]
 
 
 @pytest.mark.parametrize(("end", "told"), [(" STOP", ("STOP", None)), ("<|im_end|>", (None, END))])
@@ -329,7 +329,7 @@ async def test_output_that_is_whole_already_ends_at_once(edge, backend, end, tol
     client.read()
     token_ids, finish = client.copy.token_ids, client.copy.finish
     assert (finish.reason, finish.stop_text, finish.stop_token_id) == (FinishReason.STOP, *told)
-    assert backend.ended == [(client.handle, len(token_ids), FinishReason.STOP)]
+    assert backend.asked.ended == [(client.handle, len(token_ids), FinishReason.STOP)]
     assert (len(edge.requests), client.call.outbox.num_open) == (0, 0)
 
 
@@ -357,10 +357,10 @@ async def test_a_cancel_reaches_a_request_to_which_nobody_listens(edge, backend)
     backend.synced.clear()
     cancelling = asyncio.create_task(edge.cancel(KEY))
     await asyncio.sleep(0)
-    assert backend.cancelled == []
+    assert backend.asked.cancelled == []
     backend.synced.set()
     await cancelling
-    assert backend.cancelled == [KEY, RecordId("", "r1", 1)]
+    assert backend.asked.cancelled == [KEY, RecordId("", "r1", 1)]
     with pytest.raises(UnknownRequestError):
         await edge.cancel(KEY)
 
@@ -379,7 +379,7 @@ async def test_a_cancel_while_a_client_comes_back_is_told_behind_what_it_holds(e
     await asyncio.gather(coming, cancelling)
     client.read()
     assert client.copy.finish.reason is FinishReason.CANCELLED
-    assert (backend.cancelled, backend.resumptions[1:]) == ([KEY], [])
+    assert (backend.asked.cancelled, backend.asked.resumptions[1:]) == ([KEY], [])
 
 
 async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client, backend):
@@ -391,7 +391,7 @@ async def test_a_client_that_leaves_while_it_comes_back_disturbs_nothing(client,
     client.call.leave()
     backend.synced.set()
     await coming
-    assert (len(backend.resumptions), len(backend.detached), backend.ended) == (1, 1, [])
+    assert (len(backend.asked.resumptions), len(backend.asked.detached), backend.asked.ended) == (1, 1, [])
 
 
 async def test_a_request_to_which_nobody_listens_is_explained(edge, backend):
@@ -412,4 +412,4 @@ async def test_output_that_makes_no_text_fails_the_comeback_alone(client, backen
     await client.come(client.claim(prior=False))
     client.read()
     assert [str(error) for error in client.errors] == ["the output could not be turned into text"]
-    assert backend.ended == [(client.handle, 1, FinishReason.ERROR)]
+    assert backend.asked.ended == [(client.handle, 1, FinishReason.ERROR)]

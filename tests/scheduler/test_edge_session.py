@@ -169,8 +169,8 @@ async def test_acknowledged_finishes_reach_the_backend_with_their_tenant(session
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
     await session.read()
     await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["unknown", "r1", "r1"])))
-    await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RecordId("t", "r1")]
+    await wait_until(lambda: backend.asked.acknowledged)
+    assert backend.asked.acknowledged == [RecordId("t", "r1")]
 
 
 async def test_an_acknowledgement_is_for_all_completions(session, backend):
@@ -180,8 +180,8 @@ async def test_an_acknowledgement_is_for_all_completions(session, backend):
     backend.step({handle: [END] for handle in handles}, dict.fromkeys(handles, FinishReason.STOP))
     assert [item.delta.index for item in (await session.read()).deltas] == [0, 1]
     await session.call.write(pb.SessionRequest(acknowledge=pb.Acknowledge(request_ids=["r1"])))
-    await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RecordId("", "r1", 0), RecordId("", "r1", 1)]
+    await wait_until(lambda: backend.asked.acknowledged)
+    assert backend.asked.acknowledged == [RecordId("", "r1", 0), RecordId("", "r1", 1)]
 
 
 async def test_heartbeats_come_at_once_and_then_regularly(session):
@@ -230,8 +230,8 @@ async def test_any_number_of_acknowledgements_is_taken(session, backend):
     await session.read()
     many = pb.Acknowledge(request_ids=[f"unknown-{number}" for number in range(10_000)] + ["r"])
     await session.call.write(pb.SessionRequest(acknowledge=many))
-    await wait_until(lambda: backend.acknowledged)
-    assert backend.acknowledged == [RecordId("t", "r")]
+    await wait_until(lambda: backend.asked.acknowledged)
+    assert backend.asked.acknowledged == [RecordId("t", "r")]
 
 
 async def test_a_message_that_is_none_ends_the_session_and_its_requests(session, backend):
@@ -242,8 +242,8 @@ async def test_a_message_that_is_none_ends_the_session_and_its_requests(session,
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await session.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await wait_until(lambda: backend.ended)
-    assert backend.ended == [(handle, 0, FinishReason.CANCELLED)]
+    await wait_until(lambda: backend.asked.ended)
+    assert backend.asked.ended == [(handle, 0, FinishReason.CANCELLED)]
 
 
 async def test_a_client_that_ends_its_side_gets_the_rest_of_its_requests(session, backend):
@@ -256,7 +256,7 @@ async def test_a_client_that_ends_its_side_gets_the_rest_of_its_requests(session
         backend.step({handle: encode("a")}, {handle: FinishReason.LENGTH})
         assert (await session.read()).deltas[0].delta.text == "a"
     assert await session.read() is grpc.aio.EOF
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_a_cancelled_session_ends_its_requests_exactly_once(session, server, backend):
@@ -267,9 +267,9 @@ async def test_a_cancelled_session_ends_its_requests_exactly_once(session, serve
     await wait_until(lambda: server.edge.requests.by_key(RecordId("", "long")))
     session.call.cancel()
     await wait_until(lambda: not server.edge.requests.calls())
-    await wait_until(lambda: len(backend.ended) == len(backend.requests))
-    assert (handle, 0, FinishReason.CANCELLED) in backend.ended
-    assert len(set(backend.ended)) == len(backend.ended)
+    await wait_until(lambda: len(backend.asked.ended) == len(backend.asked.requests))
+    assert (handle, 0, FinishReason.CANCELLED) in backend.asked.ended
+    assert len(set(backend.asked.ended)) == len(backend.asked.ended)
     assert len(server.edge.requests) == 0
     await wait_until(lambda: not [task for task in asyncio.all_tasks() if "Session" in repr(task.get_coro())])
 
@@ -317,11 +317,13 @@ async def test_a_session_that_is_not_read_is_cut_and_another_is_not(server, sess
         text, running = encode("x" * 4000), {"slow1", "slow2"}
         for _ in range(10_000):
             backend.step({handles["other"]: encode("y")} | {handles[name]: text for name in running})
-            running -= {name for name in running if any(handle == handles[name] for handle, _, _ in backend.ended)}
+            running -= {
+                name for name in running if any(handle == handles[name] for handle, _, _ in backend.asked.ended)
+            }
             assert (await session.read()).deltas[0].delta.text == "y"
             if not running:
                 break
-        assert {reason for _, _, reason in backend.ended} == {FinishReason.ERROR}
+        assert {reason for _, _, reason in backend.asked.ended} == {FinishReason.ERROR}
         failed = []
         while len(failed) < 2:
             failed += [(failure.request_id, failure.error.code) for failure in (await slow.read()).failures]

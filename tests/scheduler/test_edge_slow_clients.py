@@ -69,7 +69,7 @@ async def test_a_hundred_clients_that_do_not_read_are_cut_and_find_every_token_l
         handles = {request.key.request_id: request.handle for request in requests}
         slow_handles = [handles[f"slow{number}"] for number in range(NUM_SLOW)]
         num_parts = 0
-        while len(backend.detached) < NUM_SLOW:
+        while len(backend.asked.detached) < NUM_SLOW:
             parts = dict.fromkeys(handles.values(), LETTER) | dict.fromkeys(slow_handles, PART)
             backend.step(parts, logprobs=dict.fromkeys(slow_handles, LOGPROBS))
             num_parts += 1

@@ -48,7 +48,7 @@ class Client(EdgeClient):
         """Send a request; returns the backend's view of it, or None if it was not submitted."""
         fields = {"request_id": request_id, "prompt": TextPrompt("hi")} | fields
         (handle,) = await self.send(RawRequest(**fields))
-        return self._edge.backend.requests.get(handle)
+        return self._edge.backend.asked.requests.get(handle)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backen
     assert (finish.reason, finish.stop_token_id, finish.stop_text) == (FinishReason.STOP, END, None)
     assert (finish.num_prompt_tokens, finish.num_cached_tokens) == (len(encode("hi")), 2)
     assert finish.num_output_tokens == len(tokens) + 1
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
@@ -147,7 +147,7 @@ async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client
     assert (delta.token_ids, delta.rolling_hash) == (tokens[:num_tokens], rolling_hash(tokens[:num_tokens]))
     assert (delta.finish.reason, delta.finish.stop_text) == (FinishReason.STOP, "STOP")
     assert delta.finish.num_output_tokens == num_tokens
-    assert backend.ended == [(handle, num_tokens, FinishReason.STOP)]
+    assert backend.asked.ended == [(handle, num_tokens, FinishReason.STOP)]
 
 
 async def test_a_request_ended_by_a_stop_text_tells_its_cached_tokens(client, backend):
@@ -165,7 +165,7 @@ async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(cli
     backend.step({handle: tokens}, {handle: FinishReason.STOP})
     delta = client.delta()
     assert (delta.text, delta.finish.stop_text, delta.finish.stop_token_id) == ("a ", "STOP", None)
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend):
@@ -196,7 +196,7 @@ async def test_a_failure_follows_the_output_before_it(client, backend):
     parcel = client.collect()
     assert parcel.deltas[0].text == "a"
     assert isinstance(parcel.failures[0].error, DeadlineExceededError)
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
@@ -205,7 +205,7 @@ async def test_a_gap_in_the_tokens_fails_the_request(client, backend):
     backend.lose(handle, 1, 2, 3)
     backend.step({handle: encode("a")})
     assert isinstance(client.collect().failures[0].error, ExecutorFailedError)
-    assert backend.ended == [(handle, 0, FinishReason.ERROR)]
+    assert backend.asked.ended == [(handle, 0, FinishReason.ERROR)]
 
 
 async def test_one_request_whose_text_cannot_be_made_leaves_the_others_alone(client, backend):
@@ -228,7 +228,7 @@ async def test_a_slow_client_is_cut_and_others_are_not(edge, backend):
     parcel = slow.collect()
     assert parcel.deltas == ()
     assert isinstance(parcel.failures[0].error, SlowConsumerError)
-    assert [(handle, reason) for handle, _, reason in backend.ended] == [(first, FinishReason.ERROR)]
+    assert [(handle, reason) for handle, _, reason in backend.asked.ended] == [(first, FinishReason.ERROR)]
     backend.step({second: encode("!")})
     assert other.delta().text == "!"
 
@@ -239,7 +239,7 @@ async def test_a_client_that_reads_everything_is_never_slow(client, backend):
     for _ in range(3):
         backend.step({handle: encode("x" * 2000)})
         assert client.delta().text == "x" * 2000
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_a_call_that_ends_cancels_its_requests_exactly_once(client, edge, backend):
@@ -247,9 +247,9 @@ async def test_a_call_that_ends_cancels_its_requests_exactly_once(client, edge, 
     handle = (await client.start()).handle
     backend.step({handle: encode("ab")})
     edge.close_outbox(client.outbox)
-    assert backend.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
+    assert backend.asked.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
     backend.step({handle: encode("c")})
-    assert backend.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
+    assert backend.asked.ended == [(handle, len(encode("ab")), FinishReason.CANCELLED)]
 
 
 async def test_a_call_that_ends_after_its_request_ends_nothing(client, edge, backend):
@@ -257,7 +257,7 @@ async def test_a_call_that_ends_after_its_request_ends_nothing(client, edge, bac
     handle = (await client.start()).handle
     backend.step({handle: [END]}, {handle: FinishReason.STOP})
     edge.close_outbox(client.outbox)
-    assert backend.ended == []
+    assert backend.asked.ended == []
 
 
 async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge, backend):
@@ -279,7 +279,7 @@ async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(clie
     await edge.cancel(RecordId("", "r1"))
     assert client.delta().finish.reason is FinishReason.CANCELLED
     assert await starting is None
-    assert (backend.requests, backend.ended) == ({}, [])
+    assert (backend.asked.requests, backend.asked.ended) == ({}, [])
 
 
 async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(client, edge, backend):
@@ -288,7 +288,7 @@ async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(c
     await asyncio.sleep(0)
     edge.close_outbox(client.outbox)
     assert await starting is None
-    assert (backend.requests, backend.ended) == ({}, [])
+    assert (backend.asked.requests, backend.asked.ended) == ({}, [])
     assert await Client(edge).start() is not None
 
 

@@ -20,7 +20,6 @@ from paceline.plan.values import (
     PROTOCOLS,
     BatchPlan,
     Drain,
-    FailedStep,
     Heartbeat,
     Hello,
     ProtocolRange,
@@ -93,12 +92,10 @@ class Attachments:
         self.drain_notice: Drain | None = None
         self._steps: StepLoop | None = None
         self._welcome: Welcome | None = None
-        self._failed_step: FailedStep | None = None  # told to whoever attaches next: how a stream ended may get lost
         self._streams: dict[int, PlanStream] = {}
         self._driver: PlanStream | None = None
         self._tag_key_digest = identity.tag_key_digest
         self._stream_ids = itertools.count(1)
-        self._greetings: dict[int, asyncio.Task[None]] = {}  # by stream
         self._timer: asyncio.TimerHandle | None = None
         self._last_beat_ns = clock_ns()
 
@@ -146,8 +143,9 @@ class Attachments:
     def report(self, report: Report) -> None:
         """A step is done, or was refused: tell the stream it came from, if that still drives."""
         driver = self._driver
-        if isinstance(report, StepRefused) and report.failed is not None:
-            self._failed_step = report.failed
+        if isinstance(report, StepRefused) and report.failed is not None and self._welcome is not None:
+            # Told to whoever attaches next: how a stream ended may get lost.
+            self._welcome = replace(self._welcome, failed_step=report.failed)
         match report:
             case StepResult(epoch=epoch) if driver is not None and driver.epoch == epoch:
                 driver.answer(report)
@@ -199,17 +197,16 @@ class Attachments:
         displaced = self._streams.get(accepted.displaced_stream_id or 0)
         if displaced is not None:
             displaced.end(EpochEndedError(f"epoch {displaced.epoch} has ended: another Attach was accepted"))
-            self._stop_greeting(displaced)
+            displaced.stop_greeting()
         self._driver = None
         self._require_steps().begin_epoch(accepted.epoch)
-        greeting = asyncio.create_task(self._greet(stream, accepted.epoch), name="attach-greet")
-        self._greetings[stream.stream_id] = greeting
+        stream.greeting = asyncio.create_task(self._greet(stream, accepted.epoch), name="attach-greet")
 
     async def _greet(self, stream: PlanStream, epoch: int) -> None:
         try:
             snapshot = await self._snapshot(stream.hello)
             assert self._welcome is not None, "schedulers are accepted once the model is loaded"
-            welcome = replace(self._welcome, epoch=epoch, protocol=stream.protocol, failed_step=self._failed_step)
+            welcome = replace(self._welcome, epoch=epoch, protocol=stream.protocol)
             await stream.put(welcome)
             for part in parts_of(snapshot, self._max_part_bytes):
                 await stream.put(part)
@@ -252,15 +249,11 @@ class Attachments:
 
     def _forget(self, stream: PlanStream) -> None:
         del self._streams[stream.stream_id]
-        self._stop_greeting(stream)
+        stream.stop_greeting()
         if self._driver is stream:
             self._driver = None
             self._require_steps().begin_epoch(0)
         self._act(self.fence.leave(stream.stream_id, self._now_ns()))
-
-    def _stop_greeting(self, stream: PlanStream) -> None:
-        if (greeting := self._greetings.pop(stream.stream_id, None)) is not None:
-            greeting.cancel()
 
     def _wake_at(self, when_ns: int | None) -> None:
         if self._timer is not None:

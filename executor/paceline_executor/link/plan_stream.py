@@ -37,6 +37,7 @@ class PlanStream:
         self.hello = hello
         self.protocol = protocol
         self.epoch = 0  # 0 until the scheduler is welcome
+        self.greeting: asyncio.Task[None] | None = None  # what welcomes it
         self._transport = transport
         self._incarnation = incarnation
         self._max_plans_in_flight = max_plans_in_flight
@@ -51,6 +52,11 @@ class PlanStream:
     def num_in_flight(self) -> int:
         """How many plans are unanswered."""
         return self._num_in_flight
+
+    def stop_greeting(self) -> None:
+        """Its scheduler is not to be welcomed any more."""
+        if self.greeting is not None:
+            self.greeting.cancel()
 
     def take(self, plan: BatchPlan) -> None:
         """Count a plan in, if it is the next one of this stream. Raises the error that ends the stream."""

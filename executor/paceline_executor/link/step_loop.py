@@ -30,6 +30,8 @@ from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
 
+_log = structlog.get_logger()
+
 MIN_STEP_BOUND_NS = 1_200_000_000
 _MAX_PREDICTED_NS = 60_000_000_000  # a prediction beyond this would only hide a stuck step
 _LOOK_S = 0.0002  # between two looks whether the device is done, while there is room for another plan
@@ -117,7 +119,6 @@ class StepLoop:
         self._idle_since_ns = 0
         self._attribution = FailureAttribution()
         self._last_step = (0, 0)
-        self._log = structlog.get_logger()
 
     @property
     def running(self) -> RunningStep | None:
@@ -275,7 +276,7 @@ class StepLoop:
         """
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:
-            self._log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
+            _log.error("step_failed", step_id=plan.step_id, exc_info=error.__cause__)
         told = StepFailedError(str(error)) if isinstance(error, DeviceError) else error
         is_failure = isinstance(told, StepFailedError)
         failed = FailedStep(plan.epoch, plan.step_id, str(told)) if is_failure else None

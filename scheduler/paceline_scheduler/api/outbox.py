@@ -89,6 +89,38 @@ class Parcel:
         return not (self.deltas or self.failures or self.heartbeat or self.drain)
 
 
+class _Held:
+    """Output of completions that want larger deltas, by the edge's number for the completion, oldest first."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[int, PendingDelta] = {}
+        self.num_bytes = 0
+
+    def put(self, handle: int, delta: PendingDelta) -> None:
+        self.deltas[handle] = delta
+        self.num_bytes += delta.num_bytes
+
+    def take(self, handle: int) -> PendingDelta | None:
+        delta = self.deltas.pop(handle, None)
+        if delta is not None:
+            self.num_bytes -= delta.num_bytes
+        return delta
+
+
+@dataclass(slots=True)
+class _Steps:
+    """How much becomes ready in a step, and whether it finds the client behind."""
+
+    num_bytes: int = 0  # in this one
+    num_largest_bytes: int = 0  # in any since the client had read everything
+    is_behind: bool = False  # something was ready already when the last one began
+
+    def end(self, num_ready_bytes: int) -> None:
+        self.is_behind = num_ready_bytes > self.num_bytes
+        self.num_largest_bytes = max(self.num_largest_bytes, self.num_bytes)
+        self.num_bytes = 0
+
+
 class Outbox:
     """What waits for one gRPC stream. `num_open` counts the completions whose end was not put in yet.
 
@@ -103,14 +135,11 @@ class Outbox:
         self._max_bytes = max_bytes
         self._max_bytes_per_request = max_bytes_per_request
         self._deltas: dict[int, PendingDelta] = {}  # by the edge's number for the completion, oldest first
-        self._held: dict[int, PendingDelta] = {}  # likewise
+        self._held = _Held()
         self._failures: deque[FailedRequest] = deque()
         self._num_bytes = 0  # ready
-        self._num_held_bytes = 0
         self._num_leaving_bytes = 0  # in the message that is being sent
-        self._num_step_bytes = 0  # that became ready in this step
-        self._num_largest_step_bytes = 0
-        self._is_behind = False  # something was ready already when the last step began
+        self._steps = _Steps()
         self._heartbeat = False
         self._drain: DrainNotice | None = None
         self._filled = asyncio.Event()
@@ -121,7 +150,7 @@ class Outbox:
     @property
     def num_bytes(self) -> int:
         """What gRPC has not taken yet, roughly."""
-        return self._num_bytes + self._num_held_bytes + self._num_leaving_bytes
+        return self._num_bytes + self._held.num_bytes + self._num_leaving_bytes
 
     # For the edge
 
@@ -131,22 +160,19 @@ class Outbox:
         It is held while it has fewer than `at_least` tokens and is small.
         """
         delta.num_bytes = _delta_bytes(delta)
-        held = self._held.pop(handle, None)
+        held = self._held.take(handle)
         if held is not None:
-            self._num_held_bytes -= held.num_bytes
             held.append(delta)
             delta = held
         if len(delta.token_ids) >= at_least or delta.num_bytes > _MAX_HELD_BYTES:
             self._make_ready(handle, delta)
         else:
-            self._held[handle] = delta
-            self._num_held_bytes += delta.num_bytes
+            self._held.put(handle, delta)
 
     def release(self, handle: int) -> None:
         """Let go of what is held of a completion: there may be no more."""
-        held = self._held.pop(handle, None)
+        held = self._held.take(handle)
         if held is not None:
-            self._num_held_bytes -= held.num_bytes
             self._make_ready(handle, held)
 
     def _make_ready(self, handle: int, delta: PendingDelta) -> None:
@@ -158,19 +184,18 @@ class Outbox:
             waiting.append(delta)
             num_bytes -= _DELTA_BYTES
         self._num_bytes += num_bytes
-        self._num_step_bytes += num_bytes
+        self._steps.num_bytes += num_bytes
 
     def drop(self, handle: int) -> None:
         """Take out what is here of a completion: nobody wants it any more."""
-        if (held := self._held.pop(handle, None)) is not None:
-            self._num_held_bytes -= held.num_bytes
+        self._held.take(handle)
         if (delta := self._deltas.pop(handle, None)) is not None:
             self._num_bytes -= delta.num_bytes
         self._relieved.set()
 
     def num_bytes_of(self, handle: int) -> int:
         """Return what is here of a completion."""
-        return sum(deltas[handle].num_bytes for deltas in (self._deltas, self._held) if handle in deltas)
+        return sum(deltas[handle].num_bytes for deltas in (self._deltas, self._held.deltas) if handle in deltas)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Put in the end of a request by an error; it follows the request's deltas."""
@@ -180,18 +205,16 @@ class Outbox:
 
     def end_step(self) -> None:
         """Let the stream send what was put in; called once per step however many requests it moved."""
-        if self._num_held_bytes > self._max_bytes:
-            for handle in tuple(self._held):
+        if self._held.num_bytes > self._max_bytes:
+            for handle in tuple(self._held.deltas):
                 self.release(handle)
-        self._is_behind = self._num_bytes > self._num_step_bytes
-        self._num_largest_step_bytes = max(self._num_largest_step_bytes, self._num_step_bytes)
-        self._num_step_bytes = 0
+        self._steps.end(self._num_bytes)
         self.wake()
 
     @property
     def is_over(self) -> bool:
         """Whether its client is slow."""
-        return self._is_behind and self._num_excess_bytes > self._num_largest_step_bytes
+        return self._steps.is_behind and self._num_excess_bytes > self._steps.num_largest_bytes
 
     @property
     def _num_excess_bytes(self) -> int:
@@ -224,7 +247,7 @@ class Outbox:
         """Wait until there may be something to send; what was taken out before has been sent."""
         self._num_leaving_bytes = 0
         if self.is_empty:
-            self._num_largest_step_bytes = 0
+            self._steps.num_largest_bytes = 0
         self._relieved.set()
         await self._filled.wait()
 

@@ -6,6 +6,7 @@ Knows messages and times. What a result means is for whoever takes it.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, Protocol
 
@@ -71,6 +72,24 @@ class Phase(Enum):
     READY = "ready"
 
 
+@dataclass(slots=True)
+class _Heard:
+    """When the executor was last heard of."""
+
+    at_s: float  # anything at all
+    got_on_s: float  # more than a heartbeat
+    awaited_since_s: float = 0.0  # the oldest plan without a result, or it would have run since then
+
+    def excuse(self, standstill_s: float, now_s: float) -> None:
+        """Do not count time in which this process stood still: what was said meanwhile is not read yet.
+
+        A step is not blamed for it either, since whatever held us up may have held up the executor as well.
+        """
+        self.at_s = min(now_s, self.at_s + standstill_s)
+        self.got_on_s = min(now_s, self.got_on_s + standstill_s)
+        self.awaited_since_s = min(now_s, self.awaited_since_s + standstill_s)
+
+
 class PlanStream:
     """Drives one stream until it ends, which is always an error."""
 
@@ -87,8 +106,7 @@ class PlanStream:
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
-        self._awaited_since_s = 0.0  # the oldest plan without a result, or it would have run since then
-        self._heard_s = self._got_on_s = clock()
+        self._heard = _Heard(clock(), clock())
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self, hello: Hello) -> NoReturn:
@@ -113,7 +131,7 @@ class PlanStream:
         """Put a plan on its way without waiting for the network."""
         step = self._events.due_step()
         if step is not None and step.step_id == plan.step_id:
-            self._awaited_since_s = self._clock()
+            self._heard.awaited_since_s = self._clock()
         self._send(plan)
 
     def _send(self, message: ToExecutor) -> None:
@@ -143,9 +161,9 @@ class PlanStream:
     async def _read_loop(self) -> NoReturn:
         while True:
             message = await self._stream.read()
-            self._heard_s = self._clock()
+            self._heard.at_s = self._clock()
             if not isinstance(message, Heartbeat):
-                self._got_on_s = self._heard_s
+                self._heard.got_on_s = self._heard.at_s
             match message:
                 case StepResult():
                     self._take_result(message)
@@ -164,7 +182,7 @@ class PlanStream:
 
     def _take_result(self, result: StepResult) -> None:
         self._require_phase(Phase.READY)
-        self._awaited_since_s = self._heard_s
+        self._heard.awaited_since_s = self._heard.at_s
         self._events.finished_step(result)
 
     def _take_welcome(self, welcome: Welcome) -> None:
@@ -200,26 +218,18 @@ class PlanStream:
             if len(self._outbox) > MAX_OUTBOX:
                 raise StreamEndedError("the executor takes no more messages")
             self._send(Heartbeat())
-            self._excuse(now_s - slept_from_s - HEARTBEAT_S, now_s)
+            if (standstill_s := now_s - slept_from_s - HEARTBEAT_S) > 0:
+                self._heard.excuse(standstill_s, now_s)
             self._check_alive(now_s)
 
-    def _excuse(self, standstill_s: float, now_s: float) -> None:
-        """Do not count time in which this process stood still: what was said meanwhile is not read yet.
-
-        A step is not blamed for it either, since whatever held us up may have held up the executor as well.
-        """
-        if standstill_s > 0:
-            self._heard_s = min(now_s, self._heard_s + standstill_s)
-            self._got_on_s = min(now_s, self._got_on_s + standstill_s)
-            self._awaited_since_s = min(now_s, self._awaited_since_s + standstill_s)
-
     def _check_alive(self, now_s: float) -> None:
-        if now_s - self._heard_s > MAX_SILENCE_S:
-            raise StreamEndedError(f"nothing heard for {now_s - self._heard_s:.1f} s")
-        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - self._got_on_s > MAX_WELCOME_S:
-            raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - self._got_on_s:.1f} s")
+        heard = self._heard
+        if now_s - heard.at_s > MAX_SILENCE_S:
+            raise StreamEndedError(f"nothing heard for {now_s - heard.at_s:.1f} s")
+        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - heard.got_on_s > MAX_WELCOME_S:
+            raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - heard.got_on_s:.1f} s")
         step = self._events.due_step()
-        if step is not None and (waited_s := now_s - self._awaited_since_s) > _bound_s(step):
+        if step is not None and (waited_s := now_s - heard.awaited_since_s) > _bound_s(step):
             raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
 
 

@@ -69,6 +69,34 @@ class _Output:
         return self.notice
 
 
+class _Outputs:
+    """The outputs of all requests."""
+
+    def __init__(self) -> None:
+        self.by_handle: dict[int, _Output] = {}  # by every handle that a request has had
+        self.by_key: dict[RecordId, _Output] = {}  # the last request of each key
+
+    def running(self, key: RecordId) -> _Output:
+        """Return the output of a request that has not ended; raises UnknownRequestError."""
+        output = self.by_key.get(key)
+        if output is None or not output.is_running:
+            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        return output
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the edge has asked for."""
+
+    requests: dict[int, Request] = field(default_factory=dict)  # every one submitted or resumed, by handle
+    resumptions: list[Resumption] = field(default_factory=list)
+    detached: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int, FinishReason]] = field(default_factory=list)  # handle, length, reason
+    cancelled: list[RecordId] = field(default_factory=list)
+    acknowledged: list[RecordId] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
+
+
 class _ScriptedViews(CoreViews):
     """What the edge may ask of the script."""
 
@@ -85,13 +113,13 @@ class _ScriptedViews(CoreViews):
     @override
     def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request that was submitted to a model, if its body has this digest."""
-        known = self._backend.outputs_by_key.get(key)
+        known = self._backend.outputs.by_key.get(key)
         return known.request if known is not None and known.request.is_of(body_digest, model) else None
 
     @override
     def explain(self, key: RecordId) -> Explanation:
         """Find every running request at the head of a queue."""
-        num_output = len(self._backend.running(key).token_ids)
+        num_output = len(self._backend.outputs.running(key).token_ids)
         return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
 
     @override
@@ -125,23 +153,16 @@ class ScriptedBackend:
         self.refusal: RequestRefusedError | None = None
         self.num_places: int | None = None  # in the queue; None: as many as wanted
         self.served = models
-        self.requests: dict[int, Request] = {}  # every one ever submitted or resumed, by handle
-        self.resumptions: list[Resumption] = []
-        self.detached: list[int] = []
+        self.asked = Asked()
         self.synced = asyncio.Event()
         self.synced.set()
         self.active: Holder | None = None  # the scheduler behind which this one stands by
-        self.ended: list[tuple[int, int, FinishReason]] = []  # what the edge ended: handle, length, reason
         self.num_cached_tokens = 0  # what `end` answers
-        self.cancelled: list[RecordId] = []
-        self.acknowledged: list[RecordId] = []
         self.known_executors: tuple[ExecutorStatus, ...] = ()
-        self.drained: list[str] = []
         self.watch = StepWatch()
         self.limit_values = LimitValues(1024, 4_194_304, 2048)
         self._submitted: asyncio.Queue[Request] = asyncio.Queue()
-        self._outputs: dict[int, _Output] = {}  # by every handle that a request has had
-        self.outputs_by_key: dict[RecordId, _Output] = {}  # the last request of each key
+        self.outputs = _Outputs()
 
     # What a test does
 
@@ -162,7 +183,7 @@ class ScriptedBackend:
         """
         delivered = []
         for handle, token_ids in tokens.items():
-            output = self._outputs[handle]
+            output = self.outputs.by_handle[handle]
             offset = len(output.token_ids)
             output.token_ids += token_ids
             output.logprobs += (logprobs or {}).get(handle, ())
@@ -175,18 +196,18 @@ class ScriptedBackend:
 
     def lose(self, handle: int, *token_ids: int) -> None:
         """Generate tokens that are never delivered, as no backend should."""
-        self._outputs[handle].token_ids += token_ids
+        self.outputs.by_handle[handle].token_ids += token_ids
 
     def fail(self, handle: int, error: RequestFailedError) -> None:
         """Let a request fail."""
-        output = self._outputs[handle]
+        output = self.outputs.by_handle[handle]
         output.end(FinishReason.ERROR, None, 0)
-        del self.outputs_by_key[output.request.key]
+        del self.outputs.by_key[output.request.key]
         self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
 
     def forget_everything(self) -> None:
         """Become a scheduler that has never heard of any request, and whose executors have neither."""
-        self.outputs_by_key.clear()
+        self.outputs.by_key.clear()
 
     # What the edge asks
 
@@ -209,7 +230,7 @@ class ScriptedBackend:
             case Cancel(key):
                 self._cancel(key)
             case Acknowledge(keys):
-                self.acknowledged += keys
+                self.asked.acknowledged += keys
             case DrainExecutor(address):
                 reply = self._drain(address)
             case SetLimits(limits):
@@ -237,34 +258,34 @@ class ScriptedBackend:
     def _resume(self, resumptions: Sequence[Resumption]) -> tuple[Resumed, ...]:
         """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""
         self._refuse()
-        self.resumptions += resumptions
+        self.asked.resumptions += resumptions
         known = [self._find(resumption) for resumption in resumptions]
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def _detach(self, handle: int) -> None:
         """Remember it; a resumable request goes on unheard, another one is cancelled. Not of a listener before."""
-        output = self._outputs[handle]
+        output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return
-        self.detached.append(handle)
+        self.asked.detached.append(handle)
         output.is_heard = False
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
     def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
         """Remember an end; one by a listener before has no effect."""
-        output = self._outputs[handle]
+        output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return 0
-        self.ended.append((handle, num_output_tokens, reason))
+        self.asked.ended.append((handle, num_output_tokens, reason))
         del output.token_ids[num_output_tokens:]
         output.end(reason, None, self.num_cached_tokens)
         return self.num_cached_tokens
 
     def _cancel(self, key: RecordId) -> None:
         """End a running request and tell its stream."""
-        output = self.running(key)
-        self.cancelled.append(key)
+        output = self.outputs.running(key)
+        self.asked.cancelled.append(key)
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
 
     def models(self) -> tuple[ServedModel, ...]:
@@ -279,7 +300,7 @@ class ScriptedBackend:
         executor = {known.address: known for known in self.known_executors if known.incarnation}.get(address)
         if executor is None:
             raise NoExecutorError(f"executor {address!r} is known but not attached now; try again", 1.0)
-        self.drained.append(address)
+        self.asked.drained.append(address)
         return executor.num_running_requests
 
     # Inside
@@ -291,22 +312,15 @@ class ScriptedBackend:
 
     def _take(self, request: Request, token_ids: list[int]) -> _Output:
         output = _Output(request, token_ids)
-        self.requests[request.handle] = request
-        self._outputs[request.handle] = self.outputs_by_key[request.key] = output
+        self.asked.requests[request.handle] = request
+        self.outputs.by_handle[request.handle] = self.outputs.by_key[request.key] = output
         self._submitted.put_nowait(request)
-        return output
-
-    def running(self, key: RecordId) -> _Output:
-        """Return the output of a request that has not ended; raises UnknownRequestError."""
-        output = self.outputs_by_key.get(key)
-        if output is None or not output.is_running:
-            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
         return output
 
     def _find(self, resumption: Resumption) -> _Output | None:
         """Return the output that a client comes back to, None when it is to be begun; raises what refuses it."""
         request, progress = resumption.request, resumption.progress
-        known = self.outputs_by_key.get(request.key)
+        known = self.outputs.by_key.get(request.key)
         if known is not None and not known.is_running and request.attachment == 1:
             known = None  # the name is used again
         if known is None:
@@ -332,7 +346,7 @@ class ScriptedBackend:
             prior = progress.prior_output_token_ids
             output = self._take(request, [] if prior is None else prior.tolist())
         output.request, output.is_heard = request, True
-        self.requests[request.handle], self._outputs[request.handle] = request, output
+        self.asked.requests[request.handle], self.outputs.by_handle[request.handle] = request, output
         prefix = np.array(output.token_ids[: progress.resume_from], dtype=np.int32)
         is_more = len(output.token_ids) > len(prefix) or not output.is_running
         return Resumed(prefix, _outputs_from(output, len(prefix), ()) if is_more else None)
