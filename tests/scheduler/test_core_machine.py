@@ -21,6 +21,7 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.suspects import MAX_EXECUTOR_DEATHS
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import (
     DeadlineUnreachableError,
@@ -30,6 +31,7 @@ from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,
     NoLongerServedError,
+    QuarantinedError,
     QueueFullError,
     ResumeMismatchError,
 )
@@ -40,6 +42,7 @@ from paceline_scheduler.testing.requests import expected_output, make_executor, 
 END_PROBABILITY = 0.05
 REFUSALS = (QueueFullError, InvalidRequestError, NoExecutorError)
 ADDRESSES = ("executor-0", "executor-1")
+SOME_ADDRESS = st.sampled_from(ADDRESSES)
 
 
 def small_executor(incarnation, num_blocks=12):
@@ -53,8 +56,8 @@ def small_executor(incarnation, num_blocks=12):
     )
 
 
-class CoreMachine(RuleBasedStateMachine):
-    """Two small, unequal executors whose pools overflow soon, two tenants with common prompts, all that can happen."""
+class ServingMachine(RuleBasedStateMachine):
+    """Two small, unequal executors whose pools overflow soon, two tenants with common prompts, all that clients do."""
 
     def __init__(self):
         super().__init__()
@@ -63,9 +66,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.requests: dict[int, Request] = {}
         self.old_results: list[tuple[str, StepResult]] = []
         self.num_restarts = 0
+        self.num_deaths = 0  # of executors, as far as the scheduler could tell
         self.cut: dict[int, int] = {}  # ended from outside: the output is some prefix
-
-    address = st.sampled_from(ADDRESSES)
 
     @rule(
         num_shared=st.integers(0, 12),
@@ -115,35 +117,24 @@ class CoreMachine(RuleBasedStateMachine):
                 return
             self.requests[first + index] = request
 
-    @rule(address=address)
+    @rule(address=SOME_ADDRESS)
     def plan(self, address):
         """The core plans a step."""
         self.harness.plan(address)
 
-    @rule(address=address)
+    @rule(address=SOME_ADDRESS)
     def run(self, address):
         """An executor runs a step."""
         self.harness.run(address)
 
-    @rule(address=address)
+    @rule(address=SOME_ADDRESS)
     def complete(self, address):
         """A result arrives, and is kept: it may arrive again."""
         if self.harness.results[address]:
             self.old_results.append((address, self.harness.results[address][0]))
         self.harness.complete(address)
 
-    @precondition(lambda self: self.old_results)
-    @rule(data=st.data())
-    def an_old_result_arrives_again(self, data):
-        """I5: of an earlier stream, or for the second time: it changes nothing."""
-        address, result = data.draw(st.sampled_from(self.old_results))
-        try:
-            self.harness.feed(StepFinished(address, result))
-        except DivergenceError:
-            return
-        raise AssertionError("an old result was taken")
-
-    @rule(address=address, num_steps=st.integers(1, 8))
+    @rule(address=SOME_ADDRESS, num_steps=st.integers(1, 8))
     def go_on(self, address, num_steps):
         """Some steps pass without anything special."""
         for _ in range(num_steps):
@@ -188,21 +179,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness.client.deliver(outputs)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), address=address)
-    def a_row_fails(self, data, address):
-        """A request fails alone the next time it runs there."""
-        handle = data.draw(st.sampled_from(self.running))
-        self.harness.executors[address].fail_row(self.requests[handle].key, "NAN_LOGITS", "not numbers")
-
-    @rule(holds_tokens=st.booleans())
-    def scheduler_dies(self, holds_tokens):
-        """Another one takes over both executors, and every client comes back."""
-        self.harness.succeed()
-        self.old_results = []
-        for handle in self.running:
-            self._come_back(handle, holds_tokens)
-
-    @precondition(lambda self: self.running)
     @rule(data=st.data(), num_steps=st.integers(0, 4), holds_tokens=st.booleans())
     def connection_is_lost(self, data, num_steps, holds_tokens):
         """A client is away for some steps, then it attaches anew."""
@@ -221,44 +197,6 @@ class CoreMachine(RuleBasedStateMachine):
             self.harness.resume(request, holds_tokens=holds_tokens)
         except (*REFUSALS, ResumeMismatchError):
             self.cut[handle] = len(self.harness.client.token_ids.get(handle, []))
-
-    @rule(address=address)
-    def stream_breaks(self, address):
-        """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
-        self.harness.feed(StreamEnded(address))
-        self.old_results += [(address, result) for result in self.harness.results[address]]
-        assert self.harness.plan(address) is None
-        self.harness.attach(address)
-
-    @rule(address=address)
-    def outputs_are_expected_to_be_short(self, address):
-        """More is admitted than the pool can hold: requests are preempted."""
-        self.harness.expect_short_outputs(address)
-
-    @rule(address=address)
-    def a_plan_never_runs(self, address):
-        """The stream breaks with plans that were sent and did not run, whatever they hold."""
-        self.harness.feed(StreamEnded(address))
-        self.harness.executors[address].drop_waiting()
-        self.harness.attach(address)
-
-    @rule(address=address)
-    def executor_drains(self, address):
-        """What runs there moves to the other one, if it can; it serves again as another process."""
-        self.harness.feed(DrainExecutor(address))
-
-    @rule(address=address)
-    def executor_restarts(self, address):
-        """An executor dies and comes back with nothing."""
-        self.harness.executors[address].restart()
-        self.harness.attach(address)
-
-    @rule(address=address, num_blocks=st.integers(7, 14))
-    def executor_returns_with_another_pool(self, address, num_blocks):
-        """How much memory is free decides: what no executor can hold any more fails, the rest goes on."""
-        self.num_restarts += 1
-        self.harness.executors[address] = small_executor(1000 * self.num_restarts, num_blocks)
-        self.harness.attach(address)
 
     @precondition(lambda self: self.harness.client.finishes)
     @rule(data=st.data())
@@ -282,14 +220,9 @@ class CoreMachine(RuleBasedStateMachine):
             return
         self.requests[handle] = again
 
-    @rule(address=address)
-    def executor_is_lost_for_a_while(self, address):
-        """An executor is given up, others go on, then it returns with rows that are no longer its own."""
-        self.harness.feed(ExecutorLost(address))
-        for other in ADDRESSES:
-            if other != address:
-                self.harness.step(other)
-        self.harness.attach(address)
+    def _failures_to_expect(self):
+        expected = (ExecutorFailedError, NoLongerServedError, DeadlineUnreachableError)
+        return (*expected, QuarantinedError) if self.num_deaths > MAX_EXECUTOR_DEATHS else expected
 
     @property
     def running(self):
@@ -342,9 +275,7 @@ class CoreMachine(RuleBasedStateMachine):
         client = self.harness.client
         for handle, request in self.requests.items():
             failure = client.failures.get(handle)
-            if handle in self.cut or isinstance(
-                failure, (ExecutorFailedError, NoLongerServedError, DeadlineUnreachableError)
-            ):
+            if handle in self.cut or isinstance(failure, self._failures_to_expect()):
                 continue
             assert handle in client.finishes
             if request.max_tokens is not None:
@@ -362,6 +293,86 @@ class CoreMachine(RuleBasedStateMachine):
         assert not np.any([executor.rows for executor in self.harness.executors.values()])
         records = [r.snapshot() for executor in self.harness.executors.values() for r in executor.records.values()]
         assert all(record.released is not None for record in records), "a record without an end would stay for ever"
+
+
+class CoreMachine(ServingMachine):
+    """And all that can happen to executors, to what they send, and to the scheduler."""
+
+    @precondition(lambda self: self.old_results)
+    @rule(data=st.data())
+    def an_old_result_arrives_again(self, data):
+        """I5: of an earlier stream, or for the second time: it changes nothing."""
+        address, result = data.draw(st.sampled_from(self.old_results))
+        try:
+            self.harness.feed(StepFinished(address, result))
+        except DivergenceError:
+            return
+        raise AssertionError("an old result was taken")
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), address=SOME_ADDRESS)
+    def a_row_fails(self, data, address):
+        """A request fails alone the next time it runs there."""
+        handle = data.draw(st.sampled_from(self.running))
+        self.harness.executors[address].fail_row(self.requests[handle].key, "NAN_LOGITS", "not numbers")
+
+    @rule(holds_tokens=st.booleans())
+    def scheduler_dies(self, holds_tokens):
+        """Another one takes over both executors, and every client comes back."""
+        self.harness.succeed()
+        self.old_results = []
+        for handle in self.running:
+            self._come_back(handle, holds_tokens)
+
+    @rule(address=SOME_ADDRESS)
+    def stream_breaks(self, address):
+        """A plan stream breaks anywhere and is opened again: the executor kept its rows."""
+        self.harness.feed(StreamEnded(address))
+        self.old_results += [(address, result) for result in self.harness.results[address]]
+        assert self.harness.plan(address) is None
+        self.harness.attach(address)
+
+    @rule(address=SOME_ADDRESS)
+    def outputs_are_expected_to_be_short(self, address):
+        """More is admitted than the pool can hold: requests are preempted."""
+        self.harness.expect_short_outputs(address)
+
+    @rule(address=SOME_ADDRESS)
+    def a_plan_never_runs(self, address):
+        """The stream breaks with plans that were sent and did not run, whatever they hold."""
+        self.harness.feed(StreamEnded(address))
+        self.harness.executors[address].drop_waiting()
+        self.harness.attach(address)
+
+    @rule(address=SOME_ADDRESS)
+    def executor_drains(self, address):
+        """What runs there moves to the other one, if it can; it serves again as another process."""
+        self.harness.feed(DrainExecutor(address))
+
+    @rule(address=SOME_ADDRESS)
+    def executor_restarts(self, address):
+        """An executor dies and comes back with nothing."""
+        self.num_deaths += 1
+        self.harness.executors[address].restart()
+        self.harness.attach(address)
+
+    @rule(address=SOME_ADDRESS, num_blocks=st.integers(7, 14))
+    def executor_returns_with_another_pool(self, address, num_blocks):
+        """How much memory is free decides: what no executor can hold any more fails, the rest goes on."""
+        self.num_restarts += 1
+        self.num_deaths += 1
+        self.harness.executors[address] = small_executor(1000 * self.num_restarts, num_blocks)
+        self.harness.attach(address)
+
+    @rule(address=SOME_ADDRESS)
+    def executor_is_lost_for_a_while(self, address):
+        """An executor is given up, others go on, then it returns with rows that are no longer its own."""
+        self.num_deaths += 1
+        self.harness.feed(ExecutorLost(address))
+        for other in ADDRESSES:
+            if other != address:
+                self.harness.step(other)
+        self.harness.attach(address)
 
 
 TestCoreMachine = CoreMachine.TestCase

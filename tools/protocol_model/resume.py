@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol_model.checker import Kind, Model, Rule
+from protocol_model.resume_answers import AnswerMoves
 from protocol_model.resume_client import ClientMoves, Talk, cut
 from protocol_model.resume_executor import ExecutorMoves, befall
 from protocol_model.resume_scheduler import SchedulerMoves
@@ -59,8 +60,10 @@ def resume_model(world: World, faults: Faults, safeguards: frozenset[Safeguard] 
         rules.append(Rule(Kind.FAULT, (place, _FAULTS), befall))
     for slot in range(world.num_schedulers):
         talk, scheduler = ((_TALK_A, _A), (_TALK_B, _B))[slot]
-        moves = SchedulerMoves(slot, safeguards, has_prior=world.has_prior)
-        rules += _rules_of_clients(ClientMoves(slot), moves, talk, scheduler)
+        moves = SchedulerMoves(slot, safeguards)
+        answers = AnswerMoves(slot, safeguards, has_prior=world.has_prior)
+        rules += _rules_of_clients(ClientMoves(slot), answers, talk, scheduler)
+        rules.append(Rule(Kind.FAULT, (talk, scheduler, _FAULTS), moves.crash))
         for place in (_FIRST, _SECOND):
             rules += _rules_of_executors(moves, talk, scheduler, place)
         if world.num_schedulers > 1:
@@ -80,16 +83,15 @@ def _beginning(world: World) -> tuple[Client, Executor, Executor, Talk, Schedule
     return Client(attachment=1, slot=0), first, second, (left,), Scheduler(boot=2)
 
 
-def _rules_of_clients(client: ClientMoves, moves: SchedulerMoves, talk: int, scheduler: int) -> Iterator[Rule]:
+def _rules_of_clients(client: ClientMoves, answers: AnswerMoves, talk: int, scheduler: int) -> Iterator[Rule]:
     yield Rule(Kind.STEP, (_CLIENT, talk, scheduler), client.attach)
     yield Rule(Kind.STEP, (_CLIENT, talk, _FAULTS), client.listen)
     yield Rule(Kind.FAULT, (_CLIENT, talk, _FAULTS), client.leave)
     yield Rule(Kind.FAULT, (talk, _FAULTS), cut)
-    yield Rule(Kind.STEP, (talk, scheduler), moves.answer)
-    yield Rule(Kind.STEP, (_CLIENT, talk, scheduler), moves.cancel)
-    yield Rule(Kind.SLOW_STEP, (scheduler,), moves.abandon)
-    yield Rule(Kind.FAULT, (scheduler, _FAULTS), moves.abandon_early)
-    yield Rule(Kind.FAULT, (talk, scheduler, _FAULTS), moves.crash)
+    yield Rule(Kind.STEP, (talk, scheduler), answers.answer)
+    yield Rule(Kind.STEP, (_CLIENT, talk, scheduler), answers.cancel)
+    yield Rule(Kind.SLOW_STEP, (scheduler,), answers.abandon)
+    yield Rule(Kind.FAULT, (scheduler, _FAULTS), answers.abandon_early)
 
 
 def _rules_of_executors(moves: SchedulerMoves, talk: int, scheduler: int, place: int) -> Iterator[Rule]:

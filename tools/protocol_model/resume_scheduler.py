@@ -1,6 +1,6 @@
-"""What schedulers do in the resume model: adopt, place, apply results, and answer clients.
+"""What schedulers do with executors in the resume model: attach and adopt, place, apply results.
 
-Follows `scheduler/paceline_scheduler/core`: `recovery`, `requests/resuming`, `requests/adoption`, `executor`.
+Follows `scheduler/paceline_scheduler/core`: `recovery`, `requests/adoption`, `executor`.
 """
 
 from collections.abc import Iterator
@@ -11,22 +11,17 @@ from protocol_model.resume_executor import named
 from protocol_model.resume_state import (
     LENGTH,
     MAX_PLANS,
-    Client,
     Delta,
     Ending,
     Executor,
     Faults,
     Live,
-    Opening,
-    Output,
-    Phase,
     Plan,
     Result,
     Row,
     RowView,
     Safeguard,
     Scheduler,
-    Stream,
     Verb,
     Word,
     with_item,
@@ -36,13 +31,12 @@ _ON_A_ROW = (RowView.RUNNING, RowView.PREEMPTED)
 
 
 class SchedulerMoves:
-    """The moves of one scheduler, given which safeguards are on and whether clients send the tokens they hold."""
+    """The moves of one scheduler towards executors, given which safeguards are on."""
 
-    def __init__(self, slot: int, safeguards: frozenset[Safeguard], *, has_prior: bool) -> None:
+    def __init__(self, slot: int, safeguards: frozenset[Safeguard]) -> None:
         self._slot = slot
         self._name = f"scheduler {'AB'[slot]}"
         self._safeguards = safeguards
-        self._has_prior = has_prior
 
     # Executors
 
@@ -103,7 +97,7 @@ class SchedulerMoves:
             return
         if view is RowView.RUNNING and len(live.output) + _num_unanswered(executor) < LENGTH:
             yield f"{self._name} plans a step on {named(executor)}", _sent(scheduler, executor, Plan(Verb.RUN), view)
-        if view is RowView.EMPTY and self._waits(scheduler) and self._is_synced(scheduler):
+        if view is RowView.EMPTY and self._waits(scheduler) and is_synced(scheduler, self._safeguards):
             placed = scheduler._replace(live=live._replace(attempt=live.attempt + 1))
             place = Plan(Verb.PLACE, live.attempt + 1, live.output)
             label = f"{self._name} places attempt {place.attempt} with {live.output} on {named(executor)}"
@@ -142,39 +136,6 @@ class SchedulerMoves:
             left = faults._replace(losses=faults.losses - 1, is_excused=True)
             yield f"{self._name} declares {named(executor)} lost", (lost, executor._replace(is_cut=True), left)
 
-    # Clients
-
-    def answer(self, talk: Talk, scheduler: Scheduler) -> Iterator[Move]:
-        """Answer clients that come, and see clients that go."""
-        for stream in talk:
-            if stream.opening is not None and stream.ending is Ending.NONE and self._is_synced(scheduler):
-                after, told = self._opened(talk, scheduler, stream, stream.opening)
-                yield f"{self._name} answers attachment {stream.attachment}", (told, after)
-            if (not stream.is_open or stream.is_cut) and stream.ending is Ending.NONE:
-                ended = with_stream(talk, stream, stream._replace(opening=None, ending=Ending.UNAVAILABLE))
-                after = self._detached(scheduler, stream)
-                yield f"{self._name} sees the end of attachment {stream.attachment}", (ended, after)
-
-    def cancel(self, client: Client, talk: Talk, scheduler: Scheduler) -> Iterator[Move]:
-        """Cancel by key."""
-        if client.phase is Phase.CANCELLING and Word.ATTACHED in scheduler.words and self._is_synced(scheduler):
-            over = client._replace(phase=Phase.CANCELLED)
-            told = tell(talk, scheduler.live, (), Ending.CANCELLED)
-            yield f"{self._name} cancels the request", (over, told, ended(scheduler, is_cancelled=True))
-
-    def abandon(self, scheduler: Scheduler) -> Iterator[Move]:
-        """The client has not come back in time."""
-        live = scheduler.live
-        if live is not None and not live.is_over and not live.is_heard:
-            yield f"{self._name} ends the request, whose client is gone", (ended(scheduler, is_cancelled=True),)
-
-    def abandon_early(self, scheduler: Scheduler, faults: Faults) -> Iterator[Move]:
-        """The client is on its way, but comes too late."""
-        if faults.windows:
-            left = faults._replace(windows=faults.windows - 1, is_excused=True)
-            for label, (after,) in self.abandon(scheduler):
-                yield f"{label} for long", (after, left)
-
     def crash(self, talk: Talk, scheduler: Scheduler, faults: Faults) -> Iterator[Move]:
         """Die; what was told to clients may still arrive. A successor begins with nothing."""
         if faults.crashes:
@@ -187,9 +148,6 @@ class SchedulerMoves:
         is_driven = executor.driver == (self._slot, scheduler.boot) and not executor.is_cut
         is_attached = scheduler.words[executor.place] is Word.ATTACHED
         return is_attached and is_driven and _num_unanswered(executor) < MAX_PLANS
-
-    def _is_synced(self, scheduler: Scheduler) -> bool:
-        return Word.NONE not in scheduler.words or Safeguard.SYNC_GATE not in self._safeguards
 
     def _waits(self, scheduler: Scheduler) -> bool:
         on_a_row = _ON_A_ROW if Safeguard.LEAVING in self._safeguards else (RowView.RUNNING,)
@@ -262,7 +220,7 @@ class SchedulerMoves:
         broken = "a lower attempt took the place of a higher one" * (seen.attempt < live.attempt)
         output = live.output if live.is_heard else seen.output
         claimed = live._replace(attempt=seen.attempt, output=output)
-        return _called_away(scheduler)._replace(live=claimed, broken=broken or scheduler.broken)
+        return called_away(scheduler)._replace(live=claimed, broken=broken or scheduler.broken)
 
     def _fits(self, live: Live, seen: Row) -> bool:
         return seen.output[: len(live.output)] == live.output or Safeguard.FITTING not in self._safeguards
@@ -275,59 +233,10 @@ class SchedulerMoves:
             return scheduler
         return scheduler._replace(broken="a higher attempt gave way to a lower one")
 
-    def _opened(self, talk: Talk, scheduler: Scheduler, stream: Stream, opening: Opening) -> tuple[Scheduler, Talk]:
-        read = stream._replace(opening=None)
-        live = scheduler.live
-        if live is None or (live.is_over and live.is_cancelled):
-            return self._begun(talk, scheduler, stream, opening)
-        is_lower = opening.attachment < live.attachment and Safeguard.ATTACHMENT in self._safeguards
-        if not live.is_over and is_lower:
-            return scheduler, with_stream(talk, stream, read._replace(ending=Ending.ABORTED))
-        if not self._holds_beginning(live.output, opening.held):
-            if live.is_over:
-                return self._begun(talk, scheduler, stream, opening)
-            return self._restarted(talk, scheduler, stream, opening)
-        attempt = max(live.attempt, opening.last_attempt)
-        joined = live._replace(attempt=attempt, attachment=opening.attachment, is_heard=True)
-        told = _superseded(with_stream(talk, stream, read), live)
-        offset = len(opening.held) if Safeguard.OFFSET in self._safeguards else 0
-        deltas = tuple(
-            Delta(live.output[:place], live.output[place], joined.attempt) for place in range(offset, len(live.output))
-        )
-        told = tell(told, joined, deltas, _done(is_over=live.is_over))
-        return scheduler._replace(live=joined._replace(is_heard=not live.is_over)), told
 
-    def _holds_beginning(self, output: Output, held: Output) -> bool:
-        if Safeguard.HASH not in self._safeguards:
-            return len(held) <= len(output)
-        return output[: len(held)] == held
-
-    def _begun(self, talk: Talk, scheduler: Scheduler, stream: Stream, opening: Opening) -> tuple[Scheduler, Talk]:
-        read = stream._replace(opening=None)
-        if opening.held and not self._has_prior:
-            return scheduler, with_stream(talk, stream, read._replace(ending=Ending.REFUSED))
-        if len(opening.held) == LENGTH:
-            return scheduler, with_stream(talk, stream, read._replace(ending=Ending.DONE))
-        attempt = max(opening.last_attempt, 0 if scheduler.live is None else scheduler.live.attempt)
-        live = Live(opening.held, attempt, opening.attachment, is_heard=True)
-        return scheduler._replace(live=live), with_stream(talk, stream, read)
-
-    def _restarted(self, talk: Talk, scheduler: Scheduler, stream: Stream, opening: Opening) -> tuple[Scheduler, Talk]:
-        live = scheduler.live
-        assert live is not None, "it is known"
-        if not self._has_prior:
-            return scheduler, with_stream(talk, stream, stream._replace(opening=None, ending=Ending.REFUSED))
-        told = _superseded(with_stream(talk, stream, stream._replace(opening=None)), live)
-        attempt = max(live.attempt, opening.last_attempt)
-        restarted = Live(opening.held, attempt, opening.attachment, is_heard=True)
-        return _called_away(scheduler)._replace(live=restarted), told
-
-    def _detached(self, scheduler: Scheduler, stream: Stream) -> Scheduler:
-        live = scheduler.live
-        if live is None:
-            return scheduler
-        is_listener = live.attachment == stream.attachment or Safeguard.STALE_END not in self._safeguards
-        return scheduler._replace(live=live._replace(is_heard=live.is_heard and not is_listener))
+def is_synced(scheduler: Scheduler, safeguards: frozenset[Safeguard]) -> bool:
+    """Whether it has had word of every executor, or does not wait for that."""
+    return Word.NONE not in scheduler.words or Safeguard.SYNC_GATE not in safeguards
 
 
 def with_view(scheduler: Scheduler, index: int, view: RowView) -> tuple[RowView, RowView]:
@@ -355,7 +264,7 @@ def ended(scheduler: Scheduler, *, is_cancelled: bool) -> Scheduler:
     live = scheduler.live
     if live is None or live.is_over:
         return scheduler
-    return _called_away(scheduler)._replace(live=live._replace(is_over=True, is_cancelled=is_cancelled))
+    return called_away(scheduler)._replace(live=live._replace(is_over=True, is_cancelled=is_cancelled))
 
 
 def hung_up(talk: Talk) -> Talk:
@@ -365,7 +274,8 @@ def hung_up(talk: Talk) -> Talk:
     )
 
 
-def _called_away(scheduler: Scheduler) -> Scheduler:
+def called_away(scheduler: Scheduler) -> Scheduler:
+    """The scheduler after it has taken the request from where it was."""
     views = tuple(
         RowView.DISOWNED if view is RowView.RUNNING else RowView.LEAVING if view is RowView.PREEMPTED else view
         for view in scheduler.rows
@@ -373,7 +283,8 @@ def _called_away(scheduler: Scheduler) -> Scheduler:
     return scheduler._replace(rows=(views[0], views[1]))
 
 
-def _superseded(talk: Talk, live: Live) -> Talk:
+def superseded(talk: Talk, live: Live) -> Talk:
+    """The streams after another one took the place of the listener."""
     for stream in talk:
         if live.is_heard and stream.attachment == live.attachment and stream.ending is Ending.NONE:
             return with_stream(talk, stream, stream._replace(ending=Ending.ABORTED))

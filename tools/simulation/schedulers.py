@@ -62,7 +62,7 @@ class _CheckedCore(Core):
         for key, (live, attempt) in self._attempts.items():
             known, highest = before.get(key, (live, 0))
             assert known is not live or attempt >= highest, f"{key} fell from attempt {highest} to {attempt}"
-            assert live.preemptions.count <= MAX_PREEMPTIONS, f"{key} was preempted {live.num_preemptions} times"
+            assert live.preemptions.count <= MAX_PREEMPTIONS, f"{key} was preempted {live.preemptions.count} times"
 
 
 class SchedulerHost:
