@@ -183,7 +183,10 @@ class ExecutorState:
 
     def settle(self) -> tuple[list[_Tag], list[Release]]:
         """First half of a plan: tag what was filled, then let go of what has ended."""
-        due, self.next_plan = self.next_plan, NextPlan(forgets=self.next_plan.forgets)
+        due = self.next_plan
+        if not (due.ending_rows or due.rows_to_tag or due.blocks_to_untag):
+            return [], []
+        self.next_plan = NextPlan(forgets=due.forgets)
         ending = sorted(due.ending_rows)
         tags = [(block, NO_KEY) for block in due.blocks_to_untag]
         tags += [tag for row in (*due.rows_to_tag, *ending) for tag in self._tag_filled(row)]
