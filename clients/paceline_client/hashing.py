@@ -1,6 +1,7 @@
 """The rolling hash of output tokens that every delta carries: FNV-1a over 64-bit words, folded once per token.
 
-The definition is the comment of `Delta.rolling_hash` in `paceline/v1/inference.proto`.
+The definition is the comment of `Delta.rolling_hash` in `paceline/v1/inference.proto`. Apart from `inbox`, because
+servers in tests compute it too.
 """
 
 from collections.abc import Iterable

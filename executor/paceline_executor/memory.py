@@ -1,4 +1,7 @@
-"""How much memory this process may still take, its container considered. Knows Linux's files only."""
+"""How much memory this process may still take, its container considered. Knows Linux's files only.
+
+Apart from `loading`, which decides what is taken of it.
+"""
 
 from pathlib import Path
 

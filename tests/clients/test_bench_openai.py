@@ -10,10 +10,9 @@ import pytest
 
 from paceline_client.bench.clock import Clock
 from paceline_client.bench.errors import EndpointError, NoOutputError
-from paceline_client.bench.openai_target import OpenAITarget
+from paceline_client.bench.openai_target import WORDS, OpenAITarget
 from paceline_client.bench.records import Counted
 from paceline_client.bench.targets import Outgoing
-from paceline_client.bench.words import WORDS
 from paceline_client.errors import (
     AccessDeniedError,
     ConnectionLostError,

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_client.bench.arrivals import gamma_arrivals
 from paceline_client.bench.errors import TraceError, WorkloadError
-from paceline_client.bench.plan import WorkloadOptions
+from paceline_client.bench.openai_target import WORDS
+from paceline_client.bench.plan import WorkloadOptions, gamma_arrivals
 from paceline_client.bench.prompts import PromptWriter
 from paceline_client.bench.rungs import ClosedLoop, OpenLoop
-from paceline_client.bench.words import WORDS
 from paceline_client.bench.workload import Lengths, PlannedRequest, Segment, num_too_long
 
 NUM_ARRIVALS = 4000

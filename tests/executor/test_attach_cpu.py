@@ -9,8 +9,8 @@ from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_executor import loaded, serving
+from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plan_client import attached, grants, hello, request, tokens_by_row, values_of
-from paceline_executor.testing.tiny import tiny_checkpoint
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=128, max_num_batched_tokens=64, num_blocks=24, block_size=8, vocab_size=512

@@ -12,9 +12,8 @@ from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_executor import hash_executor, loaded, serving
-from paceline_executor.testing.models import RandomCheckpoint
+from paceline_executor.testing.models import RandomCheckpoint, tiny_checkpoint
 from paceline_executor.testing.plan_client import attached, grants, info_of, request, tokens_by_row, values_of
-from paceline_executor.testing.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 

@@ -8,7 +8,7 @@ from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.testing.models import tiny_checkpoint
 
 SHAPES = {
     "like the default model": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 16},

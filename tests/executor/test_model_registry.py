@@ -8,7 +8,7 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.models.registry import ARCHITECTURES, build_model
 from paceline_executor.numerics import WeightKind
-from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.testing.models import tiny_checkpoint
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

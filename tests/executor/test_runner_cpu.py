@@ -14,7 +14,7 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Weig
 from paceline_executor.runner.cpu import CpuRunner, operations_of
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, drawn_logprobs, step_batch
-from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels import jit
 from paceline_kernels.activation import cpu as activation

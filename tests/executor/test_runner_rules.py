@@ -10,9 +10,9 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import RowProblem
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS, cut
+from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.testing.plans import GREEDY, placement, plan
 from paceline_executor.testing.stepping import SteppingEngine
-from paceline_executor.testing.tiny import tiny_checkpoint
 
 LIMITS = RowLimits(
     num_rows=4, max_model_len=256, max_num_batched_tokens=256, num_blocks=48, block_size=16, vocab_size=512

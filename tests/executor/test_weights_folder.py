@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
-from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights import load_checkpoint, load_model
 from paceline_executor.weights.checkpoint import Rope
 from paceline_executor.weights.safetensors_folder import _as_float32

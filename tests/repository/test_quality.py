@@ -19,8 +19,7 @@ from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, Quan
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.runner.interface import StepBatch
-from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
-from paceline_executor.testing.tiny import tiny_checkpoint
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts, tiny_checkpoint
 from paceline_executor.weights import load_model, load_tokenizer
 from paceline_kernels import jit
 from quality.__main__ import app

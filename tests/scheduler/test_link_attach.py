@@ -8,8 +8,8 @@ from paceline_scheduler.core.events import DrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import NoExecutorError
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.simulator.fence import Approach
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import expected_output, make_request

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.simulator.service import SimulatedService
 from paceline_scheduler.simulator.transport_memory import MemoryNetwork
 from paceline_scheduler.testing.requests import make_executor, make_request

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.plan.values import FailedStep
-from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.simulator.failures import SimulatedStepError
 from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.harness import CoreHarness

@@ -11,9 +11,9 @@ from paceline.plan.values import ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import MAX_TERM
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.testing.deployment import Deployment
 from paceline_scheduler.testing.requests import expected_output, make_request
 from paceline_scheduler.testing.rig import SchedulerRig

@@ -9,7 +9,7 @@ from paceline.bytes_tokenizer import PRINTABLE, make_bytes_tokenizer
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import attached, hello
-from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig

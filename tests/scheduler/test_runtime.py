@@ -31,11 +31,11 @@ from paceline_scheduler.errors import (
     UnknownRequestError,
 )
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import OwnClaim
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime

@@ -9,9 +9,9 @@ from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.errors import LinkError
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.leadership import ServingStatus
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig

@@ -1,4 +1,7 @@
-"""A plugin of pytest: tests that import what is not installed are skipped. Knows what may be missing."""
+"""A plugin of pytest: tests that import what is not installed are skipped. Knows what may be missing.
+
+Apart, because pytest loads it by its name.
+"""
 
 import importlib.util
 import sys

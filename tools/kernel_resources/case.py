@@ -1,4 +1,7 @@
-"""What a case is, and the tensors of its call. Knows no operation."""
+"""What a case is, and the tensors of its call. Knows no operation.
+
+Apart from `cases`, which imports the modules that make some.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

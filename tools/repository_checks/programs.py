@@ -1,4 +1,7 @@
-"""Runs the programs that the checks consist of, from the environment that runs the checks."""
+"""Runs the programs that the checks consist of, from the environment that runs the checks.
+
+Apart, because all checks that run a program share it.
+"""
 
 import os
 import subprocess

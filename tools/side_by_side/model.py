@@ -1,7 +1,8 @@
 """The default model's shape, and what a step of it costs at least: bytes to read and operations to do.
 
 SmolLM2-135M-Instruct, whose GGUF file all engines load. The bytes of the weights are those in the file, Q4_1 and for
-the output layer Q8_0; a slot of the KV cache is 64 bytes and a scale of four, our default.
+the output layer Q8_0; a slot of the KV cache is 64 bytes and a scale of four, our default. Apart from `rows`, which
+know no model.
 """
 
 from side_by_side.results import Limits

@@ -1,4 +1,7 @@
-"""What happened in a run, in order: a hash of all of it, and the last of it in words."""
+"""What happened in a run, in order: a hash of all of it, and the last of it in words.
+
+Apart from the world that tells it, because a run asks it afterwards.
+"""
 
 from collections import deque
 from collections.abc import Callable

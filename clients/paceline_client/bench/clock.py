@@ -1,4 +1,7 @@
-"""The time as a benchmark sees it: a monotonic reading and a pause. Tests pass their own."""
+"""The time as a benchmark sees it: a monotonic reading and a pause. Tests pass their own.
+
+Apart, because all that waits in a benchmark is given one.
+"""
 
 import asyncio
 import time

@@ -13,7 +13,6 @@ import httpx2
 from paceline_client.bench.errors import EndpointError, NoOutputError
 from paceline_client.bench.records import Counted
 from paceline_client.bench.targets import Outgoing, Served
-from paceline_client.bench.words import WORDS
 from paceline_client.errors import (
     AccessDeniedError,
     ConnectionLostError,
@@ -27,6 +26,17 @@ from paceline_client.errors import (
     UnavailableError,
 )
 from paceline_client.requests import Sampling
+
+# Nearly every vocabulary has each of these as one token behind a space.
+_TEXT = """
+the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which
+one you were all her she there would their we him been has when who will no more if out so up said what its about
+than into them can only other time new some could these two may first then do any like my now over such our man me
+even most made after also did many off before must well back through years where much your way down should because
+long each just state those people too little good world still see own men work here life both get under never day
+same another know while last might great old year come since against right three
+"""
+WORDS: tuple[str, ...] = tuple(_TEXT.split())
 
 _CONNECT_SECONDS = 5.0
 _ERROR_OF_STATUS: dict[int, type[PacelineError]] = {

@@ -3,13 +3,13 @@
 Knows which options exclude each other. Refuses to know how they were typed and to what they are sent.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from paceline_client.bench.arrivals import gamma_arrivals
 from paceline_client.bench.errors import WorkloadError
 from paceline_client.bench.rungs import ClosedLoop, OpenLoop, Replay, Rung
 from paceline_client.bench.traces import Scale, read_trace, replay
@@ -113,3 +113,13 @@ def _numbers(option: str, text: str) -> list[float]:
     if not numbers or not all(0 < number < float("inf") for number in numbers):
         raise WorkloadError(f"{option}: {text!r} is no list of numbers above 0, such as 1,4,16")
     return numbers
+
+
+def gamma_arrivals(request_rate: float, burstiness: float, draws: Random) -> Iterator[float]:
+    """Seconds since the start, without end, of arrivals whose gaps are gamma distributed with mean 1 / `request_rate`.
+
+    `burstiness` is the shape of that distribution, as in `vllm bench serve`: 1 is a Poisson process, below 1 arrivals
+    come in bursts, above 1 they are more even. Unlike there, the drawn gaps are not stretched to a given total.
+    """
+    scale = 1.0 / (request_rate * burstiness)
+    return itertools.accumulate(draws.gammavariate(burstiness, scale) for _ in itertools.repeat(None))

@@ -1,4 +1,7 @@
-"""Waiting for what happens elsewhere: in other processes, or in many streams at once."""
+"""Waiting for what happens elsewhere: in other processes, or in many streams at once.
+
+Apart, because campaigns, systems and tests wait alike.
+"""
 
 import asyncio
 from collections.abc import Callable

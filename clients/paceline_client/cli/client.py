@@ -1,4 +1,7 @@
-"""The client the commands use: a server that is not there is an error soon, because a person waits."""
+"""The client the commands use: a server that is not there is an error soon, because a person waits.
+
+Apart, because every command that asks a server takes it.
+"""
 
 from paceline_client.cli.options import timeout_of
 from paceline_client.sync_client import Client

@@ -1,4 +1,7 @@
-"""What commands do to stdout as a whole. What they write there, they know themselves."""
+"""What commands do to stdout as a whole. What they write there, they know themselves.
+
+Apart, because all commands that print share it.
+"""
 
 import io
 import json

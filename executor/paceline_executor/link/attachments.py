@@ -37,13 +37,13 @@ from paceline_executor.errors import (
     StepWedgedError,
 )
 from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Verdict, Waits
-from paceline_executor.link.messages import NANOSECONDS, Transport
-from paceline_executor.link.plan_stream import PlanStream
+from paceline_executor.link.plan_stream import PlanStream, Transport
 from paceline_executor.link.step_loop import MIN_STEP_BOUND_NS, Report, StepLoop, StepRefused
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 
 MAX_PART_BYTES = 1024 * 1024
+_NANOSECONDS = 1_000_000_000
 _HELLO_S = 5.0
 _FROZEN_NS = 600_000_000  # beats come every 0.2 s; after such a gap this process itself had stood still
 _TIMER_SLACK_S = 0.001  # timers fire up to a clock tick early
@@ -240,7 +240,7 @@ class Attachments:
             return Snapshot(table.states(), table.tags())
 
         try:
-            snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / NANOSECONDS)
+            snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / _NANOSECONDS)
         except TimeoutError:
             name = f"step {running.step_id}" if running else "a step"
             raise StepWedgedError(f"{name} does not end; this executor cannot be driven now") from None
@@ -261,7 +261,7 @@ class Attachments:
             self._timer = None
         delay_ns = 0 if when_ns is None else when_ns - self._clock_ns()
         if delay_ns > 0:
-            self._timer = asyncio.get_running_loop().call_later(delay_ns / NANOSECONDS + _TIMER_SLACK_S, self._wake)
+            self._timer = asyncio.get_running_loop().call_later(delay_ns / _NANOSECONDS + _TIMER_SLACK_S, self._wake)
 
     def _wake(self) -> None:
         self._timer = None

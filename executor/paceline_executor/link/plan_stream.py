@@ -5,8 +5,17 @@ Knows its own order of plans and bounds. It refuses to know other streams and wh
 
 import asyncio
 import contextlib
+from typing import Protocol
 
-from paceline.plan.values import GROUPING_PROTOCOL, BatchPlan, FromExecutor, Heartbeat, Hello, StepResult
+from paceline.plan.values import (
+    GROUPING_PROTOCOL,
+    BatchPlan,
+    FromExecutor,
+    Heartbeat,
+    Hello,
+    StepResult,
+    ToExecutor,
+)
 from paceline_executor.errors import (
     AttachError,
     PlanOrderError,
@@ -14,11 +23,22 @@ from paceline_executor.errors import (
     StaleEpochError,
     TooManyPlansError,
 )
-from paceline_executor.link.messages import Transport
 from paceline_executor.link.result_batcher import ResultBatcher
 
 _MAX_OUTBOX = 64
 _FLUSH_S = 1.0
+
+
+class Transport(Protocol):
+    """Carries one plan stream. A broken connection cancels whoever is using it."""
+
+    async def receive(self) -> ToExecutor | None:
+        """The next message, or None when the scheduler will send no more. Raises PlanError or AttachError."""
+        ...
+
+    async def send(self, message: FromExecutor, *more: StepResult) -> None:
+        """Send a message, or several results as one; returns when the connection has taken it."""
+        ...
 
 
 class PlanStream:

@@ -1,4 +1,7 @@
-"""From a checkpoint's architecture to the model that computes it. The place where a new architecture is added."""
+"""From a checkpoint's architecture to the model that computes it. The place where a new architecture is added.
+
+Apart from the models, each of which knows only itself.
+"""
 
 from collections.abc import Callable, Mapping
 

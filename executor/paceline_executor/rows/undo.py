@@ -1,4 +1,7 @@
-"""A list of ways back. Knows callables only."""
+"""A list of ways back. Knows callables only.
+
+Apart from `table`, because the parts that it is made of are taken back too.
+"""
 
 from collections.abc import Callable
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
-from paceline_executor.weights.checkpoint import Float32Array, Rope
+from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, Rope
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -198,3 +198,34 @@ def _add(writer: gguf.GGUFWriter, key: str, value: MetadataInput) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_string(key, value)
+
+
+def tiny_checkpoint(
+    *,
+    num_layers: int = 2,
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    intermediate_size: int = 80,
+    vocab_size: int = 512,
+    max_model_len: int = 1024,
+    tie_word_embeddings: bool = True,
+    architecture: str = "llama",
+    seed: int = 0,
+) -> Checkpoint:
+    """A checkpoint of `num_layers` layers whose hidden size is num_heads * head_dim; num_kv_heads divides num_heads."""
+    config = ModelConfig(
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=num_heads * head_dim,
+        intermediate_size=intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        rms_norm_eps=1e-5,
+        rope=Rope(10_000.0),
+        tie_word_embeddings=tie_word_embeddings,
+    )
+    return RandomCheckpoint(config, seed)

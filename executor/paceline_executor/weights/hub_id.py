@@ -1,6 +1,7 @@
 """How a user names a model of the Hugging Face hub: `org/name`, or `org/name:FILE.gguf`, or `org/name:Q4_K_M`.
 
-Knows the spelling only, which is that of llama.cpp and vLLM. Knows nothing of networks, nor of what a repository holds.
+Knows the spelling only, which is that of llama.cpp and vLLM. Knows nothing of networks, nor of what a repository
+holds. Apart from `hub`, because a name is understood before anything is fetched.
 """
 
 import re

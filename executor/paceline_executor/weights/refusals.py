@@ -1,6 +1,7 @@
 """How a model's files are refused: one line each, whatever the files contain.
 
-Knows how to word an error about a path. Knows no file format.
+Knows how to word an error about a path. Knows no file format. Apart, because the readers of all formats word their
+errors so.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""What gates go through, by the numbers that compiled code knows them by. Knows no tensors."""
+"""What gates go through, by the numbers that compiled code knows them by. Knows no tensors.
+
+Apart from the operation, which imports its backends: these name gates too.
+"""
 
 import enum
 

@@ -1,4 +1,7 @@
-"""How a GPU divides a long sum, over a context or over the inputs of a product, among its programs. Knows no kernel."""
+"""How a GPU divides a long sum, over a context or over the inputs of a product, among its programs. Knows no kernel.
+
+Apart, because attention and products name it.
+"""
 
 import enum
 

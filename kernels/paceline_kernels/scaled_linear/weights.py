@@ -1,6 +1,7 @@
 """Weights of 8 bits with a scale per output, and how they are made of float ones. Knows no product.
 
 One scale for all inputs of an output is a factor of its sum: products are made of the stored numbers themselves.
+Apart from the operation, which imports its backends: these take such weights too.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Random packed matrices for tests. Knows formats; it asserts nothing."""
+"""Random packed matrices for tests. Knows formats; it asserts nothing.
+
+Apart from `decoders`, because products are tested without one.
+"""
 
 import numpy as np
 

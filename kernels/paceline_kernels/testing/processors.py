@@ -1,6 +1,7 @@
 """Which instructions tests can try on this machine.
 
-Knows the order in which processors got them; not what they are used for.
+Knows the order in which processors got them; not what they are used for. Apart, because attention and products are
+both tested on each of them.
 """
 
 from paceline_kernels.integers import Processor, this_processor

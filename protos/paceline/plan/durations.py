@@ -1,6 +1,6 @@
-"""Seconds as the message that protocols have for them: apart from the codec, because errors name them before all else.
+"""Seconds as the message that protocols have for them. Knows its range, and not what the seconds are of.
 
-Knows the message's range, and not what the seconds are of.
+Apart from the codec, because errors name them before all else.
 """
 
 from google.protobuf.duration_pb2 import Duration

@@ -1,4 +1,7 @@
-"""The first and the last thing that a program does. Imports next to nothing, since a stop may come at any moment."""
+"""The first and the last thing that a program does.
+
+Apart from `signals`, because it imports next to nothing: a stop may come at any moment.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""The edge's bounds in one place. They protect the process; none is a matter of taste, so none is an option."""
+"""The edge's bounds in one place. They protect the process; none is a matter of taste, so none is an option.
+
+Apart, because whoever builds an edge gives it these.
+"""
 
 from dataclasses import dataclass
 

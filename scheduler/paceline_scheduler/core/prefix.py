@@ -2,7 +2,7 @@
 
 A key stands for all tokens from the beginning up to the end of its block, the model, the tenant and the salt, so that
 equal keys mean equal KV contents and no tenant can hit or guess another one's blocks. Hash: BLAKE2b (RFC 7693) keyed
-with the deployment's tag key.
+with the deployment's tag key. Apart from `tables.blocks`, which takes keys and does not know what they are made of.
 """
 
 from hashlib import blake2b

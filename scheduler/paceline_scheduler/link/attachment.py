@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from paceline.plan.values import Model
 from paceline_scheduler.backend import ExecutorStatus, ServedModel, TokenizerSource
@@ -9,8 +10,17 @@ from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.link.executor_record import ExecutorRecord, Phase
 from paceline_scheduler.link.link_listener import PlanPort
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.observers.steps import StepTotals
+
+
+class ExecutorState(IntEnum):
+    """Where an executor stands for its scheduler; the numbers are those of paceline.v1.ExecutorState."""
+
+    CONNECTING = 1
+    SYNCING = 2
+    READY = 3
+    DRAINING = 4
+    LOST = 5
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ Knows messages and times. What a result means is for whoever takes it.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from paceline.plan.values import (
     GROUPING_PROTOCOL,
@@ -27,7 +27,6 @@ from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.snapshots import SnapshotJoiner
-from paceline_scheduler.link.tasks import run_until_one_ends
 from paceline_scheduler.link.transport import PlanStream as PlanCalls
 
 HEARTBEAT_S = 0.2
@@ -113,7 +112,7 @@ class PlanStream:
         """Say hello and go on until the stream ends; raises why it ended."""
         self._protocols = hello.protocols
         self._send(hello)
-        await run_until_one_ends(
+        await _run_until_one_ends(
             self._read_loop(), self._write_loop(), self._accept(), self._beat_loop(), self._wait_for_failure()
         )
 
@@ -242,3 +241,20 @@ async def never() -> NoReturn:
     """Wait until cancelled."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets this event")
+
+
+async def _run_until_one_ends(*coroutines: Coroutine[Any, Any, NoReturn]) -> NoReturn:
+    """Run endless coroutines until one raises; end the others, then raise what it raised.
+
+    If several have raised at the same moment the first one given counts.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    ended[0].result()
+    raise AssertionError("an endless task returned")

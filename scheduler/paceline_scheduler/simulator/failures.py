@@ -1,4 +1,7 @@
-"""Steps of a simulated executor that fail as a whole, because of a request in them, and what it makes of that."""
+"""Steps of a simulated executor that fail as a whole, because of a request in them, and what it makes of that.
+
+Apart from `executor`, because its service and tests of the core without one name them too.
+"""
 
 from paceline.plan.values import FailedStep, RecordId
 

@@ -1,4 +1,7 @@
-"""What a simulated executor raises when a plan breaks a rule of the protocol. It is never caught on the way."""
+"""What a simulated executor raises when a plan breaks a rule of the protocol. It is never caught on the way.
+
+Apart, because every part of the executor raises it.
+"""
 
 
 class PlanViolationError(Exception):

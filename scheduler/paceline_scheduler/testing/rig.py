@@ -10,13 +10,13 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, Resolver, parse_executors, resolve_with_system
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.messages import ExecutorState
 from paceline_scheduler.link.transport import Transport
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime

@@ -1,4 +1,6 @@
-"""Becomes another program after asking the kernel to kill it when its parent dies. Run as a script, not imported:
+"""Becomes another program after asking the kernel to kill it when its parent dies.
+
+Apart, because it is run as a script:
 
     python launcher.py PARENT_PROCESS_ID PROGRAM ARGUMENT...
 

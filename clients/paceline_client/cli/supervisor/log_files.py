@@ -1,4 +1,7 @@
-"""Keeps what the children print, one file each. A disk that is full or read-only costs lines, never the service."""
+"""Keeps what the children print, one file each. A disk that is full or read-only costs lines, never the service.
+
+Apart from the supervisor, which no disk can stop.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

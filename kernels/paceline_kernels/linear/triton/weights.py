@@ -1,6 +1,6 @@
 """What products do to weights and sums: make of 8 bits what matrix instructions take, and of sums a result.
 
-Knows numbers and types; not tiles.
+Knows numbers and types; not tiles. Apart, because both tilings are made with it.
 """
 
 import triton

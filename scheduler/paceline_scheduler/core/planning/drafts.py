@@ -1,7 +1,7 @@
 """How many drafts the decoding rows of a step get beside their one token: of those they want, what there is room for.
 
 Drafts are guesses, so they only take what is left over: they never go beyond the tokens that a row may get, never cost
-anybody a block or its turn, and leave prompts their share of the step. A module of its own, since steps without drafts
+anybody a block or its turn, and leave prompts their share of the step. Apart, since steps without drafts
 never come here, and what rows want will be decided here too.
 """
 

@@ -1,4 +1,7 @@
-"""What a request has to expect behind those ahead of it, on the executors that take requests for its model."""
+"""What a request has to expect behind those ahead of it, on the executors that take requests for its model.
+
+Apart, because admission and explanations must not differ in it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
