@@ -14,7 +14,16 @@ PROCESS = "protos/paceline/process/ports.py"
 TEST = "tests/scheduler/test_core_planner.py"
 TIMED = "import time\ndef test_it(start):\n    took = time.monotonic() - start\n    assert {condition}"
 LINES_61 = "def plan():\n" + "    x = 1\n" * 60
+METHODS_25 = "class Queue:\n" + "".join(f"    def do_{i}(self): ...\n" for i in range(25))
+PARTS_16 = "".join(f"    part_{i}: int\n" for i in range(16))
+ASSIGNED_15 = "class Queue:\n    def __init__(self):\n" + "".join(f"        self.a_{i} = 0\n" for i in range(15))
 KERNEL_121 = "import triton\n@triton.jit\ndef kernel():\n" + "    x = 1\n" * 120
+
+
+def class_with_16_arrays(length):
+    """A class that makes 16 arrays, each `length` long, in which {i} is its number."""
+    assignments = [f"        self.a_{i} = np.zeros({length.format(i=i)}, dtype=np.int32)\n" for i in range(16)]
+    return "class Rows:\n    def __init__(self):\n" + "".join(assignments)
 
 
 def violations(rule, path, text):
@@ -48,6 +57,28 @@ def test_the_tests_keep_the_rule(rule):
         (rules.function_size, "kernels/paceline_kernels/a.py", KERNEL_121, "3: kernel has 121 lines, the limit is 120"),
         (rules.file_size, CORE, "x = 1\n" * 601, "600: the file has 601 lines, the limit is 600"),
         (rules.file_size, "kernels/paceline_kernels/a.py", "x = 1\n" * 601, "600: the file has 601 lines"),
+        (
+            rules.class_width,
+            CORE,
+            METHODS_25 + "    async def one_more(self): ...",
+            "1: Queue has 26 methods, the limit",
+        ),
+        (
+            rules.class_width,
+            TEST,
+            METHODS_25 + "    async def one_more(self): ...",
+            "1: Queue has 26 methods, the limit",
+        ),
+        (rules.class_width, CORE, f"class Queue:\n{PARTS_16}", "1: Queue has 16 fields, the limit is 15"),
+        (rules.class_width, CORE, f"@dataclass(slots=True)\nclass Queue:\n{PARTS_16}", "2: Queue has 16 fields"),
+        (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        self.b += 1", "1: Queue has 16 fields"),
+        (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        a, self.b = 1, 2", "1: Queue has 16 fields"),
+        (rules.class_width, CORE, class_with_16_arrays("size_{i}"), "1: Rows has 16 fields, the limit is 15"),
+        (rules.module_size, CORE, "x = 1", "1: the module has 1 lines and does not say why it stands apart"),
+        (rules.module_size, CORE, "x = 1\n" * 39, "1: the module has 39 lines"),
+        (rules.module_size, CORE, '"""What is set Apart."""', "1: the module has 1 lines"),
+        (rules.module_size, "tools/a/b.py", '"""Cases."""', "1: the module has 1 lines"),
+        (rules.module_size, "scheduler/paceline_scheduler/core/cpu.py", '"""For CPUs."""', "1: the module has 1 lines"),
         (rules.environment, CORE, "import os\nos.environ['A']", "2: os.environ outside of config.py"),
         (rules.environment, CORE, "import os\nos.getenv('A')", "2: os.getenv outside of config.py"),
         (rules.environment, CORE, "import os as o\no.environ.get('A')", "2: os.environ"),
@@ -115,6 +146,19 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.function_size, CORE, "def plan():\n" + "    x = 1\n" * 59),
         (rules.function_size, "kernels/paceline_kernels/a.py", KERNEL_121.replace("    x = 1\n", "", 1)),
         (rules.file_size, CORE, "x = 1\n" * 600),
+        (rules.class_width, CORE, METHODS_25),
+        (rules.class_width, CORE, METHODS_25 + "    @f.setter\n    def do_1(self, value): ..."),
+        (rules.class_width, CORE, ASSIGNED_15),
+        (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        self.a_0 = self.b.c = self.d[0] = 1"),
+        (rules.class_width, CORE, f"@dataclass(frozen=True, slots=True)\nclass Request:\n{PARTS_16}"),
+        (rules.class_width, CORE, f"class Request(NamedTuple):\n{PARTS_16}"),
+        (rules.class_width, CORE, class_with_16_arrays("num_rows")),
+        (rules.module_size, CORE, "x = 1\n" * 40),
+        (rules.module_size, CORE, '"""What a queue holds.\n\nApart from `queue`, which has a clock."""'),
+        (rules.module_size, CORE, '"""What a queue holds. Apart since two name it."""'),
+        (rules.module_size, "scheduler/paceline_scheduler/errors.py", '"""The errors."""'),
+        (rules.module_size, "kernels/paceline_kernels/rope/cpu.py", '"""rope for CPUs."""'),
+        (rules.module_size, TEST, "x = 1"),
         (rules.environment, "scheduler/paceline_scheduler/config.py", "import os\nos.environ['A']"),
         (rules.unsafe_loading, CORE, "model.eval()\nself.load('x')\nre.compile('x')"),
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=False)"),
