@@ -1,4 +1,7 @@
-"""What measurements ask a scheduler, as messages."""
+"""What measurements ask a scheduler, as messages.
+
+Apart from the measurements, because only modules of this name know generated messages.
+"""
 
 from paceline.v1 import admin_pb2, inference_pb2, sampling_pb2
 from paceline_scheduler.observers.steps import StepTotals
