@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Iterable
 
+from paceline.plan.codec.welcomes import write_defaults
 from paceline.plan.durations import read_duration, write_duration
-from paceline.plan.values import GenerationDefaults, TokenLogprobs
+from paceline.plan.values import TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
@@ -292,17 +293,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         num_executors=served.num_executors,
         num_parameters=served.num_parameters,
         quantization=served.quantization,
-        default_sampling=_default_sampling(served.tokenizer.defaults),
-    )
-
-
-def _default_sampling(defaults: GenerationDefaults) -> sampling_pb2.SamplingParams:
-    return sampling_pb2.SamplingParams(
-        temperature=defaults.temperature,
-        top_k=defaults.top_k or None,
-        top_p=defaults.top_p,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
+        default_sampling=write_defaults(served.tokenizer.defaults),
     )
 
 
