@@ -48,6 +48,16 @@ def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLog
     )
 
 
+def prompt_logprobs_of(batch: StepBatch) -> dict[int, TokenLogprobs]:
+    """What is said of the prompt tokens that a batch asks for, by batch row."""
+    targets = batch.prompt_targets
+    if targets is None:
+        return {}
+    ends = np.cumsum(targets.num_tokens)
+    columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
+    return {int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns}
+
+
 class SimulatedRunner:
     """A Runner whose tokens prove that the right slots were written and read.
 
@@ -109,7 +119,7 @@ class SimulatedRunner:
         is_drawn = drawn != _NOTHING_LEFT
         token_ids = drawn[is_drawn]
         num_top = int(batch.sampling.num_logprobs.max(initial=-1))
-        prompt_logprobs = _prompt_logprobs(batch)
+        prompt_logprobs = prompt_logprobs_of(batch)
         due_ns = self._step_times.step_ns(batch.token_ids.size, _num_pairs(batch))
         step_ns = max(due_ns, self._clock_ns() - start_ns)
         self._done_ns = start_ns + step_ns
@@ -213,12 +223,3 @@ def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size
         if candidate not in forbidden and (candidate in allowed or not allowed):
             return candidate
     return _NOTHING_LEFT
-
-
-def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:
-    targets = batch.prompt_targets
-    if targets is None:
-        return {}
-    ends = np.cumsum(targets.num_tokens)
-    columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
-    return {int(row): logprobs_of(targets.token_ids[start:end], int(num_top)) for row, start, end, num_top in columns}

@@ -21,10 +21,9 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepOutput,
     TokenLists,
-    TokenLogprobs,
     output_of,
 )
-from paceline_executor.runner.simulated import logprobs_of
+from paceline_executor.runner.simulated import logprobs_of, prompt_logprobs_of
 
 _EMPTY_SLOT = -1
 
@@ -152,7 +151,7 @@ class RuleRunner:
             problems=problems,
             forward_ns=1000,
             sample_ns=100,
-            prompt_logprobs=_prompt_logprobs(batch),
+            prompt_logprobs=prompt_logprobs_of(batch),
         )
 
     def _write(self, batch: StepBatch) -> None:
@@ -183,15 +182,3 @@ class RuleRunner:
 
 def _listed(lists: TokenLists, index: int) -> set[int]:
     return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
-
-
-def _prompt_logprobs(batch: StepBatch) -> dict[int, TokenLogprobs]:
-    targets = batch.prompt_targets
-    if targets is None:
-        return {}
-    ends = np.cumsum(targets.num_tokens)
-    columns = zip(targets.rows, ends - targets.num_tokens, ends, targets.num_top, strict=True)
-    return {
-        int(row): logprobs_of(targets.token_ids[start:end].tolist(), int(num_top))
-        for row, start, end, num_top in columns
-    }
