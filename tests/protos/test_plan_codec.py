@@ -16,22 +16,42 @@ from hypothesis.extra.numpy import arrays
 
 from paceline.plan import values as plan
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
+from paceline.plan.codec.bounds import TABLE, Column, Data, Floats, Real, Text, Whole
 from paceline.plan.codec.columns import MalformedError
-from paceline.plan.codec.welcomes import HIGHEST
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
-int32s = st.integers(-(2**31), 2**31 - 1)
-uint32s = st.integers(0, 2**32 - 1)
-uint64s = st.integers(0, 2**64 - 1)
-floats = st.floats(width=32)
-names = st.text(max_size=8)
-columns = arrays(np.int32, st.integers(0, 4), elements=int32s)
-token_ids = st.lists(int32s, max_size=3).map(tuple)
+MESSAGES = (executor_pb2, inference_pb2, plan_pb2, sampling_pb2)
+plain = st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"])
 
 
-def every_field(kind, **fields):
-    """A strategy for a value; one that leaves a field out would never show that the field gets lost."""
-    assert fields.keys() == {field.name for field in dataclasses.fields(kind)}, kind
-    return st.builds(kind, **fields)
+def within(kind, field):
+    """Whatever a field of a message may hold: its bounds are those of the table."""
+    message = next(getattr(module, kind) for module in MESSAGES if hasattr(module, kind))
+    match TABLE[message][field]:
+        case Whole(low, high):
+            return st.integers(low, high)
+        case Real(low, high):
+            return st.floats(low, high, width=32)
+        case Text(low, _, is_name):
+            return st.text(plain if is_name else st.characters(codec="utf-8"), min_size=low, max_size=8)
+        case Data(low, high):
+            return st.binary(min_size=low, max_size=min(high, 8))
+        case Column(high, _):
+            return arrays(np.int32, st.integers(0, 4), elements=st.integers(0, high))
+        case Floats(low, high, _):
+            return st.floats(low, high, width=32)
+
+
+tokens = st.integers(0, 2**31 - 1)
+token_ids = st.lists(tokens, max_size=3).map(tuple)
+sentences = st.text(plain, max_size=8)
+logprobs = within("TokenLogprob", "logprob")
+
+
+def every_field(kind, of=None, **fields):
+    """A strategy for a value; what is not named here is drawn as the message `of` the same name bounds it."""
+    rest = {field.name for field in dataclasses.fields(kind)} - fields.keys()
+    return st.builds(kind, **fields, **{name: within(of or kind.__name__, name) for name in rest})
 
 
 def some(strategy):
@@ -39,85 +59,77 @@ def some(strategy):
     return st.lists(strategy, max_size=3).map(tuple)
 
 
-def together(kind, num_columns):
-    """Columns that have the same length."""
-    cells = arrays(np.int32, st.tuples(st.just(num_columns), st.integers(0, 4)), elements=int32s)
-    return cells.map(lambda cells: kind(*cells))
+def optional(kind, field):
+    """None where the field is not set."""
+    return st.none() | within(kind, field)
 
 
-record_ids = every_field(plan.RecordId, tenant=names, request_id=names, index=uint32s)
-finals = every_field(plan.FinalRelease, num_output_tokens=uint32s, reason=st.sampled_from(plan.FinishReason))
-tags = some(st.tuples(int32s, st.binary(min_size=plan.KEY_BYTES, max_size=plan.KEY_BYTES))).map(plan.BlockTags.of)
+@st.composite
+def together(draw, kind):
+    """Columns that have the same length, each within its bound."""
+    length, bounds = draw(st.integers(0, 4)), TABLE[getattr(plan_pb2, kind.__name__)]
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(*(draw(arrays(np.int32, length, elements=st.integers(0, bounds[name].high))) for name in names))
+
+
+record_ids = every_field(plan.RecordId)
+finals = every_field(plan.FinalRelease, reason=st.sampled_from(plan.FinishReason))
+blocks = st.integers(0, TABLE[plan_pb2.BlockTags]["block_ids"].high)
+tags = some(st.tuples(blocks, st.binary(min_size=plan.KEY_BYTES, max_size=plan.KEY_BYTES))).map(plan.BlockTags.of)
+biases = st.dictionaries(tokens, st.floats(-1e9, 1e9, width=32), max_size=3)
 sampling = every_field(
     plan.SamplingParams,
-    temperature=floats,
-    top_k=int32s,
-    top_p=floats,
-    min_p=floats,
-    seed=uint64s,
-    presence_penalty=floats,
-    frequency_penalty=floats,
-    repetition_penalty=floats,
-    logit_bias=st.dictionaries(int32s, floats, max_size=3).map(lambda biases: tuple(sorted(biases.items()))),
+    logit_bias=biases.map(lambda biases: tuple(sorted(biases.items()))),
     allowed_token_ids=token_ids,
 )
 new_requests = every_field(
     plan.NewRequest,
-    row=uint32s,
     record_id=record_ids,
-    attempt=uint32s,
-    prompt_token_ids=columns,
-    output_token_ids=columns,
-    num_cached_tokens=uint32s,
     sampling=sampling,
     end_token_ids=token_ids,
-    max_tokens=uint32s,
-    num_logprobs=st.none() | uint32s,
-    context=st.binary(max_size=8),
-    min_tokens=uint32s,
-    num_prompt_logprobs=st.none() | uint32s,
+    num_logprobs=optional("NewRequest", "num_logprobs"),
+    num_prompt_logprobs=optional("NewRequest", "num_prompt_logprobs"),
     bad_word_token_ids=some(token_ids),
     ignored_end_token_ids=token_ids,
     unsupported_fields=st.just(()),  # made when a message is read
 )
 plans = every_field(
     plan.BatchPlan,
-    incarnation=uint64s,
-    epoch=uint64s,
-    step_id=uint64s,
-    rows=columns,
-    num_scheduled_tokens=columns,
-    predicted_ns=uint64s,
     tags=tags,
-    releases=some(every_field(plan.Release, row=uint32s, final=st.none() | finals)),
+    releases=some(every_field(plan.Release, final=st.none() | finals)),
     forget=some(record_ids),
-    copies=together(plan.BlockCopies, 2),
+    copies=together(plan.BlockCopies),
     new_requests=some(new_requests),
-    grants=together(plan.BlockGrants, 3),
-    shared=together(plan.BlockGrants, 3),
-    num_draft_tokens=columns,
+    grants=together(plan.BlockGrants),
+    shared=together(plan.BlockGrants),
     unsupported_fields=st.just(()),
 )
-claims = every_field(plan.Claim, term=uint64s, scheduler_id=names, address=names)
 hellos = every_field(
     plan.Hello,
-    claim=claims,
-    protocols=every_field(plan.ProtocolRange, lowest=uint32s, highest=uint32s),
+    claim=every_field(plan.Claim, of="Hello"),
+    protocols=every_field(
+        plan.ProtocolRange, lowest=within("Hello", "min_protocol"), highest=within("Hello", "max_protocol")
+    ),
     takeover=st.booleans(),
-    tag_key_digest=st.binary(max_size=16),
 )
-heartbeats = every_field(plan.Heartbeat, running_step_id=uint64s, running_ns=uint64s)
+holders = every_field(
+    plan.Claim,
+    term=within("WaitingInLine", "holder_term"),
+    scheduler_id=within("WaitingInLine", "holder_scheduler_id"),
+    address=within("WaitingInLine", "holder_address"),
+)
+heartbeats = every_field(plan.Heartbeat)
 
 
 @st.composite
-def logprob_columns(draw, num_tokens, offsets=uint32s):
+def logprob_columns(draw, num_tokens, offsets=within("LogprobColumns", "offset")):
     """Log-probabilities of so many tokens, with 0 to 3 alternatives each."""
     shape = (draw(num_tokens), draw(st.integers(0, 3)))
     return plan.LogprobColumns(
         offset=draw(offsets),
-        logprobs=draw(arrays(np.float32, shape[0], elements=floats)),
-        top_token_ids=draw(arrays(np.int32, shape, elements=int32s)),
-        top_logprobs=draw(arrays(np.float32, shape, elements=floats)),
+        logprobs=draw(arrays(np.float32, shape[0], elements=logprobs)),
+        top_token_ids=draw(arrays(np.int32, shape, elements=tokens)),
+        top_logprobs=draw(arrays(np.float32, shape, elements=logprobs)),
     )
 
 
@@ -125,41 +137,38 @@ def logprob_columns(draw, num_tokens, offsets=uint32s):
 def row_logprobs(draw, rows, num_tokens, offsets):
     """Those of some tokens of a row."""
     told = draw(logprob_columns(num_tokens, offsets))
-    return plan.RowLogprobs(draw(rows), draw(arrays(np.int32, told.num_tokens, elements=int32s)), told)
+    return plan.RowLogprobs(draw(rows), draw(arrays(np.int32, told.num_tokens, elements=tokens)), told)
 
 
-timings = every_field(
-    plan.StepTimings,
-    waited_ns=uint64s,
-    prepare_ns=uint64s,
-    forward_ns=uint64s,
-    sample_ns=uint64s,
-    idle_ns=uint64s,
+row_errors = every_field(
+    plan.RowError,
+    code=within("RequestError", "code"),
+    reason=sentences,
+    message=sentences,
+    field=st.none() | sentences,
 )
-row_errors = every_field(plan.RowError, row=uint32s, code=int32s, reason=names, message=names, field=st.none() | names)
 
 
 @st.composite
 def results(draw):
     """A result whose columns add up, as a step of 0 to 4 rows may make it."""
-    rows = draw(st.lists(st.integers(0, 2**31 - 1), unique=True, max_size=4))
+    all_rows = within("RowError", "row")
+    rows = draw(st.lists(all_rows, unique=True, max_size=4))
     counts = [draw(st.integers(0, 3)) for _ in rows]
     with_logprobs = [(row, n) for row, n in zip(rows, counts, strict=True) if n and draw(st.booleans())]
+    num_drafts = st.integers(0, TABLE[plan_pb2.StepResult]["num_draft_tokens"].high)
+    positions = within("RowPromptLogprobs", "position")
     fields = every_field(
         plan.StepResult,
-        incarnation=uint64s,
-        epoch=uint64s,
-        step_id=uint64s,
         rows=st.just(np.array(rows, dtype=np.int32)),
         num_accepted=st.just(np.array(counts, dtype=np.int32)),
-        token_ids=arrays(np.int32, sum(counts), elements=int32s),
+        token_ids=arrays(np.int32, sum(counts), elements=tokens),
         finishes=arrays(np.uint8, len(rows), elements=st.sampled_from([int(finish) for finish in plan.RowFinish])),
-        grant_hash=uint64s,
-        timings=timings,
+        timings=every_field(plan.StepTimings),
         logprobs=st.tuples(*(row_logprobs(st.just(row), st.just(n), st.just(0)) for row, n in with_logprobs)),
         errors=some(row_errors),
-        prompt_logprobs=some(row_logprobs(uint32s, st.integers(1, 3), uint32s)),
-        num_draft_tokens=arrays(np.int32, draw(st.sampled_from([0, len(rows)])), elements=int32s),
+        prompt_logprobs=some(row_logprobs(all_rows, st.integers(1, 3), positions)),
+        num_draft_tokens=arrays(np.int32, draw(st.sampled_from([0, len(rows)])), elements=num_drafts),
     )
     return draw(fields)
 
@@ -167,18 +176,11 @@ def results(draw):
 row_states = every_field(
     plan.RowState,
     record_id=record_ids,
-    row=st.none() | uint32s,
-    attempt=uint32s,
-    prompt_token_ids=columns,
-    output_token_ids=columns,
-    num_computed_tokens=uint32s,
-    block_ids=columns,
+    row=optional("RowState", "row"),
     finish=st.sampled_from(plan.RowFinish),
     released=st.none() | finals,
-    max_tokens=uint32s,
     sampling=st.none() | sampling,
     end_token_ids=token_ids,
-    context=st.binary(max_size=8),
     logprobs=st.none() | logprob_columns(st.integers(0, 3)),
     continues=st.booleans(),
 )
@@ -192,57 +194,27 @@ defaults = every_field(
 )
 models = every_field(
     plan.Model,
-    name=names,
-    architecture=names,
-    max_model_len=uint32s,
-    vocab_size=uint32s,
-    num_parameters=uint64s,
-    quantization=names,
     end_token_ids=token_ids,
     has_chat_template=st.booleans(),
     default_sampling=defaults,
 )
-
-
-def size(name):
-    """A bound or size of an executor as its welcome may name it."""
-    return st.integers(1, HIGHEST[name])
-
-
 welcomes = every_field(
     plan.Welcome,
-    incarnation=uint64s,
-    epoch=uint64s,
-    protocol=uint32s,
     model=models,
-    geometry=every_field(
-        plan.KvGeometry,
-        num_blocks=size("num_blocks"),
-        block_size=size("block_size"),
-        bytes_per_block=uint64s,
-        dtype=names,
-    ),
-    limits=every_field(
-        plan.ExecutorLimits,
-        max_num_rows=size("max_num_rows"),
-        max_num_batched_tokens=size("max_num_batched_tokens"),
-        max_model_len=size("max_model_len"),
-        max_plans_in_flight=size("max_plans_in_flight"),
-    ),
-    tag_key=st.binary(min_size=1, max_size=64),
-    tokenizer_digest=names,
-    step_points=some(every_field(plan.StepPoint, num_tokens=uint32s, duration_ns=uint64s)),
-    failed_step=st.none() | every_field(plan.FailedStep, epoch=uint64s, step_id=uint64s, message=names),
+    geometry=every_field(plan.KvGeometry),
+    limits=every_field(plan.ExecutorLimits),
+    step_points=some(every_field(plan.StepPoint)),
+    failed_step=st.none() | every_field(plan.FailedStep, message=sentences),
 )
 TO_EXECUTOR = {plan.Hello: hellos, plan.Heartbeat: heartbeats, plan.BatchPlan: plans}
 FROM_EXECUTOR = {
-    plan.WaitingInLine: every_field(plan.WaitingInLine, holder=claims),
+    plan.WaitingInLine: every_field(plan.WaitingInLine, holder=holders),
     plan.Welcome: welcomes,
     plan.SnapshotPart: every_field(plan.SnapshotPart, rows=some(row_states), tags=tags, last=st.booleans()),
     plan.StepResult: results(),
     plan.Heartbeat: heartbeats,
     # Whole nanoseconds: no finer time travels.
-    plan.Drain: every_field(plan.Drain, reason=names, grace_s=st.integers(0, 2**20).map(lambda part: part / 512)),
+    plan.Drain: every_field(plan.Drain, reason=sentences, grace_s=st.integers(0, 2**20).map(lambda part: part / 512)),
 }
 
 

@@ -125,9 +125,9 @@ class Golden:
 # The fields of a message stand together, as its bytes do.
 # fmt: off
 DECODE_ONLY = Golden(
-    BatchPlan(0x0102030405060708, 3, 300, column(0, 5), column(1, -2), predicted_ns=5),
-    "1224 090807060504030201 1003 18ac02 5208 00000000 05000000 5a08 01000000 feffffff 6805",
-    [(2, [(1, fixed64(0x0102030405060708)), (2, 3), (3, 300), (10, ints(0, 5)), (11, ints(1, -2)), (13, 5)])],
+    BatchPlan(0x0102030405060708, 3, 300, column(0, 5), column(1, 0x10203), predicted_ns=5),
+    "1224 090807060504030201 1003 18ac02 5208 00000000 05000000 5a08 01000000 03020100 6805",
+    [(2, [(1, fixed64(0x0102030405060708)), (2, 3), (3, 300), (10, ints(0, 5)), (11, ints(1, 0x10203)), (13, 5)])],
 )
 PLACING = Golden(
     BatchPlan(

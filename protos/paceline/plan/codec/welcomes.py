@@ -1,5 +1,6 @@
 """Who an executor is: its model, its cache, its bounds."""
 
+from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size, readable
 from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.values import (
     ExecutorInfo,
@@ -12,17 +13,6 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
-
-MAX_TAG_KEY_BYTES = 64  # of BLAKE2b
-# What is more than this is no executor but a mistake, and would cost a scheduler its memory.
-HIGHEST = {
-    "num_blocks": 1 << 26,
-    "block_size": 1 << 12,
-    "max_num_rows": 1 << 15,
-    "max_num_batched_tokens": 1 << 20,
-    "max_model_len": 1 << 24,
-    "max_plans_in_flight": 1 << 10,
-}
 
 
 def write_welcome(welcome: Welcome) -> plan_pb2.Welcome:
@@ -42,16 +32,12 @@ def write_welcome(welcome: Welcome) -> plan_pb2.Welcome:
         tokenizer_digest=welcome.tokenizer_digest,
         failed_step=None
         if failed is None
-        else plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=failed.message),
+        else plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=readable(failed.message)),
     )
 
 
 def read_welcome(message: plan_pb2.Welcome) -> Welcome:
     failed = message.failed_step
-    _check_sizes("geometry", message.geometry)
-    _check_sizes("limits", message.limits)
-    if not 1 <= len(message.tag_key) <= MAX_TAG_KEY_BYTES:
-        raise MalformedError("tag_key", f"tag_key has {len(message.tag_key)} bytes, not 1 to {MAX_TAG_KEY_BYTES}")
     return Welcome(
         incarnation=message.incarnation,
         epoch=message.epoch,
@@ -62,17 +48,10 @@ def read_welcome(message: plan_pb2.Welcome) -> Welcome:
         tag_key=message.tag_key,
         tokenizer_digest=message.tokenizer_digest,
         step_points=tuple(StepPoint(point.num_tokens, point.duration_ns) for point in message.step_points),
-        failed_step=FailedStep(failed.epoch, failed.step_id, failed.message)
+        failed_step=FailedStep(failed.epoch, failed.step_id, readable(failed.message))
         if message.HasField("failed_step")
         else None,
     )
-
-
-def _check_sizes(field: str, message: plan_pb2.KvGeometry | plan_pb2.ExecutorLimits) -> None:
-    for name, highest in HIGHEST.items():
-        value = getattr(message, name, 1)
-        if not 1 <= value <= highest:
-            raise MalformedError(f"{field}.{name}", f"{field}.{name} is {value}, not 1 to {highest}")
 
 
 def write_model(model: Model) -> inference_pb2.Model:
@@ -166,7 +145,9 @@ def _read_limits(message: plan_pb2.ExecutorLimits) -> ExecutorLimits:
 
 def decode_info(data: bytes) -> ExecutorInfo:
     """Return what a GetInfoResponse says about incarnation, holder and tokenizer. Raises MalformedError."""
+    check_size(data, MAX_INFO_BYTES)
     info = parse(executor_pb2.GetInfoResponse, data)
+    check(info)
     return ExecutorInfo(
         incarnation=info.incarnation,
         term=info.term,

@@ -1,0 +1,554 @@
+"""What every field of the plan protocol may hold: one table, and the check of a message against it.
+
+Each field of each message that schedulers and executors read of each other has its line here, and a message is checked
+when it comes in, before anything is made of it. The bounds are of the protocol, far above use: what is beyond is a
+mistake or a lie, and would cost its reader memory, time, or numbers that no type of his holds. They are not those of
+one executor (`Welcome` names these) nor those of one request, which fails alone.
+
+Columns are checked by numpy. Messages of single tokens' log-probabilities become columns when they are read and are
+checked there, by `check_values`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from paceline.plan.codec.columns import MalformedError
+from paceline.plan.values import KEY_BYTES, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+"""The longest message of an executor on the plan stream."""
+
+MAX_PART_BYTES = 2 * 1024 * 1024
+"""The longest part of a snapshot or a tokenizer, which executors send in parts of half of that."""
+
+MAX_INFO_BYTES = 1024 * 1024
+"""The longest answer to GetInfo."""
+
+MAX_SENTENCE_BYTES = 2048
+"""The longest sentence for people: what went wrong, why an executor goes."""
+
+MAX_BLOCKS = 1 << 22  # 64 million tokens in blocks of 16
+MAX_BLOCK_SIZE = 1 << 12
+MAX_ROWS = 1 << 13
+MAX_STEP_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 24  # of a row
+MAX_PLANS = 1 << 8  # in flight
+MAX_VOCABULARY = 1 << 20
+MAX_TOP = 1 << 10  # alternatives of a token: fifty times what a request may ask for
+MAX_NS = 10 * 366 * 86_400 * 1_000_000_000  # ten years
+_INT32 = (1 << 31) - 1
+_UINT64 = (1 << 64) - 1
+_MAX_COUNT = 1 << 48  # of what is numbered through: epochs, steps
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class BoundError(MalformedError):
+    """A field that holds what is beyond its bound; the sentence says both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number."""
+
+    low: int
+    high: int
+
+    def fault(self, value: int) -> str | None:
+        """Return what is wrong with a value, None if nothing is; so with every kind of bound."""
+        return None if self.low <= value <= self.high else f"is {value}, not {self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number that is one: NaN is in no range."""
+
+    low: float
+    high: float
+
+    def fault(self, value: float) -> str | None:
+        return None if self.low <= value <= self.high else f"is {value:.7g}, not {self.low:.7g} to {self.high:.7g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """So many bytes of UTF-8; a name is free of control characters too."""
+
+    low: int
+    high: int
+    is_name: bool = True
+
+    def fault(self, value: str) -> str | None:
+        num_bytes = len(value.encode())
+        if not self.low <= num_bytes <= self.high:
+            return f"has {num_bytes} bytes, not {self.low} to {self.high}"
+        return "holds control characters" if self.is_name and _CONTROL.search(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """So many bytes."""
+
+    low: int
+    high: int
+
+    def fault(self, value: bytes) -> str | None:
+        return None if self.low <= len(value) <= self.high else f"has {len(value)} bytes, not {self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """At most so many int32 values from 0 to `high`. What is no column is for whoever reads it."""
+
+    high: int
+    at_most: int
+
+    def fault(self, data: bytes) -> str | None:
+        if len(data) > 4 * self.at_most:
+            return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
+        if len(data) % 4:
+            return None
+        # As unsigned numbers, so that one below 0 is more than all others.
+        if np.maximum.reduce(np.frombuffer(data, "<u4"), initial=0) <= self.high:
+            return None
+        return self.fault_of(np.frombuffer(data, "<i4"))
+
+    def fault_of(self, values: Int32Array) -> str | None:
+        outside = values[(values < 0) | (values > self.high)]
+        return f"holds {outside.flat[0]}, not 0 to {self.high}" if outside.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """At most so many float values from `low` to `high`, none of them NaN."""
+
+    low: float
+    high: float
+    at_most: int
+
+    def fault(self, data: bytes) -> str | None:
+        if len(data) > 4 * self.at_most:
+            return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
+        return None if len(data) % 4 else self.fault_of(np.frombuffer(data, "<f4"))
+
+    def fault_of(self, values: Float32Array) -> str | None:
+        if np.count_nonzero((values >= self.low) & (values <= self.high)) == values.size:
+            return None
+        outside = values[~((values >= self.low) & (values <= self.high))]
+        return f"holds {outside.flat[0]:.7g}, not {self.low:.7g} to {self.high:.7g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """At most so many values or messages; `each` is the bound of a value, messages have lines of their own."""
+
+    at_most: int
+    each: Whole | Text | None = None
+
+    def fault(self, values: Sequence[Any]) -> str | None:
+        if len(values) > self.at_most:
+            return f"has {len(values)} elements, at most {self.at_most} are allowed"
+        return None if self.each is None else next((fault for fault in map(self.each.fault, values) if fault), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """At most so many pairs of a key and a value."""
+
+    at_most: int
+    key: Whole
+    value: Real
+
+    def fault(self, pairs: Mapping[int, float]) -> str | None:
+        if len(pairs) > self.at_most:
+            return f"has {len(pairs)} pairs, at most {self.at_most} are allowed"
+        faults = (self.key.fault(key) or self.value.fault(value) for key, value in pairs.items())
+        return next((fault for fault in faults if fault), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A duration, from none to so many seconds."""
+
+    seconds: int
+
+    def fault(self, value: Duration) -> str | None:
+        fits = 0 <= value.seconds <= self.seconds and 0 <= value.nanos < 1_000_000_000
+        return None if fits else f"is {value.seconds} s and {value.nanos} ns, not 0 to {self.seconds} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A message, whose fields have their own lines. Where it is needed, one that is unset is one of zeros."""
+
+    is_needed: bool = False
+    is_looked_into: bool = True
+
+    def fault(self, value: Message) -> None:
+        """Nothing is wrong with it beside its fields."""
+        del value
+
+
+Bound = Whole | Real | Text | Data | Column | Floats | Many | Pairs | Span | Inside
+
+_MESSAGE = Inside()
+_NEEDED = Inside(is_needed=True)
+_BIT = Whole(0, 1)
+_ANY = Whole(0, _UINT64)  # what is random: incarnations, seeds, hashes
+_NUMBER = Whole(0, _MAX_COUNT)
+_TERM = Whole(0, MAX_TERM)
+_ROW = Whole(0, MAX_ROWS - 1)
+_LENGTH = Whole(0, MAX_TOKENS)
+_INT = Whole(0, _INT32)  # attempts, and what a request asks for: it fails alone where that is too much
+_TIME = Whole(0, MAX_NS)
+_VERSION = Whole(0, 1 << 16)
+_TOKEN = Whole(0, _INT32)
+_FEW_TOKENS = Many(1 << 10, _TOKEN)
+_FINISH_REASON = Whole(0, max(FinishReason))
+_ROW_FINISH = Whole(0, max(RowFinish))
+_TOKENS = Column(_INT32, MAX_TOKENS)
+_ROWS = Column(MAX_ROWS - 1, MAX_ROWS)
+_COUNTS = Column(MAX_STEP_TOKENS, MAX_ROWS)
+_BLOCKS = Column(MAX_BLOCKS - 1, MAX_BLOCKS)
+_LOGPROB = (-math.inf, 1.0)  # at most 0, but for rounding
+_WISH = Real(-1e9, 1e9)  # a parameter that nothing can be sampled with fails its request
+_ID = Text(0, 64)
+_NAME = Text(0, 256)
+_KEY_PART = Text(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
+_SENTENCE = Text(0, MAX_SENTENCE_BYTES, is_name=False)
+_DIGEST = Data(0, 64)
+_SPAN = Span(MAX_NS // 1_000_000_000)
+
+TABLE: dict[type[Message], dict[str, Bound]] = {
+    plan_pb2.AttachRequest: {"hello": _MESSAGE, "plan": _MESSAGE, "heartbeat": _MESSAGE, "plans": _MESSAGE},
+    plan_pb2.BatchPlans: {"plans": Many(MAX_PLANS)},
+    plan_pb2.AttachResponse: {
+        "waiting": _MESSAGE,
+        "welcome": _MESSAGE,
+        "snapshot": _MESSAGE,
+        "result": _MESSAGE,
+        "heartbeat": _MESSAGE,
+        "drain": _MESSAGE,
+        "results": _MESSAGE,
+    },
+    plan_pb2.StepResults: {"results": Many(MAX_PLANS)},
+    plan_pb2.Hello: {
+        "scheduler_id": Text(1, 64),
+        "term": Whole(1, MAX_TERM),
+        "min_protocol": _VERSION,
+        "max_protocol": _VERSION,
+        "takeover": _BIT,
+        "tag_key_digest": _DIGEST,
+        "address": _NAME,
+    },
+    inference_pb2.Heartbeat: {"running_step_id": _NUMBER, "running_ns": _TIME},
+    plan_pb2.WaitingInLine: {"holder_scheduler_id": _ID, "holder_term": _TERM, "holder_address": _NAME},
+    inference_pb2.Drain: {"reason": _SENTENCE, "grace": _SPAN},
+    # Who an executor is
+    plan_pb2.Welcome: {
+        "incarnation": _ANY,
+        "epoch": _NUMBER,
+        "protocol": _VERSION,
+        "model": _NEEDED,
+        "geometry": _NEEDED,
+        "limits": _NEEDED,
+        "tag_key": Data(1, 64),  # of BLAKE2b
+        "step_points": Many(1 << 10),
+        "tokenizer_digest": Text(0, 128),
+        "failed_step": _MESSAGE,
+    },
+    inference_pb2.Model: {
+        "name": Text(1, 256),
+        "architecture": _NAME,
+        "max_model_len": Whole(1, MAX_TOKENS),
+        "vocab_size": Whole(1, MAX_VOCABULARY),
+        "end_token_ids": _FEW_TOKENS,
+        "has_chat_template": _BIT,
+        "num_executors": _INT,
+        "num_parameters": _NUMBER,
+        "quantization": _NAME,
+        "default_sampling": _MESSAGE,
+    },
+    plan_pb2.KvGeometry: {
+        "num_blocks": Whole(1, MAX_BLOCKS),
+        "block_size": Whole(1, MAX_BLOCK_SIZE),
+        "bytes_per_block": _NUMBER,
+        "dtype": _NAME,
+    },
+    plan_pb2.ExecutorLimits: {
+        "max_num_rows": Whole(1, MAX_ROWS),
+        "max_num_batched_tokens": Whole(1, MAX_STEP_TOKENS),
+        "max_model_len": Whole(1, MAX_TOKENS),
+        "max_plans_in_flight": Whole(1, MAX_PLANS),
+    },
+    plan_pb2.StepPoint: {"num_tokens": Whole(1, MAX_STEP_TOKENS), "duration_ns": Whole(1, MAX_NS)},
+    plan_pb2.FailedStep: {"epoch": _NUMBER, "step_id": _NUMBER, "message": _SENTENCE},
+    executor_pb2.GetInfoResponse: {
+        "incarnation": _ANY,
+        "epoch": _NUMBER,
+        "term": _TERM,
+        "holder_scheduler_id": _ID,
+        "model": _MESSAGE,
+        "geometry": _MESSAGE,
+        "limits": _MESSAGE,
+        "min_protocol": _VERSION,
+        "max_protocol": _VERSION,
+        "device": _NAME,
+        "num_threads": Whole(0, 1 << 16),
+        "last_step_id": _NUMBER,
+        "draining": _BIT,
+        "uptime": _SPAN,
+        "version": _NAME,
+        "holder_address": _NAME,
+        "tokenizer_digest": Text(0, 128),
+        "num_waiting_schedulers": Whole(0, 1 << 16),
+    },
+    executor_pb2.GetTokenizerResponse: {
+        "digest": Text(0, 128),
+        "tokenizer_json": Data(0, MAX_PART_BYTES),
+        "chat_template": Text(0, MAX_PART_BYTES, is_name=False),
+        "bos_token_id": _TOKEN,
+        "eos_token_id": _TOKEN,
+        "end_token_ids": _FEW_TOKENS,
+        "add_bos": _BIT,
+        "default_sampling": _MESSAGE,
+        "last": _BIT,
+    },
+    # Plans
+    plan_pb2.BatchPlan: {
+        "incarnation": _ANY,
+        "epoch": _NUMBER,
+        "step_id": _NUMBER,
+        "tags": _MESSAGE,
+        "releases": Many(MAX_ROWS),
+        "copies": _MESSAGE,
+        "new_requests": Many(MAX_ROWS),
+        "grants": _MESSAGE,
+        "shared": _MESSAGE,
+        "rows": _ROWS,
+        "num_scheduled_tokens": _COUNTS,
+        "num_draft_tokens": _COUNTS,
+        "predicted_ns": _TIME,
+        "forget": Many(1 << 14),
+    },
+    plan_pb2.NewRequest: {
+        "row": _ROW,
+        "id": _MESSAGE,
+        "attempt": _INT,
+        "prompt_token_ids": _TOKENS,
+        "output_token_ids": _TOKENS,
+        "num_cached_tokens": _LENGTH,
+        "sampling": _MESSAGE,
+        "end_token_ids": _FEW_TOKENS,
+        "max_tokens": _INT,
+        "num_logprobs": _INT,
+        "context": Data(0, 1 << 20),
+        "min_tokens": _INT,
+        "num_prompt_logprobs": _INT,
+        "structured": _MESSAGE,
+        "bad_word_token_ids": Many(1 << 12),
+        "ignored_end_token_ids": _FEW_TOKENS,
+    },
+    plan_pb2.RecordId: {"tenant": _KEY_PART, "request_id": _KEY_PART, "index": _INT},
+    inference_pb2.TokenIds: {"ids": Many(1 << 14, _TOKEN)},
+    sampling_pb2.SamplingParams: {
+        "temperature": _WISH,
+        "top_k": Whole(-1 - _INT32, _INT32),
+        "top_p": _WISH,
+        "min_p": _WISH,
+        "seed": _ANY,
+        "presence_penalty": _WISH,
+        "frequency_penalty": _WISH,
+        "repetition_penalty": _WISH,
+        "logit_bias": Pairs(1 << 12, _TOKEN, _WISH),
+        "allowed_token_ids": Many(1 << 14, _TOKEN),
+        "bad_words": Many(1 << 10, _NAME),
+        "n": Whole(-1 - _INT32, _INT32),
+    },
+    sampling_pb2.StructuredOutput: {
+        "json_schema": Text(0, 1 << 20, is_name=False),
+        "regex": Text(0, 1 << 20, is_name=False),
+        "grammar": Text(0, 1 << 20, is_name=False),
+        "choice": _MESSAGE,
+        "json_object": _BIT,
+    },
+    sampling_pb2.Choice: {"options": Many(1 << 12, Text(0, 1 << 16, is_name=False))},
+    plan_pb2.BlockGrants: {"rows": Column(MAX_ROWS - 1, MAX_BLOCKS), "indices": _BLOCKS, "block_ids": _BLOCKS},
+    plan_pb2.BlockCopies: {"sources": _BLOCKS, "destinations": _BLOCKS},
+    plan_pb2.BlockTags: {"block_ids": _BLOCKS, "keys": Data(0, KEY_BYTES * MAX_BLOCKS)},
+    plan_pb2.Release: {"row": _ROW, "final": _MESSAGE},
+    plan_pb2.FinalRelease: {"num_output_tokens": _LENGTH, "reason": _FINISH_REASON},
+    # Results
+    plan_pb2.StepResult: {
+        "incarnation": _ANY,
+        "epoch": _NUMBER,
+        "step_id": _NUMBER,
+        "rows": _ROWS,
+        "num_accepted": _COUNTS,
+        "token_ids": Column(_INT32, MAX_STEP_TOKENS),
+        "finishes": Data(0, MAX_ROWS),
+        "logprobs": Many(MAX_ROWS),
+        "errors": Many(MAX_ROWS),
+        "grant_hash": _ANY,
+        "timings": _MESSAGE,
+        "num_draft_tokens": _COUNTS,
+        "prompt_logprobs": Many(MAX_ROWS),
+    },
+    plan_pb2.RowLogprobs: {"row": _ROW, "tokens": Many(MAX_STEP_TOKENS)},
+    plan_pb2.RowPromptLogprobs: {"row": _ROW, "position": _LENGTH, "tokens": Many(MAX_STEP_TOKENS)},
+    sampling_pb2.TokenLogprobs: {
+        "token_id": Column(_INT32, MAX_STEP_TOKENS),
+        "logprob": Floats(*_LOGPROB, MAX_STEP_TOKENS),
+        "top": Many(MAX_TOP),
+    },
+    sampling_pb2.TokenLogprob: {
+        "token_id": Column(_INT32, MAX_STEP_TOKENS * MAX_TOP),
+        "logprob": Floats(*_LOGPROB, MAX_STEP_TOKENS * MAX_TOP),
+    },
+    plan_pb2.RowError: {"row": _ROW, "error": _MESSAGE},
+    sampling_pb2.RequestError: {"code": Whole(0, 16), "message": _SENTENCE, "details": Many(16)},
+    sampling_pb2.ErrorDetail: {"type_url": _NAME, "value": Data(0, 4 * MAX_SENTENCE_BYTES)},
+    plan_pb2.StepTimings: {
+        "waited_ns": _TIME,
+        "prepare_ns": _TIME,
+        "forward_ns": _TIME,
+        "sample_ns": _TIME,
+        "idle_ns": _TIME,
+    },
+    # Snapshots
+    plan_pb2.SnapshotPart: {"rows": Many(1 << 14), "tags": _MESSAGE, "last": _BIT},
+    plan_pb2.RowState: {
+        "id": _MESSAGE,
+        "row": _ROW,
+        "attempt": _INT,
+        "prompt_token_ids": _TOKENS,
+        "output_token_ids": _TOKENS,
+        "num_computed_tokens": _LENGTH,
+        "block_ids": _BLOCKS,
+        "finish": _ROW_FINISH,
+        "released": _MESSAGE,
+        "max_tokens": _INT,
+        "sampling": _MESSAGE,
+        "end_token_ids": _FEW_TOKENS,
+        "context": Data(0, 1 << 20),
+        "continues": _BIT,
+        "logprobs": _MESSAGE,
+        "prompt_logprobs": _MESSAGE,
+    },
+    plan_pb2.LogprobColumns: {
+        "offset": _LENGTH,
+        "logprobs": Floats(*_LOGPROB, MAX_TOKENS),
+        "num_top": Whole(0, MAX_TOP),
+        "top_token_ids": Column(_INT32, MAX_TOKENS * MAX_TOP),
+        "top_logprobs": Floats(*_LOGPROB, MAX_TOKENS * MAX_TOP),
+    },
+    plan_pb2.RequestContext: {
+        "request": Inside(is_looked_into=False),  # as a client sent it: the scheduler that reads it looks at its fields
+        "body_digest": _DIGEST,
+        "waited": _SPAN,
+        "deadline_left": _SPAN,
+        "num_preemptions": _INT,
+        "num_executor_deaths": _INT,
+        "num_prompt_cached_tokens": _INT,
+        "last_death_offset": _INT,
+        "settings": _MESSAGE,
+    },
+}
+
+_READ_AS_COLUMNS = (plan_pb2.RowLogprobs, plan_pb2.RowPromptLogprobs)
+_LOOK_INSIDE, _LOOK_INSIDE_EACH = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """A message's part of the table, as it is looked up: by field number, and the fields that may not be left out."""
+
+    by_number: dict[int, tuple[Callable[[Any], str | None], int]]
+    needed: tuple[tuple[str, Bound], ...]
+
+
+def _depth(kind: type[Message], bound: Bound) -> int:
+    if isinstance(bound, Many):
+        return _LOOK_INSIDE_EACH if bound.each is None and kind not in _READ_AS_COLUMNS else 0
+    return _LOOK_INSIDE if isinstance(bound, Inside) and bound.is_looked_into else 0
+
+
+def _is_needed(field: FieldDescriptor, bound: Bound) -> bool:
+    if isinstance(bound, Inside):
+        return bound.is_needed
+    is_single = not (field.has_presence or isinstance(bound, Many | Pairs | Column | Floats))
+    return is_single and bound.fault(field.default_value) is not None
+
+
+def _lines(kind: type[Message], bounds: Mapping[str, Bound]) -> _Lines:
+    fields = [(field, bounds[field.name]) for field in kind.DESCRIPTOR.fields if field.name in bounds]
+    return _Lines(
+        {field.number: (bound.fault, _depth(kind, bound)) for field, bound in fields},
+        tuple((field.name, bound) for field, bound in fields if _is_needed(field, bound)),
+    )
+
+
+_LINES = {kind.DESCRIPTOR.full_name: _lines(kind, bounds) for kind, bounds in TABLE.items()}
+
+
+def check(message: Message, path: str = "") -> None:
+    """Raise BoundError if a field of a message is beyond its bound; `path` stands before the names of its fields."""
+    lines = _LINES[message.DESCRIPTOR.full_name]
+    for field, value in message.ListFields():
+        fault_of, depth = lines.by_number[field.number]
+        fault = fault_of(value)
+        if fault is not None:
+            raise BoundError(path + field.name, f"{path}{field.name} {fault}")
+        if depth == _LOOK_INSIDE:
+            check(value, f"{path}{field.name}.")
+        elif depth == _LOOK_INSIDE_EACH:
+            for each in value:
+                check(each, f"{path}{field.name}.")
+    for name, bound in lines.needed:
+        _check_needed(message, path + name, name, bound)
+
+
+def _check_needed(message: Message, path: str, name: str, bound: Bound) -> None:
+    """A field that holds its default is not among those that are listed."""
+    if isinstance(bound, Inside):
+        if not message.HasField(name):
+            check(getattr(message, name), f"{path}.")
+    elif (fault := bound.fault(getattr(message, name))) is not None:
+        raise BoundError(path, f"{path} {fault}")
+
+
+def check_size(data: bytes, at_most: int) -> None:
+    """Raise BoundError for bytes that are too many to be looked at."""
+    if len(data) > at_most:
+        raise BoundError("message", f"message has {len(data)} bytes, not 0 to {at_most}")
+
+
+def check_count(path: str, count: int, at_most: int) -> None:
+    """Raise BoundError for more elements than a field may have."""
+    if count > at_most:
+        raise BoundError(path, f"{path} has {count} elements, at most {at_most} are allowed")
+
+
+def check_values(path: str, kind: type[Message], name: str, parts: Sequence[Int32Array | Float32Array]) -> None:
+    """Check columns made of a field of messages, as `check` checks columns. Raises BoundError."""
+    bound = TABLE[kind][name]
+    assert isinstance(bound, Column | Floats), "what becomes a column has the bound of one"
+    fault = bound.fault_of(np.concatenate([part.ravel() for part in parts]))  # type: ignore[arg-type]  # by its bound
+    if fault is not None:
+        raise BoundError(path, f"{path} {fault}")
+
+
+def readable(text: str, at_most: int = MAX_SENTENCE_BYTES) -> str:
+    """Return a sentence of a peer as it may be shown: one line, no control characters, at most so many bytes."""
+    plain = _CONTROL.sub(" ", text)
+    data = plain.encode(errors="replace")
+    return plain if len(data) <= at_most else data[: at_most - 3].decode(errors="ignore") + "…"
