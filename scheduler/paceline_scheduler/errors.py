@@ -32,6 +32,7 @@ SchedulerError
     ├── UnreachableError         nothing answers at the address, or nothing that can be believed
     │   └── IncredibleTermError  it tells of a term that no scheduler can have come to
     ├── StreamEndedError         the plan stream ended
+    ├── UnlikeExecutorError      another executor serves another model under the same name
     ├── ProtocolMismatchError    no version of the plan protocol in common
     ├── TermSupersededError      a scheduler of a higher term drives the executor
     ├── StandingByError          given up because another scheduler has taken over
@@ -215,6 +216,16 @@ class IncredibleTermError(UnreachableError):
 
 class StreamEndedError(LinkError):
     """The plan stream ended, or a peer that should answer did not in time."""
+
+
+class UnlikeExecutorError(LinkError):
+    """An executor's model is not what another executor serves under the same name; give one of them another name."""
+
+    def __init__(self, model: str, told: str, served: str) -> None:
+        super().__init__(
+            f"it has {told} for model {model!r}, which another executor serves with {served};"
+            " start one of them with another --served-model-name"
+        )
 
 
 class ProtocolMismatchError(LinkError):

@@ -17,7 +17,6 @@ from paceline.plan.codec.bounds import (
     MAX_INFO_BYTES,
     MAX_PART_BYTES,
     MAX_RESPONSE_BYTES,
-    MAX_SENTENCE_BYTES,
     TABLE,
     BoundError,
     Column,
@@ -31,10 +30,10 @@ from paceline.plan.codec.bounds import (
     Text,
     Whole,
     check,
-    readable,
 )
 from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.codec.welcomes import decode_info
+from paceline.plan.texts import MAX_SENTENCE_BYTES, readable
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 ROOTS = (

@@ -46,6 +46,7 @@ tokens = st.integers(0, 2**31 - 1)
 token_ids = st.lists(tokens, max_size=3).map(tuple)
 sentences = st.text(plain, max_size=8)
 logprobs = within("TokenLogprob", "logprob")
+output_offsets = within("LogprobColumns", "offset")
 
 
 def every_field(kind, of=None, **fields):
@@ -122,7 +123,7 @@ heartbeats = every_field(plan.Heartbeat)
 
 
 @st.composite
-def logprob_columns(draw, num_tokens, offsets=within("LogprobColumns", "offset")):
+def logprob_columns(draw, num_tokens, offsets=output_offsets):
     """Log-probabilities of so many tokens, with 0 to 3 alternatives each."""
     shape = (draw(num_tokens), draw(st.integers(0, 3)))
     return plan.LogprobColumns(

@@ -1,6 +1,7 @@
 """What the scheduler adds to the plan protocol's codec: contexts, joined snapshots, and errors of its own."""
 
 import dataclasses
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -9,20 +10,24 @@ from paceline.plan.codec import encode_response
 from paceline.plan.values import (
     BatchPlan,
     BlockTags,
+    ExecutorLimits,
     FinalRelease,
     FinishReason,
+    KvGeometry,
     LogprobColumns,
+    Model,
     RecordId,
     RowFinish,
     RowState,
     SamplingParams,
     SnapshotPart,
+    Welcome,
 )
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import RequestContext, SeenRow
 from paceline_scheduler.errors import DivergenceError, StreamEndedError
 from paceline_scheduler.link import wire
-from paceline_scheduler.link.snapshots import SnapshotJoiner
+from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
 from paceline_scheduler.link.wire_contexts import read_context, write_context
 from paceline_scheduler.testing.requests import column, make_placement, make_request
 
@@ -50,7 +55,8 @@ def test_bytes_that_are_no_message_are_a_divergence(data):
 
 def test_a_welcome_without_geometry_is_refused():
     """Nothing can be planned for an executor of no blocks."""
-    welcome = plan_pb2.AttachResponse(welcome=plan_pb2.Welcome(incarnation=1, epoch=1, protocol=1))
+    welcome = plan_pb2.AttachResponse.FromString(encode_response(WELCOME))
+    welcome.welcome.ClearField("geometry")
     with pytest.raises(DivergenceError, match="num_blocks is 0"):
         wire.decode_response(welcome.SerializeToString())
 
@@ -72,7 +78,7 @@ LONG = RowState(
     column(9, 10),
     RowFinish.GOES_ON,
     logprobs=LogprobColumns(
-        1, np.arange(4, dtype=np.float32), column(*range(8)).reshape(4, 2), -np.ones((4, 2), dtype=np.float32)
+        1, -np.arange(4, dtype=np.float32), column(*range(8)).reshape(4, 2), -np.ones((4, 2), dtype=np.float32)
     ),
 )
 SHORT = RowState(
@@ -85,6 +91,17 @@ SHORT = RowState(
     column(),
     RowFinish.LENGTH,
     FinalRelease(0, FinishReason.LENGTH),
+)
+
+
+WELCOME = Welcome(
+    incarnation=1,
+    epoch=1,
+    protocol=2,
+    model=Model("simulated", "simulated", 64, 1000),
+    geometry=KvGeometry(num_blocks=16, block_size=8),
+    limits=ExecutorLimits(8, 64, 64, 4),
+    tag_key=bytes(32),
 )
 
 
@@ -107,7 +124,7 @@ def pieces_of(state):
 
 def joined(*parts):
     """What a scheduler makes of the parts of a snapshot, each as it comes over the wire."""
-    joiner = SnapshotJoiner()
+    joiner = SnapshotJoiner(WELCOME)
     found = None
     for part in parts:
         assert found is None, "nothing follows the last part"
@@ -152,6 +169,54 @@ def test_logprobs_that_do_not_follow_one_another_are_a_divergence(change):
     spoilt = dataclasses.replace(second, logprobs=dataclasses.replace(second.logprobs, **change))
     with pytest.raises(DivergenceError, match="log-probabilities"):
         joined(SnapshotPart(rows=(first, spoilt), last=True))
+
+
+def changed(**values):
+    """A row of a snapshot, with something else in it."""
+    row = RowState(RecordId("t", "r"), 0, 1, column(1, 2, 3), column(4, 5), 4, column(3))
+    return dataclasses.replace(row, **values)
+
+
+OTHER = RecordId("t", "other")
+LOGPROBS = LogprobColumns(1, -np.ones(1, np.float32), column(1000)[:, None], -np.ones((1, 1), np.float32))
+LIES = {
+    "row 8 of 8": (changed(row=8),),
+    "row 0 twice": (changed(), changed(record_id=OTHER)),
+    "a request twice": (changed(), changed(row=1)),
+    "65 tokens of a row in 64": (changed(output_token_ids=np.ones(62, np.int32)),),
+    "6 of 5 tokens computed": (changed(num_computed_tokens=6),),
+    "5 tokens in 0 blocks": (changed(num_computed_tokens=5, block_ids=column()),),
+    "a table of block 16 of 16": (changed(block_ids=column(16)),),
+    "a table of 9 blocks": (changed(block_ids=column(*range(9))),),
+    "a block twice in a table": (changed(block_ids=column(3, 3)),),
+    "token 1000 of 1000": (changed(output_token_ids=column(4, 1000)),),
+    "a release beyond the output": (changed(released=FinalRelease(3, FinishReason.STOP)),),
+    "log-probabilities of other tokens": (changed(logprobs=LOGPROBS.up_to(1)),),
+    "snapshot has token 1000": (changed(logprobs=LOGPROBS),),
+}
+
+
+@pytest.mark.parametrize("sentence", LIES)
+def test_a_snapshot_that_the_executor_cannot_have_is_a_divergence(sentence):
+    """The core's tables have the sizes that the welcome said."""
+    assert joined(SnapshotPart(rows=(changed(),), last=True)) is not None
+    with pytest.raises(DivergenceError, match=sentence):
+        joined(SnapshotPart(rows=LIES[sentence], last=True))
+
+
+def test_a_tag_of_a_block_that_is_not_there_is_a_divergence():
+    """The pool has no such block."""
+    assert joined(SnapshotPart(tags=BlockTags.of([(15, b"k" * 16)]), last=True)) is not None
+    with pytest.raises(DivergenceError, match="a tag of block 16 of 16"):
+        joined(SnapshotPart(tags=BlockTags.of([(16, b"k" * 16)]), last=True))
+
+
+def test_a_snapshot_is_refused_before_it_takes_too_much_memory():
+    """However small its parts are."""
+    joiner, context = SnapshotJoiner(WELCOME), bytes(1_000_000)
+    rows = (changed(row=None, record_id=RecordId("t", f"{number}"), context=context) for number in count())
+    with pytest.raises(DivergenceError, match=f"more than {MAX_SNAPSHOT_BYTES} bytes"):
+        list(map(joiner.add, (SnapshotPart(rows=(row,)) for row in islice(rows, MAX_SNAPSHOT_BYTES // 1_000_000 + 1))))
 
 
 def test_what_is_left_with_an_executor_comes_back_whole():

@@ -35,10 +35,10 @@ def test_what_the_scheduler_stores_of_the_largest_request_is_kept_by_the_executo
     placement = make_placement(
         0,
         replace(make_request(1, 1, deadline_s=1e9), origin=largest, body_digest=b"d" * 16),
-        2**31,
-        num_preemptions=2**31,
-        num_executor_deaths=2**31,
-        num_prompt_cached_tokens=2**31,
+        2**31 - 1,
+        num_preemptions=2**31 - 1,
+        num_executor_deaths=2**31 - 1,
+        num_prompt_cached_tokens=2**31 - 1,
         waited_s=1e9 + 0.125,
         deadline_left_s=1e9,
     )

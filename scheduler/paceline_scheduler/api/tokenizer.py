@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
+from paceline.plan.texts import readable
 from paceline.plan.values import Int32Array
 from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
@@ -125,19 +126,25 @@ class TextModel:
 def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
     """Return a tokenizer, quickly with what a scheduler before this one has packed of what its tokens spell.
 
-    Raises UnsupportedError for a decoder whose text cannot be streamed.
+    Raises UnsupportedError for one that cannot be read, and for a decoder whose text cannot be streamed.
     """
     if spelt is not None:
         try:
             return TextModel(source, unpack(spelt), None)
         except (ValueError, KeyError):
             pass  # as an older version wrote it
-    tokenizer = Tokenizer.from_buffer(source.json)
-    bos_token, eos_token = (
-        None if token_id is None else tokenizer.id_to_token(token_id)
-        for token_id in (source.bos_token_id, source.eos_token_id)
-    )
-    texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+    try:
+        tokenizer = Tokenizer.from_buffer(source.json)
+        bos_token, eos_token = (
+            None if token_id is None else tokenizer.id_to_token(token_id)
+            for token_id in (source.bos_token_id, source.eos_token_id)
+        )
+        texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # the library has no type of its own for bytes that are no tokenizer
+        sentence = f"it is no tokenizer that can be read: {readable(str(error))}"
+        raise UnsupportedError("tokenizer_json", sentence) from error
     _give_back(0)
     return TextModel(source, texts, tokenizer)
 

@@ -28,6 +28,7 @@ class ExecutorDescription:
     max_model_len: int
     max_plans_in_flight: int
     tag_key: bytes
+    vocab_size: int
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
 
@@ -46,6 +47,7 @@ class ExecutorDescription:
             max_model_len=welcome.limits.max_model_len,
             max_plans_in_flight=welcome.limits.max_plans_in_flight,
             tag_key=welcome.tag_key,
+            vocab_size=welcome.model.vocab_size,
             step_points=welcome.step_points,
             failed_step=welcome.failed_step,
         )

@@ -107,6 +107,7 @@ class ExecutorLink:
         tokenizer = await self._tokenizers.get(welcome.tokenizer_digest, welcome.model.vocab_size, self._connection)
         if self._stream.is_ending:
             return
+        listener.require_alike(self.address, welcome)
         self._steward.welcomed(description)
         log.info(
             "executor_attached",

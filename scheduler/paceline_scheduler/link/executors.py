@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paceline.plan.values import BatchPlan
+from paceline.plan.values import BatchPlan, Model
 from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
 from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event
-from paceline_scheduler.errors import NoExecutorError, StandbyError
+from paceline_scheduler.errors import NoExecutorError, StandbyError, UnlikeExecutorError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.leadership import Leadership, Readiness, ServingStatus
 from paceline_scheduler.observers.steps import StepObserver
@@ -105,6 +105,16 @@ class Executors:
 
     # What there is
 
+    def require_alike(self, address: str, model: Model, tokenizer_digest: str) -> None:
+        """Raise UnlikeExecutorError if another executor serves another model under the same name."""
+        for served in served_models(self._serving(lambda other: other == address)):
+            if served.name != model.name:
+                continue
+            if served.tokenizer.digest != tokenizer_digest:
+                raise UnlikeExecutorError(model.name, f"tokenizer {tokenizer_digest!r}", repr(served.tokenizer.digest))
+            if served.vocab_size != model.vocab_size:
+                raise UnlikeExecutorError(model.name, f"{model.vocab_size} token ids", f"{served.vocab_size}")
+
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models of executors that are attached, or were a moment ago and are not lost."""
         return served_models(self._serving())
@@ -120,10 +130,10 @@ class Executors:
             for address, executor in sorted(self.by_address.items())
         )
 
-    def _serving(self, drains: Callable[[str], bool] = lambda _: False) -> Iterator[Attachment]:
-        """Return those on which requests run, but for some that take no new ones."""
+    def _serving(self, is_left_out: Callable[[str], bool] = lambda _: False) -> Iterator[Attachment]:
+        """Return those on which requests run, but for some, such as those that take no new ones."""
         for address, executor in self.by_address.items():
-            if self._leadership[address].is_serving and not drains(address):
+            if self._leadership[address].is_serving and not is_left_out(address):
                 yield executor
 
     async def _until(self, holds: Callable[[], bool], seconds: float) -> None:

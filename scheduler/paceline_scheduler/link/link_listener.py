@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from paceline.plan.values import BatchPlan, Model, StepResult
+from paceline.plan.values import BatchPlan, Model, StepResult, Welcome
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
@@ -30,6 +30,10 @@ class LinkListener(Protocol):
 
     def removed(self, address: str) -> None:
         """An executor is not looked for any more."""
+        ...
+
+    def require_alike(self, address: str, welcome: Welcome) -> None:
+        """Raise LinkError for an executor that cannot stand beside those that serve a model of the same name."""
         ...
 
     def attached(

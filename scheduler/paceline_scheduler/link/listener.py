@@ -4,7 +4,8 @@ Knows the order: what is known of an executor is written down before its event h
 executors is let in after, when plans have left.
 """
 
-from paceline.plan.values import Model, StepResult
+from paceline.plan.texts import readable
+from paceline.plan.values import Model, StepResult, Welcome
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -23,6 +24,9 @@ from paceline_scheduler.link.attachment import Attachment
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.link_listener import PlanPort
 from paceline_scheduler.runtime import Runtime
+
+MAX_REASON_BYTES = 512
+"""The most of why a stream has ended that operators see."""
 
 
 class Listener:
@@ -44,6 +48,10 @@ class Listener:
         """An executor is not looked for any more."""
         del self._executors.by_address[address]
         self._runtime.feed(ExecutorRemoved(address))
+
+    def require_alike(self, address: str, welcome: Welcome) -> None:
+        """Raise UnlikeExecutorError if requests of its model would get another one's text elsewhere."""
+        self._executors.require_alike(address, welcome.model, welcome.tokenizer_digest)
 
     def attached(
         self,
@@ -76,7 +84,7 @@ class Listener:
     def detached(self, address: str, reason: str) -> None:
         """Plan nothing for an executor until it attaches again."""
         executor = self._executors.by_address[address]
-        executor.port, executor.last_error = None, reason
+        executor.port, executor.last_error = None, readable(reason, MAX_REASON_BYTES)
         self._runtime.feed(StreamEnded(address))
 
     def lost(self, address: str) -> None:

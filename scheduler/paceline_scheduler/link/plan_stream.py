@@ -101,7 +101,7 @@ class PlanStream:
         self._protocol = PROTOCOLS.lowest  # until the executor has picked one
         self._outbox: deque[ToExecutor] = deque()
         self._wake_writer = asyncio.Event()
-        self._snapshot = SnapshotJoiner()
+        self._snapshot: SnapshotJoiner | None = None  # from the welcome on
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
@@ -189,9 +189,11 @@ class PlanStream:
         if welcome.protocol not in self._protocols:
             raise DivergenceError(f"the executor picked protocol {welcome.protocol}, not one of {self._protocols}")
         self._phase, self._welcome, self._protocol = Phase.SNAPSHOT, welcome, welcome.protocol
+        self._snapshot = SnapshotJoiner(welcome)
 
     def _take_snapshot(self, part: SnapshotPart) -> None:
         self._require_phase(Phase.SNAPSHOT)
+        assert self._snapshot is not None, "the welcome begins this phase"
         snapshot = self._snapshot.add(part)
         if snapshot is not None:
             self._phase = Phase.READY

@@ -15,6 +15,7 @@ from paceline_scheduler.link.transport import Connection
 
 FETCH_TIMEOUT_S = 30.0
 MAX_KEPT = 16
+MAX_KEPT_BYTES = 256 * 1024 * 1024
 _FILE_FORMAT = 1
 
 Prepare = Callable[[TokenizerSource, int], Awaitable[None]]
@@ -58,10 +59,14 @@ class TokenizerShelf:
         except UnsupportedError as error:
             raise LinkError(f"the model's tokenizer cannot be used: {error}") from error
         self._sources[digest] = source
-        if len(self._sources) > MAX_KEPT:
+        while len(self._sources) > 1 and self._is_full():
             self._sources.popitem(last=False)
         if kept is None:
             self._cache.store(name, lambda: _pack(source))
+
+    def _is_full(self) -> bool:
+        num_bytes = sum(len(source.json) for source in self._sources.values())
+        return len(self._sources) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES
 
 
 def _pack(source: TokenizerSource) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
+from paceline.plan.texts import readable
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
@@ -16,7 +17,7 @@ from paceline_scheduler.link import wire
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # the prompts of a plan's new requests, at most
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
-_MAX_TOKENIZER_PARTS = MAX_TOKENIZER_BYTES // (1024 * 1024)
+_MAX_TOKENIZER_PARTS = MAX_TOKENIZER_BYTES // (512 * 1024)
 _DETAILS_KEY = "grpc-status-details-bin"
 
 _CHANNEL_OPTIONS = (
@@ -72,6 +73,7 @@ class GrpcConnection:
         call = method(wire.GET_TOKENIZER_REQUEST, timeout=timeout_s)
         first: TokenizerSource | None = None
         pieces: list[bytes] = []
+        num_bytes = 0
         async with _ended(call):
             try:
                 async for data in call:
@@ -80,8 +82,9 @@ class GrpcConnection:
                     pieces.append(part.json)
                     if is_last:
                         return replace(first, json=b"".join(pieces))
-                    if len(pieces) >= _MAX_TOKENIZER_PARTS:
-                        raise StreamEndedError(f"the tokenizer has more than {_MAX_TOKENIZER_PARTS} parts")
+                    num_bytes += len(part.json)
+                    if num_bytes > MAX_TOKENIZER_BYTES or len(pieces) >= _MAX_TOKENIZER_PARTS:
+                        raise StreamEndedError(f"the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
             except grpc.aio.AioRpcError as error:
                 raise _link_error(error) from error
         raise StreamEndedError("the tokenizer ended before its last part")
@@ -134,7 +137,7 @@ class GrpcPlanStream:
                 return _link_error(error)
             case asyncio.InvalidStateError():
                 # grpc.aio says this of a write after the end; how the stream ended is what matters.
-                return StreamEndedError(f"the plan stream has ended: {await self._call.details()}")
+                return StreamEndedError(readable(f"the plan stream has ended: {await self._call.details()}"))
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             return error
@@ -158,4 +161,4 @@ def _link_error(error: grpc.aio.AioRpcError) -> LinkError:
 
 
 def _sentence(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    return readable(f"{error.code().name}: {error.details()}")

@@ -12,7 +12,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.plan import codec
 from paceline.plan.codec import welcomes
+from paceline.plan.codec.bounds import MAX_PART_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
+from paceline.plan.texts import MAX_NAME_BYTES, readable
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline.v1 import executor_pb2
 from paceline_scheduler.backend import TokenizerSource
@@ -72,7 +74,9 @@ def decode_info(data: bytes) -> ExecutorInfo:
 @_divergence
 def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
     """Return a part of a tokenizer, whose `json` is a piece, and whether it is the last one."""
+    check_size(data, MAX_PART_BYTES)
     part = parse(executor_pb2.GetTokenizerResponse, data)
+    check(part, "tokenizer.")
     source = TokenizerSource(
         digest=part.digest,
         json=part.tokenizer_json,
@@ -108,4 +112,6 @@ def _superseded(info: error_details_pb2.ErrorInfo) -> TermSupersededError:
     said = info.metadata
     digits = said.get("holder_term", "")
     term = int(digits) if digits.isdecimal() and len(digits) <= _MAX_TERM_DIGITS else 0
-    return TermSupersededError(Holder(said.get("holder_scheduler_id", ""), term, said.get("holder_address", "")))
+    names = (readable(said.get(key, ""), MAX_NAME_BYTES) for key in ("holder_scheduler_id", "holder_address"))
+    scheduler_id, address = names
+    return TermSupersededError(Holder(scheduler_id, term, address))

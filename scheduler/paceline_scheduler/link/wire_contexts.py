@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from paceline.plan.codec.bounds import BoundError, check
 from paceline.plan.codec.requests import read_sampling, write_sampling
 from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import BatchPlan, NewRequest, RecordId
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.request import Request
+
+_MAX_SALT_BYTES = 128
 
 
 def with_contexts(plan: BatchPlan) -> BatchPlan:
@@ -35,7 +38,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
         context = plan_pb2.RequestContext.FromString(data)
     except DecodeError:
         return None
-    if not context.HasField("settings") or not context.HasField("request"):
+    if not context.HasField("settings") or not context.HasField("request") or not _is_within_bounds(context):
         return None
     return RequestContext(
         request=_request(record_id, context),
@@ -46,6 +49,17 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
         last_death_offset=context.last_death_offset if context.HasField("last_death_offset") else None,
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
     )
+
+
+def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
+    """Tell whether a scheduler can have written it: executors do not read it, but one may have made it up."""
+    try:
+        check(context)
+    except BoundError:
+        return False
+    sent = context.request
+    is_salt_short = len(sent.cache_salt.encode()) <= _MAX_SALT_BYTES
+    return sent.stopping.max_tokens >= 0 and sent.output.prompt_logprobs >= 0 and is_salt_short
 
 
 def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:

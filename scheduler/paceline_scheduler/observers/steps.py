@@ -12,6 +12,7 @@ from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.views import CoreViews
 
 MAX_WATCHERS = 64
+_MOST_NS = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -186,11 +187,16 @@ def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
     totals.num_steps += 1
     totals.num_rows += len(result.rows)
     totals.num_output_tokens += len(result.token_ids)
-    totals.waited_ns += timings.waited_ns
-    totals.prepare_ns += timings.prepare_ns
-    totals.forward_ns += timings.forward_ns
-    totals.sample_ns += timings.sample_ns
-    totals.idle_ns += timings.idle_ns
+    totals.waited_ns = _sum(totals.waited_ns, timings.waited_ns)
+    totals.prepare_ns = _sum(totals.prepare_ns, timings.prepare_ns)
+    totals.forward_ns = _sum(totals.forward_ns, timings.forward_ns)
+    totals.sample_ns = _sum(totals.sample_ns, timings.sample_ns)
+    totals.idle_ns = _sum(totals.idle_ns, timings.idle_ns)
     if planning.follows_work:
-        totals.starved_ns += timings.idle_ns
+        totals.starved_ns = _sum(totals.starved_ns, timings.idle_ns)
     totals.planning_ns += planning.planning_ns
+
+
+def _sum(total_ns: int, more_ns: int) -> int:
+    """What an executor makes up must not keep operators from the sums of the others: a sum stops at what travels."""
+    return min(total_ns + more_ns, _MOST_NS)

@@ -82,6 +82,7 @@ class SimulatedExecutor:
             max_model_len=self.config.max_model_len,
             max_plans_in_flight=self.config.max_plans_in_flight,
             tag_key=self.config.tag_key,
+            vocab_size=self.config.tokens.vocab_size,
             step_points=self.config.step_points,
             failed_step=self._failed_step,
         )

@@ -96,6 +96,7 @@ def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
         max_model_len=max_model_len,
         max_plans_in_flight=2,
         tag_key=bytes(32),
+        vocab_size=32_000,
         step_points=(StepPoint(1, 1_000_000), StepPoint(8192, 20_000_000)),
     )
 

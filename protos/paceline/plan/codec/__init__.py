@@ -1,17 +1,19 @@
 """The plan protocol's values to and from bytes: the one codec, for schedulers and executors.
 
 Columns go straight between numpy and little-endian bytes. What comes in and does not have the form it must have is a
-MalformedError that names the field, and so is what is beyond its bound (`bounds`). What a value may mean where it arrives (which rows are in use, which blocks are
-free, whether the columns of a plan belong together) is for whoever takes it.
+MalformedError that names the field, and so is what is beyond its bound (`bounds`). What a value may mean where it
+arrives (which rows are in use, which blocks are free, whether the columns of a plan belong together) is for whoever
+takes it.
 """
 
-from paceline.plan.codec.bounds import MAX_PART_BYTES, MAX_RESPONSE_BYTES, check, check_size, readable
+from paceline.plan.codec.bounds import MAX_PART_BYTES, MAX_RESPONSE_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.codec.requests import read_heartbeat, read_hello, read_plan, write_heartbeat, write_hello, write_plan
 from paceline.plan.codec.results import read_result, write_result
 from paceline.plan.codec.snapshots import read_snapshot, write_snapshot
 from paceline.plan.codec.welcomes import read_welcome, write_welcome
 from paceline.plan.durations import read_duration, write_duration
+from paceline.plan.texts import readable
 from paceline.plan.values import (
     BatchPlan,
     Claim,
@@ -27,7 +29,9 @@ from paceline.plan.values import (
 )
 from paceline.v1 import inference_pb2, plan_pb2
 
-_SNAPSHOT_TAG = bytes([plan_pb2.AttachResponse.SNAPSHOT_FIELD_NUMBER << 3 | 2])  # what a message of this kind begins with
+_SNAPSHOT_TAG = bytes(
+    [plan_pb2.AttachResponse.SNAPSHOT_FIELD_NUMBER << 3 | 2]
+)  # what a message of this kind begins with
 
 
 def encode_request(message: ToExecutor, *more: BatchPlan) -> bytes:
@@ -85,7 +89,9 @@ def encode_response(message: FromExecutor, *more: StepResult) -> bytes:
             )
             response = plan_pb2.AttachResponse(waiting=waiting)
         case Drain(reason, grace_s):
-            response = plan_pb2.AttachResponse(drain=inference_pb2.Drain(reason=readable(reason), grace=write_duration(grace_s)))
+            response = plan_pb2.AttachResponse(
+                drain=inference_pb2.Drain(reason=readable(reason), grace=write_duration(grace_s))
+            )
     return response.SerializeToString()
 
 

@@ -10,7 +10,6 @@ checked there, by `check_values`.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES, has_control_characters
 from paceline.plan.values import KEY_BYTES, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
@@ -32,9 +32,6 @@ MAX_PART_BYTES = 2 * 1024 * 1024
 
 MAX_INFO_BYTES = 1024 * 1024
 """The longest answer to GetInfo."""
-
-MAX_SENTENCE_BYTES = 2048
-"""The longest sentence for people: what went wrong, why an executor goes."""
 
 MAX_BLOCKS = 1 << 22  # 64 million tokens in blocks of 16
 MAX_BLOCK_SIZE = 1 << 12
@@ -48,8 +45,6 @@ MAX_NS = 10 * 366 * 86_400 * 1_000_000_000  # ten years
 _INT32 = (1 << 31) - 1
 _UINT64 = (1 << 64) - 1
 _MAX_COUNT = 1 << 48  # of what is numbered through: epochs, steps
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 class BoundError(MalformedError):
@@ -76,6 +71,7 @@ class Real:
     high: float
 
     def fault(self, value: float) -> str | None:
+        """Not within, or NaN."""
         return None if self.low <= value <= self.high else f"is {value:.7g}, not {self.low:.7g} to {self.high:.7g}"
 
 
@@ -88,10 +84,11 @@ class Text:
     is_name: bool = True
 
     def fault(self, value: str) -> str | None:
+        """Too short, too long, or no name."""
         num_bytes = len(value.encode())
         if not self.low <= num_bytes <= self.high:
             return f"has {num_bytes} bytes, not {self.low} to {self.high}"
-        return "holds control characters" if self.is_name and _CONTROL.search(value) else None
+        return "holds control characters" if self.is_name and has_control_characters(value) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +99,7 @@ class Data:
     high: int
 
     def fault(self, value: bytes) -> str | None:
+        """Too short or too long."""
         return None if self.low <= len(value) <= self.high else f"has {len(value)} bytes, not {self.low} to {self.high}"
 
 
@@ -113,6 +111,7 @@ class Column:
     at_most: int
 
     def fault(self, data: bytes) -> str | None:
+        """Too long, or a value that is beyond."""
         if len(data) > 4 * self.at_most:
             return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
         if len(data) % 4:
@@ -123,6 +122,7 @@ class Column:
         return self.fault_of(np.frombuffer(data, "<i4"))
 
     def fault_of(self, values: Int32Array) -> str | None:
+        """Of values that are a column already: the first one that is beyond."""
         outside = values[(values < 0) | (values > self.high)]
         return f"holds {outside.flat[0]}, not 0 to {self.high}" if outside.size else None
 
@@ -136,11 +136,13 @@ class Floats:
     at_most: int
 
     def fault(self, data: bytes) -> str | None:
+        """Too long, or a value that is beyond or no number."""
         if len(data) > 4 * self.at_most:
             return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
         return None if len(data) % 4 else self.fault_of(np.frombuffer(data, "<f4"))
 
     def fault_of(self, values: Float32Array) -> str | None:
+        """Of values that are a column already: the first one that is beyond."""
         if np.count_nonzero((values >= self.low) & (values <= self.high)) == values.size:
             return None
         outside = values[~((values >= self.low) & (values <= self.high))]
@@ -155,6 +157,7 @@ class Many:
     each: Whole | Text | None = None
 
     def fault(self, values: Sequence[Any]) -> str | None:
+        """Too many, or a value that is beyond."""
         if len(values) > self.at_most:
             return f"has {len(values)} elements, at most {self.at_most} are allowed"
         return None if self.each is None else next((fault for fault in map(self.each.fault, values) if fault), None)
@@ -169,6 +172,7 @@ class Pairs:
     value: Real
 
     def fault(self, pairs: Mapping[int, float]) -> str | None:
+        """Too many, or a key or value that is beyond."""
         if len(pairs) > self.at_most:
             return f"has {len(pairs)} pairs, at most {self.at_most} are allowed"
         faults = (self.key.fault(key) or self.value.fault(value) for key, value in pairs.items())
@@ -182,6 +186,7 @@ class Span:
     seconds: int
 
     def fault(self, value: Duration) -> str | None:
+        """Negative, too long, or no duration."""
         fits = 0 <= value.seconds <= self.seconds and 0 <= value.nanos < 1_000_000_000
         return None if fits else f"is {value.seconds} s and {value.nanos} ns, not 0 to {self.seconds} s"
 
@@ -222,7 +227,7 @@ _BLOCKS = Column(MAX_BLOCKS - 1, MAX_BLOCKS)
 _LOGPROB = (-math.inf, 1.0)  # at most 0, but for rounding
 _WISH = Real(-1e9, 1e9)  # a parameter that nothing can be sampled with fails its request
 _ID = Text(0, 64)
-_NAME = Text(0, 256)
+_NAME = Text(0, MAX_NAME_BYTES)
 _KEY_PART = Text(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
 _SENTENCE = Text(0, MAX_SENTENCE_BYTES, is_name=False)
 _DIGEST = Data(0, 64)
@@ -267,7 +272,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "failed_step": _MESSAGE,
     },
     inference_pb2.Model: {
-        "name": Text(1, 256),
+        "name": Text(1, MAX_NAME_BYTES),
         "architecture": _NAME,
         "max_model_len": Whole(1, MAX_TOKENS),
         "vocab_size": Whole(1, MAX_VOCABULARY),
@@ -545,10 +550,3 @@ def check_values(path: str, kind: type[Message], name: str, parts: Sequence[Int3
     fault = bound.fault_of(np.concatenate([part.ravel() for part in parts]))  # type: ignore[arg-type]  # by its bound
     if fault is not None:
         raise BoundError(path, f"{path} {fault}")
-
-
-def readable(text: str, at_most: int = MAX_SENTENCE_BYTES) -> str:
-    """Return a sentence of a peer as it may be shown: one line, no control characters, at most so many bytes."""
-    plain = _CONTROL.sub(" ", text)
-    data = plain.encode(errors="replace")
-    return plain if len(data) <= at_most else data[: at_most - 3].decode(errors="ignore") + "…"

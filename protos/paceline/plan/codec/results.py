@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 
-from paceline.plan.codec.bounds import MAX_TOP, check_count, check_values, readable
+from paceline.plan.codec.bounds import MAX_TOP, check_count, check_values
 from paceline.plan.codec.columns import ColumnError, column_bytes, parse, read_column, refuse_unsupported
+from paceline.plan.texts import readable
 from paceline.plan.values import Int32Array, LogprobColumns, RowError, RowFinish, RowLogprobs, StepResult, StepTimings
 from paceline.v1 import plan_pb2, sampling_pb2
 

@@ -1,7 +1,8 @@
 """Who an executor is: its model, its cache, its bounds."""
 
-from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size, readable
+from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
+from paceline.plan.texts import readable
 from paceline.plan.values import (
     ExecutorInfo,
     ExecutorLimits,

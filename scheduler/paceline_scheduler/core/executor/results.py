@@ -106,7 +106,17 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
         fits = len(planned) == len(result.num_draft_tokens)
         if not fits or np.count_nonzero((result.num_draft_tokens < 0) | (result.num_draft_tokens > planned)):
             raise DivergenceError(f"step {result.step_id} verified other drafts than were planned")
+    _check_tokens(result, description.vocab_size)
     return step
+
+
+def _check_tokens(result: StepResult, vocab_size: int) -> None:
+    """Raise DivergenceError for a token that the model does not have: clients would be told of it."""
+    told = [result.token_ids, *(each.columns.top_token_ids.ravel() for each in result.logprobs)]
+    told += [each.columns.top_token_ids.ravel() for each in result.prompt_logprobs]
+    token_ids = np.concatenate(told) if len(told) > 1 else told[0]
+    if np.maximum.reduce(token_ids.view(np.uint32), initial=0) >= vocab_size:  # one below 0 is more than all others
+        raise DivergenceError(f"step {result.step_id} says a token outside 0 to {vocab_size - 1}")
 
 
 def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Int32Array | None:
@@ -145,10 +155,14 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
     """Collect those of prompts until the first output token; raises DivergenceError if they do not follow."""
     kept = executor.rows.prompt_logprobs
     told = [(each.row, each.columns) for each in result.prompt_logprobs]
+    if len({row for row, _ in told}) < len(told):
+        raise DivergenceError("the prompt's log-probabilities of a row came twice")
     for row, columns in told:
         live = executor.rows.live[row] if row in result.rows else None
-        expected = kept[row][-1].end if row in kept else 1
-        if live is None or columns.offset != expected or columns.end > live.num_prompt_tokens:
+        before = kept.get(row)
+        expected, num_top = (before[-1].end, before[-1].num_top) if before else (1, columns.num_top)
+        does_follow = columns.offset == expected and columns.num_top == num_top
+        if live is None or not does_follow or columns.end > live.num_prompt_tokens:
             raise DivergenceError(f"the prompt's log-probabilities of row {row} do not follow those before")
     for row, columns in told:
         kept.setdefault(row, []).append(columns)

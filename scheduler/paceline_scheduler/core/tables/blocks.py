@@ -6,9 +6,13 @@ A block is exactly one of: free (nothing in it), cached (owned by nobody, has a 
 (reference count above 0).
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        # Arrays, as an executor may have millions of blocks: 8 bytes of each until it is cached.
+        self._ref_counts = array("i", bytes(4 * num_blocks))
+        self._free = _ids(np.arange(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._keys: dict[int, bytes] = {}
         self._blocks_by_key: dict[bytes, int] = {}
@@ -41,7 +46,7 @@ class BlockPool:
         """Return blocks with a reference count of 1 and no key; the least recently used cached ones are evicted."""
         assert num_blocks <= self.num_available, "the planner grants only what is available"
         num_free = min(num_blocks, len(self._free))
-        granted = self._free[-1 : -num_free - 1 : -1]
+        granted = self._free[-1 : -num_free - 1 : -1].tolist()
         del self._free[len(self._free) - num_free :]
         granted += [self._evict() for _ in range(num_blocks - num_free)]
         for block in granted:
@@ -106,7 +111,9 @@ class BlockPool:
         for block, key in tags:
             if key not in self._blocks_by_key and block not in self._keys:
                 self._remember(block, key)
-        self._free = [b for b in range(self.num_blocks - 1, -1, -1) if not self._ref_counts[b] and b not in self._keys]
+        is_free = np.frombuffer(self._ref_counts, np.int32) == 0
+        is_free[list(self._keys)] = False
+        self._free = _ids(np.flatnonzero(is_free)[::-1])
         self._cached = OrderedDict((b, None) for b in sorted(self._keys) if not self._ref_counts[b])
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
@@ -115,7 +122,7 @@ class BlockPool:
         for table in tables:
             for block in table:
                 owners[block] += 1
-        assert owners == self._ref_counts, "a block's reference count is the number of its owners"
+        assert owners == self._ref_counts.tolist(), "a block's reference count is the number of its owners"
         used = {block for block, count in enumerate(owners) if count}
         groups = (set(self._free), set(self._cached), used)
         assert sum(map(len, groups)) == len(set().union(*groups)) == self.num_blocks, "every block is in one state"
@@ -137,3 +144,8 @@ class BlockPool:
         block, _ = self._cached.popitem(last=False)
         del self._blocks_by_key[self._keys.pop(block)]
         return block
+
+
+def _ids(blocks: npt.NDArray[np.intp]) -> "array[int]":
+    """Return blocks as what is popped from its end and added to as quickly as a list."""
+    return array("i", blocks.astype(np.int32).tobytes())
