@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from paceline.plan.texts import MAX_NAME_BYTES
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
@@ -121,7 +122,10 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         help="fetch nothing: use only models that are here already",
     )
     group.add_argument(
-        "--served-model-name", metavar="NAME", help="what requests call the model (default: its name or file name)"
+        "--served-model-name",
+        type=_name,
+        metavar="NAME",
+        help="what requests call the model (default: its name or file name)",
     )
     group.add_argument(
         "--cache-dir",
@@ -221,6 +225,12 @@ def _add_simulation(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="JSON file that says how long simulated steps take, as executor/README.md describes it (default: no time)",
     )
+
+
+def _name(text: str) -> str:
+    if not 1 <= len(text.encode(errors="surrogateescape")) <= MAX_NAME_BYTES or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_BYTES} bytes, and no control characters")
+    return text
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

@@ -191,6 +191,7 @@ class PlanFault(enum.StrEnum):
     """In what way a plan is malformed."""
 
     COLUMN_LENGTH = "COLUMN_LENGTH"
+    OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
     ROW_OUT_OF_RANGE = "ROW_OUT_OF_RANGE"
     ROW_NOT_IN_USE = "ROW_NOT_IN_USE"
     ROW_IN_USE = "ROW_IN_USE"

@@ -13,7 +13,8 @@ from pathlib import Path
 import structlog
 
 from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
-from paceline.plan.values import GenerationDefaults
+from paceline.plan.texts import MAX_NAME_BYTES, readable
+from paceline.plan.values import MAX_BLOCKS, GenerationDefaults
 from paceline_executor.config import Config, RunnerKind
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.link.description import Description, Loaded
@@ -166,7 +167,7 @@ def served_name(config: Config, path: Path) -> str:
     is_fetched = path != Path(config.model).expanduser()
     if config.model in KNOWN_MODELS or is_fetched:
         return config.model
-    return path.resolve().name if path.is_dir() else path.stem
+    return readable(path.resolve().name if path.is_dir() else path.stem, MAX_NAME_BYTES)
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -222,8 +223,8 @@ def _num_blocks(config: Config, needs: ModelNeeds, max_model_len: int, free_byte
     if num_blocks * config.block_size < min(max_model_len, _MIN_POOL_TOKENS):
         sentence = f"{_mib(kv_bytes)} of KV cache hold {num_blocks} blocks of {config.block_size} tokens, too few"
         raise ShortMemoryError(f"{sentence} for a request; raise --kv-cache-memory or free memory")
-    # More than every row can fill would never be used.
-    return min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+    # More than every row can fill would never be used, and there are more blocks than the protocol has numbers for.
+    return min(num_blocks, MAX_BLOCKS, config.max_num_seqs * -(-max_model_len // config.block_size))
 
 
 def _mib(num_bytes: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from paceline.plan.codec import decode_request, encode_response
+from paceline.plan.codec.bounds import BoundError
 from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.values import FromExecutor, StepResult, ToExecutor
 from paceline.v1 import executor_pb2, executor_pb2_grpc
@@ -24,6 +25,7 @@ SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_
 BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
 """Calls whose messages the plan protocol's codec reads and writes, and not gRPC."""
 
+_BEFORE_PLANS = ("hello.", "heartbeat.")
 _STATE_S = 5.0
 _LOADING = "the model is still loading; wait until the health service says SERVING"
 
@@ -126,6 +128,10 @@ def _decode(data: bytes) -> list[ToExecutor]:
         return decode_request(data)
     except ColumnError as error:
         raise PlanError(PlanFault.COLUMN_LENGTH, str(error)) from error
+    except BoundError as error:
+        if error.field.startswith(_BEFORE_PLANS):
+            raise AttachError(str(error)) from error
+        raise PlanError(PlanFault.OUT_OF_BOUNDS, str(error)) from error
     except MalformedError as error:
         raise AttachError(str(error)) from error
 

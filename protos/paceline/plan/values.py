@@ -33,6 +33,10 @@ MAX_TERM = 2**48
 """Terms rise by one with each claim: none ever gets near it, and whoever says more is not believed."""
 
 
+MAX_BLOCKS = 1 << 22
+"""The most blocks that an executor may have: 64 million tokens in blocks of 16."""
+
+
 class FinishReason(IntEnum):
     """Why a completion ended; the numbers are those of paceline.v1.FinishReason."""
 

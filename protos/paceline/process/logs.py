@@ -8,11 +8,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import structlog
+
+from paceline.process.log_bounds import CauseLimit, shortened
 
 MAX_WAITING_LINES = 1024
 
@@ -28,6 +31,7 @@ class LineWriter:
         self._tell_lost = tell_lost
         self._max_waiting_lines = max_waiting_lines
         self._waiting: deque[str] = deque()  # the first one is being written
+        self._held: dict[Hashable, tuple[float, str]] = {}  # lines by their cause, and when they are due
         self._changed = threading.Condition()
         self._num_lost = self._num_told = 0
         self._is_inside_a_line = False
@@ -49,11 +53,18 @@ class LineWriter:
                 self._num_lost += 1
         return len(text)
 
+    def hold(self, cause: Hashable, due_s: float, text: str) -> None:
+        """Take a whole line to be written later, in place of one of the same cause that is still held."""
+        with self._changed:
+            self._held[cause] = due_s, text
+            self._changed.notify_all()
+
     def flush(self) -> None:
         """Do nothing: each line is written at once."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait until everything is written or lost, but not for longer than this."""
+        self._release(float("inf"))
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -66,10 +77,13 @@ class LineWriter:
 
     def _run(self) -> None:
         while True:
+            self._release(time.monotonic())
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed, self._until_due())
+                if not self._waiting and self._is_closed:
                     return
+                if not self._waiting:
+                    continue
                 text, num_lost = self._waiting[0], self._num_lost
             if num_lost > self._num_told:
                 text = self._tell_lost(num_lost - self._num_told) + text
@@ -81,6 +95,18 @@ class LineWriter:
                     self._num_lost += 1
                 self._waiting.popleft()
                 self._changed.notify_all()
+
+    def _release(self, now_s: float) -> None:
+        """Let those lines that are due wait to be written."""
+        with self._changed:
+            due = [cause for cause, (due_s, _) in self._held.items() if due_s <= now_s]
+            lines = [self._held.pop(cause)[1] for cause in due]
+        for line in lines:
+            self.write(line)
+
+    def _until_due(self) -> float | None:
+        due = [due_s for due_s, _ in self._held.values()]
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _put(self, data: bytes) -> bool:
         """Write all of it, beginning with a new line if the last one was cut off; returns whether that succeeded."""
@@ -103,15 +129,28 @@ def set_up_logs(level: str, file: int | None = None) -> LineWriter:
     if file is None:
         file = _stdout()
     renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [_short, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if os.isatty(file)
-        else [structlog.processors.format_exc_info, _in_reading_order, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, _short, _in_reading_order, structlog.processors.JSONRenderer()]
     )
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *renderers,
     ]
+    limit = CauseLimit()
+
+    def write_or_hold(
+        logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.ProcessorReturnValue:
+        cause, due_s = limit.admit(event)
+        line: Any = event
+        for processor in processors:
+            line = processor(logger, method, line)
+        if due_s is None:
+            return line  # type: ignore[no-any-return]  # a renderer returns text
+        writer.hold(cause, due_s, f"{line}\n")
+        raise structlog.DropEvent
 
     def tell_lost(num_lines: int) -> str:
         event: Any = {"event": "log_lines_lost", "num_lines": num_lines}
@@ -121,7 +160,7 @@ def set_up_logs(level: str, file: int | None = None) -> LineWriter:
 
     writer = LineWriter(file, tell_lost)
     structlog.configure(
-        processors=processors,
+        processors=[write_or_hold],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]  # it asks no more
         cache_logger_on_first_use=False,
@@ -132,6 +171,13 @@ def set_up_logs(level: str, file: int | None = None) -> LineWriter:
 def _stdout() -> int:
     # Started without a stdout, its number may be that of another file by now.
     return os.open(os.devnull, os.O_WRONLY) if sys.stdout is None else sys.stdout.fileno()
+
+
+def _short(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    kept = {key: event[key] for key in ("exc_info", "stack_info") if key in event}
+    return {**shortened({key: value for key, value in event.items() if key not in kept}), **kept}
 
 
 def _in_reading_order(

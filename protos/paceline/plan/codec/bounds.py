@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from paceline.plan.codec.columns import MalformedError
 from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES, has_control_characters
-from paceline.plan.values import KEY_BYTES, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
+from paceline.plan.values import KEY_BYTES, MAX_BLOCKS, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -33,7 +32,6 @@ MAX_PART_BYTES = 2 * 1024 * 1024
 MAX_INFO_BYTES = 1024 * 1024
 """The longest answer to GetInfo."""
 
-MAX_BLOCKS = 1 << 22  # 64 million tokens in blocks of 16
 MAX_BLOCK_SIZE = 1 << 12
 MAX_ROWS = 1 << 13
 MAX_STEP_TOKENS = 1 << 20
@@ -487,18 +485,19 @@ def _depth(kind: type[Message], bound: Bound) -> int:
     return _LOOK_INSIDE if isinstance(bound, Inside) and bound.is_looked_into else 0
 
 
-def _is_needed(field: FieldDescriptor, bound: Bound) -> bool:
+def _is_needed(kind: type[Message], name: str, bound: Bound) -> bool:
     if isinstance(bound, Inside):
         return bound.is_needed
-    is_single = not (field.has_presence or isinstance(bound, Many | Pairs | Column | Floats))
-    return is_single and bound.fault(field.default_value) is not None
+    if kind.DESCRIPTOR.fields_by_name[name].has_presence or isinstance(bound, Column | Floats):
+        return False
+    return bound.fault(getattr(kind(), name)) is not None
 
 
 def _lines(kind: type[Message], bounds: Mapping[str, Bound]) -> _Lines:
-    fields = [(field, bounds[field.name]) for field in kind.DESCRIPTOR.fields if field.name in bounds]
+    numbers = {field.name: field.number for field in kind.DESCRIPTOR.fields}
     return _Lines(
-        {field.number: (bound.fault, _depth(kind, bound)) for field, bound in fields},
-        tuple((field.name, bound) for field, bound in fields if _is_needed(field, bound)),
+        {numbers[name]: (bound.fault, _depth(kind, bound)) for name, bound in bounds.items() if name in numbers},
+        tuple((name, bound) for name, bound in bounds.items() if name in numbers and _is_needed(kind, name, bound)),
     )
 
 
@@ -547,6 +546,6 @@ def check_values(path: str, kind: type[Message], name: str, parts: Sequence[Int3
     """Check columns made of a field of messages, as `check` checks columns. Raises BoundError."""
     bound = TABLE[kind][name]
     assert isinstance(bound, Column | Floats), "what becomes a column has the bound of one"
-    fault = bound.fault_of(np.concatenate([part.ravel() for part in parts]))  # type: ignore[arg-type]  # by its bound
+    fault = bound.fault_of(np.concatenate([part.ravel() for part in parts]))
     if fault is not None:
         raise BoundError(path, f"{path} {fault}")

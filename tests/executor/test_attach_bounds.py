@@ -1,0 +1,132 @@
+"""What comes to an executor and is no message, or beyond its bounds: INVALID_ARGUMENT, and nothing in the log."""
+
+import grpc
+import pytest
+import structlog
+from grpc_status import rpc_status
+
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2
+from paceline_executor.link.service import ExecutorService, ServiceConfig
+from paceline_executor.testing.hash_executor import hash_executor, loaded
+from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.plan_client import attached, hello, info_of
+
+EXECUTOR = "/paceline.v1.ExecutorService"
+HEALTH = "/grpc.health.v1.Health"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+NO_MESSAGES = [b"\x1a\x7f", b"\xff\xff\xff", b"\x0b"]
+
+
+@pytest.fixture
+async def executor():
+    """Eight rows of 64 tokens, 32 blocks of 4."""
+    async with hash_executor() as executor:
+        yield executor
+
+
+@pytest.fixture
+def logged():
+    """Everything that is logged meanwhile."""
+    with structlog.testing.capture_logs() as events:
+        yield events
+
+
+async def answer(address, method, *messages):
+    """How a call ends that is sent these bytes."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(method)()
+        try:
+            for message in messages:
+                await call.write(message)
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass
+        return await call.code(), await call.details()
+
+
+async def tell(call, messages):
+    """Send messages, and read until the call ends."""
+    for message in messages:
+        await call.write(message.SerializeToString())
+    while True:
+        await call.read()
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(f"{EXECUTOR}/{name}" for name in ("GetInfo", "GetState", "GetTokenizer", "Profile", "Attach")),
+        f"{HEALTH}/Check",
+        f"{HEALTH}/Watch",
+        REFLECTION,
+    ],
+)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(executor, logged, method, data):
+    """On every call of the port; no class of Python is named."""
+    code, details = await answer(executor.address, method, data)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "class" not in details
+    assert not logged
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+async def test_the_port_for_probes_says_the_same(logged, data):
+    """While the model still loads, too."""
+    service = ExecutorService(ServiceConfig("127.0.0.1", 0, 0), lambda: loaded(HashRunner(8, 4, 100)))
+    _, health_port = await service.listen()
+    try:
+        code, _ = await answer(f"127.0.0.1:{health_port}", f"{HEALTH}/Check", data)
+    finally:
+        await service.stop()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert not [event for event in logged if "exc_info" in event]
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+async def test_bytes_that_are_no_message_end_a_stream_that_drives(executor, logged, data):
+    """The next one finds the executor as it was."""
+    greeting = plan_pb2.AttachRequest(hello=hello()).SerializeToString()
+    code, details = await answer(executor.address, f"{EXECUTOR}/Attach", greeting, data)
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes are no AttachRequest")
+    async with attached(executor.address, hello(term=5)) as client:
+        assert (await client.run()).step_id == 1
+    assert not logged
+
+
+LIES = {
+    "hello.term": plan_pb2.AttachRequest(hello=plan_pb2.Hello(scheduler_id="x", term=2**63 - 1)),
+    "hello.scheduler_id": plan_pb2.AttachRequest(hello=plan_pb2.Hello(scheduler_id="x" * 65, term=1)),
+    "heartbeat.running_ns": plan_pb2.AttachRequest(heartbeat=inference_pb2.Heartbeat(running_ns=2**64 - 1)),
+    "predicted_ns": plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(predicted_ns=2**64 - 1)),
+    "rows": plan_pb2.AttachRequest(plan=plan_pb2.BatchPlan(rows=b"\xff" * 4)),
+    "grants.block_ids": plan_pb2.AttachRequest(
+        plan=plan_pb2.BatchPlan(grants=plan_pb2.BlockGrants(block_ids=b"\xff" * 4))
+    ),
+}
+
+
+@pytest.mark.parametrize("field", LIES)
+@pytest.mark.parametrize("is_first", [True, False], ids=["at once", "after the hello"])
+async def test_what_is_beyond_its_bound_ends_the_stream_by_name(executor, logged, field, is_first):
+    """A reason for programs, the field and its bound for people."""
+    messages = [LIES[field]] if is_first else [plan_pb2.AttachRequest(hello=hello()), LIES[field]]
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        call = channel.stream_stream(f"{EXECUTOR}/Attach")()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await tell(call, messages)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rpc_status.from_call(failure.value).message.startswith(f"{field} ")
+    is_of_a_plan = not field.startswith(("hello.", "heartbeat."))
+    assert info_of(failure.value).reason == ("PLAN_OUT_OF_BOUNDS" if is_of_a_plan else "ATTACH_MALFORMED")
+    assert not logged
+
+
+async def test_the_executor_goes_on_after_all_that(executor):
+    """It answers who it is."""
+    for lie in LIES.values():
+        await answer(executor.address, f"{EXECUTOR}/Attach", lie.SerializeToString())
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        data = await channel.unary_unary(f"{EXECUTOR}/GetInfo")(b"")
+    assert executor_pb2.GetInfoResponse.FromString(data).model.name == "hash"
