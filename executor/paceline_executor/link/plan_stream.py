@@ -65,6 +65,7 @@ class PlanStream:
         self._last_step_id = 0
         self._is_half_closed = False
         self._batcher = ResultBatcher()
+        self._sending = asyncio.Lock()
         self._outbox: asyncio.Queue[FromExecutor | tuple[StepResult, ...]] = asyncio.Queue(_MAX_OUTBOX)
         self._end: asyncio.Future[ServiceError | None] = asyncio.get_running_loop().create_future()
 
@@ -139,6 +140,9 @@ class PlanStream:
                 if not write.done():
                     await asyncio.wait_for(self._outbox.join(), _FLUSH_S)
         finally:
+            # Not in the middle of a message: the status that ends the call would never leave behind half of one.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._sending.acquire(), _FLUSH_S)
             for task in (read, write):
                 task.cancel()
         if error is not None:
@@ -147,12 +151,13 @@ class PlanStream:
     async def _write(self) -> None:
         while True:
             message = await self._outbox.get()
-            if isinstance(message, tuple):
-                # Counted down before the results leave, since the next plan may be there before `send` returns.
-                self._num_in_flight -= len(message)
-                await self._transport.send(*message)
-            else:
-                await self._transport.send(message)
+            async with self._sending:
+                if isinstance(message, tuple):
+                    # Counted down before the results leave, since the next plan may be there before `send` returns.
+                    self._num_in_flight -= len(message)
+                    await self._transport.send(*message)
+                else:
+                    await self._transport.send(message)
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
