@@ -13,12 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 
 from paceline.plan.codec import decode_request, decode_response
-from paceline.plan.codec.bounds import (
-    MAX_INFO_BYTES,
-    MAX_PART_BYTES,
-    MAX_RESPONSE_BYTES,
-    TABLE,
-    BoundError,
+from paceline.plan.codec.bound_kinds import (
     Column,
     Data,
     Floats,
@@ -28,7 +23,15 @@ from paceline.plan.codec.bounds import (
     Real,
     Span,
     Text,
+    Unread,
     Whole,
+)
+from paceline.plan.codec.bounds import (
+    MAX_INFO_BYTES,
+    MAX_PART_BYTES,
+    MAX_RESPONSE_BYTES,
+    TABLE,
+    BoundError,
     check,
 )
 from paceline.plan.codec.columns import ColumnError, MalformedError
@@ -42,6 +45,7 @@ ROOTS = (
     executor_pb2.GetInfoResponse,
     executor_pb2.GetTokenizerResponse,
 )
+LEFT = (plan_pb2.RequestContext, inference_pb2.PhaseTimes)  # by one scheduler for the next
 LONG = 1 << 20  # longer ones do not fit into a part of a snapshot
 WIDEST = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -77,7 +81,7 @@ def bound_of(field):
 
 def test_every_field_has_a_bound():
     """A new one fails here until it has one; and no line is of a field that is gone."""
-    kinds = {path[-1].containing_type.full_name for path in PATHS} | {plan_pb2.RequestContext.DESCRIPTOR.full_name}
+    kinds = {kind.DESCRIPTOR.full_name for kind in LEFT} | {path[-1].containing_type.full_name for path in PATHS}
     assert {kind.DESCRIPTOR.full_name for kind in TABLE} == kinds
     for kind, bounds in TABLE.items():
         assert list(bounds) == [field.name for field in kind.DESCRIPTOR.fields], kind.DESCRIPTOR.name
@@ -90,7 +94,7 @@ def test_only_what_is_random_may_be_anything():
         for path in PATHS
         if isinstance(bound := bound_of(path[-1]), Whole) and (bound.low, bound.high) == (0, 2**64 - 1)
     }
-    assert unbounded == {"incarnation", "seed", "grant_hash"}
+    assert unbounded == {"incarnation", "seed", "grant_hash", "id"}
 
 
 def column(*values):
@@ -157,7 +161,7 @@ def examples(field):
         case Span(seconds):
             wrong = [(seconds + 1, 0), (-1, 0), (2**63 - 1, 0), (0, -1), (0, 2**31 - 1)]
             return [Duration(seconds=seconds)], [Duration(seconds=s, nanos=n) for s, n in wrong]
-        case Inside():
+        case Inside() | Unread():
             return [], []
 
 
@@ -165,7 +169,7 @@ def examples_of_each(bound):
     """Values of a list."""
     match bound:
         case Whole(low, high):
-            return [low, high], [-1]
+            return [low, high], [high + 1 if high < 2**31 - 1 else -1]
         case Text(_, high):
             return ["x", "x" * high], ["x" * (high + 1)]
 

@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from paceline.plan import values as plan
 from paceline.plan.codec import decode_request, decode_response, encode_request, encode_response
-from paceline.plan.codec.bounds import TABLE, Column, Data, Floats, Real, Text, Whole
+from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, Text, Whole
+from paceline.plan.codec.bounds import TABLE
 from paceline.plan.codec.columns import MalformedError
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 

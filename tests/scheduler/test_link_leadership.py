@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.plan.values import ExecutorInfo
+from paceline.plan.values import MAX_TERM, ExecutorInfo
 from paceline_scheduler.errors import (
     LinkError,
     ProtocolMismatchError,
@@ -16,7 +16,7 @@ from paceline_scheduler.errors import (
     UnreachableError,
 )
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.claim import MAX_RISE, MAX_TERM, Approach, OwnClaim
+from paceline_scheduler.link.claim import MAX_RISE, Approach, OwnClaim
 from paceline_scheduler.link.executor_record import LOST_AFTER_S, Phase
 from paceline_scheduler.link.leadership import (
     Detached,

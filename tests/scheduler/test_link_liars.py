@@ -7,12 +7,11 @@ from itertools import count
 
 import pytest
 
-from paceline.plan.values import ExecutorInfo
+from paceline.plan.values import MAX_TERM, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import ExecutorState
-from paceline_scheduler.link.claim import MAX_TERM
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
 from paceline_scheduler.testing.deployment import Deployment
 from paceline_scheduler.testing.requests import expected_output, make_request

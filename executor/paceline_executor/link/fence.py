@@ -12,12 +12,8 @@ again at any time, with the same term or a higher one, and replaces its own stre
 import enum
 from dataclasses import dataclass, replace
 
-from paceline.plan.values import Claim
+from paceline.plan.values import MAX_TERM, Claim
 from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, ServiceError, TermSupersededError
-
-# Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
-# number of all leaves none for those who come after it.
-MAX_TERM = 2**48
 
 
 class Approach(enum.Enum):

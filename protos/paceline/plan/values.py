@@ -30,7 +30,8 @@ NO_KEY = bytes(KEY_BYTES)
 
 
 MAX_TERM = 2**48
-"""Terms rise by one with each claim: none ever gets near it, and whoever says more is not believed."""
+"""Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
+number of all leaves none for those who come after it."""
 
 
 MAX_BLOCKS = 1 << 22

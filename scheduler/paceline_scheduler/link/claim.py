@@ -6,12 +6,10 @@ Knows terms, and how far an executor is believed about them. Refuses to know str
 from collections.abc import Mapping
 from enum import Enum
 
-from paceline.plan.values import PROTOCOLS, Claim, ExecutorInfo, Hello, ProtocolRange
+from paceline.plan.values import MAX_TERM, PROTOCOLS, Claim, ExecutorInfo, Hello, ProtocolRange
 from paceline_scheduler.errors import IncredibleTermError
 from paceline_scheduler.holder import Holder
 
-# Far above any use, since each successor adds one, and far below what the field can hold.
-MAX_TERM = 2**48
 # By so much at most one executor alone lifts the term that all the others will see: what it makes up would be the truth
 # for the next scheduler, which has to rise above it.
 MAX_RISE = 2**32

@@ -5,7 +5,7 @@ when it comes in, before anything is made of it. The bounds are of the protocol,
 mistake or a lie, and would cost its reader memory, time, or numbers that no type of his holds. They are not those of
 one executor (`Welcome` names these) nor those of one request, which fails alone.
 
-Columns are checked by numpy. Messages of single tokens' log-probabilities become columns when they are read and are
+Messages of single tokens' log-probabilities become columns when they are read and are
 checked there, by `check_values`.
 """
 
@@ -15,11 +15,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from paceline.plan.codec.bound_kinds import (
+    Bound,
+    Column,
+    Data,
+    Floats,
+    Inside,
+    Many,
+    Pairs,
+    Real,
+    Span,
+    Text,
+    Unread,
+    Whole,
+)
 from paceline.plan.codec.columns import MalformedError
-from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES, has_control_characters
+from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES
 from paceline.plan.values import KEY_BYTES, MAX_BLOCKS, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
@@ -49,160 +62,6 @@ class BoundError(MalformedError):
     """A field that holds what is beyond its bound; the sentence says both."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number."""
-
-    low: int
-    high: int
-
-    def fault(self, value: int) -> str | None:
-        """Return what is wrong with a value, None if nothing is; so with every kind of bound."""
-        return None if self.low <= value <= self.high else f"is {value}, not {self.low} to {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A number that is one: NaN is in no range."""
-
-    low: float
-    high: float
-
-    def fault(self, value: float) -> str | None:
-        """Not within, or NaN."""
-        return None if self.low <= value <= self.high else f"is {value:.7g}, not {self.low:.7g} to {self.high:.7g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """So many bytes of UTF-8; a name is free of control characters too."""
-
-    low: int
-    high: int
-    is_name: bool = True
-
-    def fault(self, value: str) -> str | None:
-        """Too short, too long, or no name."""
-        num_bytes = len(value.encode())
-        if not self.low <= num_bytes <= self.high:
-            return f"has {num_bytes} bytes, not {self.low} to {self.high}"
-        return "holds control characters" if self.is_name and has_control_characters(value) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """So many bytes."""
-
-    low: int
-    high: int
-
-    def fault(self, value: bytes) -> str | None:
-        """Too short or too long."""
-        return None if self.low <= len(value) <= self.high else f"has {len(value)} bytes, not {self.low} to {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """At most so many int32 values from 0 to `high`. What is no column is for whoever reads it."""
-
-    high: int
-    at_most: int
-
-    def fault(self, data: bytes) -> str | None:
-        """Too long, or a value that is beyond."""
-        if len(data) > 4 * self.at_most:
-            return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
-        if len(data) % 4:
-            return None
-        # As unsigned numbers, so that one below 0 is more than all others.
-        if np.maximum.reduce(np.frombuffer(data, "<u4"), initial=0) <= self.high:
-            return None
-        return self.fault_of(np.frombuffer(data, "<i4"))
-
-    def fault_of(self, values: Int32Array) -> str | None:
-        """Of values that are a column already: the first one that is beyond."""
-        outside = values[(values < 0) | (values > self.high)]
-        return f"holds {outside.flat[0]}, not 0 to {self.high}" if outside.size else None
-
-
-@dataclass(frozen=True, slots=True)
-class Floats:
-    """At most so many float values from `low` to `high`, none of them NaN."""
-
-    low: float
-    high: float
-    at_most: int
-
-    def fault(self, data: bytes) -> str | None:
-        """Too long, or a value that is beyond or no number."""
-        if len(data) > 4 * self.at_most:
-            return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
-        return None if len(data) % 4 else self.fault_of(np.frombuffer(data, "<f4"))
-
-    def fault_of(self, values: Float32Array) -> str | None:
-        """Of values that are a column already: the first one that is beyond."""
-        if np.count_nonzero((values >= self.low) & (values <= self.high)) == values.size:
-            return None
-        outside = values[~((values >= self.low) & (values <= self.high))]
-        return f"holds {outside.flat[0]:.7g}, not {self.low:.7g} to {self.high:.7g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Many:
-    """At most so many values or messages; `each` is the bound of a value, messages have lines of their own."""
-
-    at_most: int
-    each: Whole | Text | None = None
-
-    def fault(self, values: Sequence[Any]) -> str | None:
-        """Too many, or a value that is beyond."""
-        if len(values) > self.at_most:
-            return f"has {len(values)} elements, at most {self.at_most} are allowed"
-        return None if self.each is None else next((fault for fault in map(self.each.fault, values) if fault), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """At most so many pairs of a key and a value."""
-
-    at_most: int
-    key: Whole
-    value: Real
-
-    def fault(self, pairs: Mapping[int, float]) -> str | None:
-        """Too many, or a key or value that is beyond."""
-        if len(pairs) > self.at_most:
-            return f"has {len(pairs)} pairs, at most {self.at_most} are allowed"
-        faults = (self.key.fault(key) or self.value.fault(value) for key, value in pairs.items())
-        return next((fault for fault in faults if fault), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A duration, from none to so many seconds."""
-
-    seconds: int
-
-    def fault(self, value: Duration) -> str | None:
-        """Negative, too long, or no duration."""
-        fits = 0 <= value.seconds <= self.seconds and 0 <= value.nanos < 1_000_000_000
-        return None if fits else f"is {value.seconds} s and {value.nanos} ns, not 0 to {self.seconds} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """A message, whose fields have their own lines. Where it is needed, one that is unset is one of zeros."""
-
-    is_needed: bool = False
-    is_looked_into: bool = True
-
-    def fault(self, value: Message) -> None:
-        """Nothing is wrong with it beside its fields."""
-        del value
-
-
-Bound = Whole | Real | Text | Data | Column | Floats | Many | Pairs | Span | Inside
-
 _MESSAGE = Inside()
 _NEEDED = Inside(is_needed=True)
 _BIT = Whole(0, 1)
@@ -229,6 +88,7 @@ _NAME = Text(0, MAX_NAME_BYTES)
 _KEY_PART = Text(0, 128, is_name=False)  # clients choose it, and it is told to nobody else
 _SENTENCE = Text(0, MAX_SENTENCE_BYTES, is_name=False)
 _DIGEST = Data(0, 64)
+_TRANSFERS = Many(1 << 14)
 _SPAN = Span(MAX_NS // 1_000_000_000)
 
 TABLE: dict[type[Message], dict[str, Bound]] = {
@@ -268,6 +128,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "step_points": Many(1 << 10),
         "tokenizer_digest": Text(0, 128),
         "failed_step": _MESSAGE,
+        "graphs": _MESSAGE,
     },
     inference_pb2.Model: {
         "name": Text(1, MAX_NAME_BYTES),
@@ -280,18 +141,25 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "num_parameters": _NUMBER,
         "quantization": _NAME,
         "default_sampling": _MESSAGE,
+        "adapters": Many(1 << 10),
+        "has_dummy_weights": _BIT,
     },
     plan_pb2.KvGeometry: {
         "num_blocks": Whole(1, MAX_BLOCKS),
         "block_size": Whole(1, MAX_BLOCK_SIZE),
         "bytes_per_block": _NUMBER,
         "dtype": _NAME,
+        "layout_digest": _DIGEST,
+        "num_host_blocks": Whole(0, _INT32),
     },
     plan_pb2.ExecutorLimits: {
         "max_num_rows": Whole(1, MAX_ROWS),
         "max_num_batched_tokens": Whole(1, MAX_STEP_TOKENS),
         "max_model_len": Whole(1, MAX_TOKENS),
         "max_plans_in_flight": Whole(1, MAX_PLANS),
+        "max_num_draft_tokens": Whole(0, 63),
+        "num_adapter_slots": Whole(0, 1 << 10),
+        "role": Whole(0, max(plan_pb2.ExecutorRole.values())),
     },
     plan_pb2.StepPoint: {"num_tokens": Whole(1, MAX_STEP_TOKENS), "duration_ns": Whole(1, MAX_NS)},
     plan_pb2.FailedStep: {"epoch": _NUMBER, "step_id": _NUMBER, "message": _SENTENCE},
@@ -325,6 +193,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "add_bos": _BIT,
         "default_sampling": _MESSAGE,
         "last": _BIT,
+        "response_template": Text(0, 1 << 20, is_name=False),
     },
     # Plans
     plan_pb2.BatchPlan: {
@@ -342,6 +211,9 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "num_draft_tokens": _COUNTS,
         "predicted_ns": _TIME,
         "forget": Many(1 << 14),
+        "adapter_loads": _TRANSFERS,
+        "imports": _TRANSFERS,
+        "exports": _TRANSFERS,
     },
     plan_pb2.NewRequest: {
         "row": _ROW,
@@ -360,6 +232,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "structured": _MESSAGE,
         "bad_word_token_ids": Many(1 << 12),
         "ignored_end_token_ids": _FEW_TOKENS,
+        "adapter_slot": Whole(0, 1 << 10),
     },
     plan_pb2.RecordId: {"tenant": _KEY_PART, "request_id": _KEY_PART, "index": _INT},
     inference_pb2.TokenIds: {"ids": Many(1 << 14, _TOKEN)},
@@ -405,6 +278,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "timings": _MESSAGE,
         "num_draft_tokens": _COUNTS,
         "prompt_logprobs": Many(MAX_ROWS),
+        "confirmations": _TRANSFERS,
     },
     plan_pb2.RowLogprobs: {"row": _ROW, "tokens": Many(MAX_STEP_TOKENS)},
     plan_pb2.RowPromptLogprobs: {"row": _ROW, "position": _LENGTH, "tokens": Many(MAX_STEP_TOKENS)},
@@ -412,10 +286,12 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "token_id": Column(_INT32, MAX_STEP_TOKENS),
         "logprob": Floats(*_LOGPROB, MAX_STEP_TOKENS),
         "top": Many(MAX_TOP),
+        "token_bytes": Unread(),
     },
     sampling_pb2.TokenLogprob: {
         "token_id": Column(_INT32, MAX_STEP_TOKENS * MAX_TOP),
         "logprob": Floats(*_LOGPROB, MAX_STEP_TOKENS * MAX_TOP),
+        "token_bytes": Unread(),
     },
     plan_pb2.RowError: {"row": _ROW, "error": _MESSAGE},
     sampling_pb2.RequestError: {"code": Whole(0, 16), "message": _SENTENCE, "details": Many(16)},
@@ -426,9 +302,17 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "forward_ns": _TIME,
         "sample_ns": _TIME,
         "idle_ns": _TIME,
+        "draft_ns": _TIME,
     },
     # Snapshots
-    plan_pb2.SnapshotPart: {"rows": Many(1 << 14), "tags": _MESSAGE, "last": _BIT},
+    plan_pb2.SnapshotPart: {
+        "rows": Many(1 << 14),
+        "tags": _MESSAGE,
+        "last": _BIT,
+        "adapters": _TRANSFERS,
+        "imports": _TRANSFERS,
+        "exports": _TRANSFERS,
+    },
     plan_pb2.RowState: {
         "id": _MESSAGE,
         "row": _ROW,
@@ -446,6 +330,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "continues": _BIT,
         "logprobs": _MESSAGE,
         "prompt_logprobs": _MESSAGE,
+        "adapter_slot": Whole(0, 1 << 10),
     },
     plan_pb2.LogprobColumns: {
         "offset": _LENGTH,
@@ -454,6 +339,23 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "top_token_ids": Column(_INT32, MAX_TOKENS * MAX_TOP),
         "top_logprobs": Floats(*_LOGPROB, MAX_TOKENS * MAX_TOP),
     },
+    # Of later versions: what is set is refused by name, or not read
+    plan_pb2.GraphSizes: {
+        "num_rows": Many(1 << 8, Whole(0, MAX_STEP_TOKENS)),
+        "num_tokens": Many(1 << 8, Whole(0, MAX_STEP_TOKENS)),
+    },
+    inference_pb2.Adapter: {"name": _NAME, "digest": Text(0, 128), "rank": Whole(0, 1 << 16)},
+    plan_pb2.AdapterLoad: {"id": _ANY, "slot": Whole(0, 1 << 10), "digest": Text(0, 128)},
+    plan_pb2.BlockTransfer: {
+        "id": _ANY,
+        "block_ids": _BLOCKS,
+        "peer": _NAME,
+        "peer_block_ids": Column(_INT32, MAX_BLOCKS),
+        "token": Data(0, 256),
+    },
+    plan_pb2.Confirmation: {"id": _ANY, "error": _MESSAGE},
+    # What schedulers leave for schedulers
+    inference_pb2.PhaseTimes: {"queued": _SPAN, "prefill": _SPAN, "decode": _SPAN, "preempted": _SPAN},
     plan_pb2.RequestContext: {
         "request": Inside(is_looked_into=False),  # as a client sent it: the scheduler that reads it looks at its fields
         "body_digest": _DIGEST,
@@ -464,6 +366,9 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
         "num_prompt_cached_tokens": _INT,
         "last_death_offset": _INT,
         "settings": _MESSAGE,
+        "times": _MESSAGE,
+        "num_draft_tokens": _INT,
+        "num_accepted_draft_tokens": _INT,
     },
 }
 
