@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.values import Int32Array
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
@@ -32,7 +34,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         # Arrays, as an executor may have millions of blocks: 8 bytes of each until it is cached.
         self._ref_counts = array("i", bytes(4 * num_blocks))
-        self._free = _ids(np.arange(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        self._free = _ids(np.arange(num_blocks - 1, -1, -1, dtype=np.int32))  # popped from the end: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._keys: dict[int, bytes] = {}
         self._blocks_by_key: dict[bytes, int] = {}
@@ -146,6 +148,6 @@ class BlockPool:
         return block
 
 
-def _ids(blocks: npt.NDArray[np.intp]) -> "array[int]":
+def _ids(blocks: npt.NDArray[np.intp] | Int32Array) -> "array[int]":
     """Return blocks as what is popped from its end and added to as quickly as a list."""
-    return array("i", blocks.astype(np.int32).tobytes())
+    return array("i", blocks.astype(np.int32, copy=False).tobytes())

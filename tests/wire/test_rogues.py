@@ -1,0 +1,284 @@
+"""A peer that lies costs itself and nobody else: honest requests keep their tokens, the log stays short, memory too.
+
+Real sockets, an honest executor, and a rogue that says everything which is beyond a bound, and what is within all
+bounds but cannot be.
+"""
+
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import structlog
+
+from paceline.process.log_bounds import BURST, MAX_LINE_BYTES
+from paceline.process.logs import set_up_logs
+from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor
+from paceline_executor.testing.hash_runner import continuation
+from paceline_executor.testing.plan_client import attached, hello
+from paceline_scheduler.api import wire as api_wire
+from paceline_scheduler.backend import Arrival
+from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_value
+from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.rig import SchedulerRig
+from paceline_scheduler.testing.rogue_executor import Script, rogue_executor, welcome
+
+GENEROUS_S = 60.0
+MAX_GROWTH_BYTES = 384 * 1024 * 1024
+NUM_ROGUES = 48
+LAST = plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(last=True))
+
+
+def response(**member):
+    """A message of an executor."""
+    return plan_pb2.AttachResponse(**member)
+
+
+def column(*values):
+    """A column as it travels."""
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def welcomed(*messages, **options):
+    """An executor that accepts, then says this."""
+    return (response(welcome=welcome(**options)), LAST, *messages)
+
+
+def lies_beyond_bounds():
+    """For every field that a scheduler reads, on the stream or in GetInfo, what is just beyond."""
+    for path in paths(plan_pb2.AttachResponse.DESCRIPTOR):
+        values = values_beyond(path[-1]) if path[0].name != "results" else []
+        for number, value in enumerate(values[:1]):
+            lie = with_value(path, value)
+            if len(lie.SerializeToString()) > 4_000_000:
+                continue  # gRPC's own bound, of messages that come to a test
+            before = {"welcome": (), "waiting": (), "snapshot": welcomed()[:1]}.get(path[0].name, welcomed())
+            yield Script(f"{name_of(path)} {number}", (*before, lie))
+    for path in paths(executor_pb2.GetInfoResponse.DESCRIPTOR):
+        for number, value in enumerate(values_beyond(path[-1])[:1]):
+            yield Script(f"{name_of(path)} {number}", info=with_value(path, value))
+
+
+def snapshot(**fields):
+    """An executor that accepts and has this row."""
+    row = plan_pb2.RowState(id=plan_pb2.RecordId(request_id="r"), prompt_token_ids=column(1), **fields)
+    part = plan_pb2.SnapshotPart(rows=[row], last=True)
+    return (response(welcome=welcome()), response(snapshot=part))
+
+
+def large_welcome():
+    """The largest executor that there may be."""
+    whole = welcome(num_blocks=1 << 22, block_size=16)
+    whole.limits.max_num_rows, whole.limits.max_num_batched_tokens, whole.limits.max_model_len = (
+        1 << 13,
+        1 << 20,
+        1 << 19,
+    )
+    whole.model.vocab_size = 1 << 20
+    whole.step_points.add(num_tokens=1, duration_ns=1)
+    return (response(welcome=whole), LAST)
+
+
+def refused_welcome(**fields):
+    """A welcome with something else in it."""
+    whole = welcome()
+    whole.MergeFrom(plan_pb2.Welcome(**fields))
+    return (response(welcome=whole), LAST)
+
+
+def lies_within_bounds():
+    """What each field may hold, and what yet cannot be."""
+    error = sampling_pb2.RequestError(code=13, message="\x1b[31mred\x1b[0m" + "x" * 1000)
+    timings = plan_pb2.StepTimings(idle_ns=2**58)
+    yield Script("a row that is not there", snapshot(row=8))
+    yield Script("more computed than known", snapshot(row=0, num_computed_tokens=2))
+    yield Script("a block that is not there", snapshot(row=0, block_ids=column(32)))
+    yield Script("output beyond the context", snapshot(row=0, output_token_ids=bytes(4 * 64)))
+    yield Script("a token that is not there", snapshot(output_token_ids=column(1000)))
+    yield Script("a result of no plan", welcomed(response(result=plan_pb2.StepResult(step_id=1, timings=timings))))
+    yield Script(
+        "an error of no plan", welcomed(response(result=plan_pb2.StepResult(errors=[{"row": 0, "error": error}])))
+    )
+    yield Script("step points of nothing", refused_welcome(step_points=[plan_pb2.StepPoint()]))
+    yield Script("a name of a megabyte", refused_welcome(model=inference_pb2.Model(name="m" * 10**6)))
+    yield Script("the largest executor", large_welcome())
+    yield Script("rows of 2^37 tokens", refused_welcome(limits={"max_num_rows": 1 << 13, "max_model_len": 1 << 24}))
+    yield Script("the honest one's name", welcomed(name="hash", digest="another"))
+    waiting = response(waiting=plan_pb2.WaitingInLine(holder_scheduler_id="x", holder_term=1, holder_address="evil:1"))
+    drain = response(drain=inference_pb2.Drain(reason="\x1b[31m" + "r" * 1500))
+    yield Script("three thousand drains", welcomed(*[drain] * 3000))
+    yield Script("three thousand times in line", (waiting,) * 3000)
+
+
+def resident_bytes():
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The lines of the log, as they are written."""
+    before, path = structlog.get_config(), tmp_path / "log"
+    with path.open("wb") as file:
+        writer = set_up_logs("info", file.fileno())
+
+        def lines():
+            writer.finish(GENEROUS_S)
+            return path.read_bytes().splitlines()
+
+        yield lines
+        writer.close(GENEROUS_S)
+    structlog.configure(**before)
+
+
+def assert_short(lines, seconds):
+    """No traceback, no long line, and no cause more often than it may be told."""
+    events = [json.loads(line) for line in lines]
+    assert [event for event in events if "exception" in event] == []
+    assert max(map(len, lines)) < MAX_LINE_BYTES
+    causes = collections.Counter((event["event"], event.get("address")) for event in events)
+    assert max(causes.values()) <= BURST + seconds + 2
+
+
+async def honest_requests(rig, until):
+    """Run requests of the honest model one after another; returns how many there were. All get their tokens."""
+    count = 0
+    while not until():
+        request = make_request(5, 40, model="hash", seed=count)
+        rig.submit(request)
+        await rig.until(lambda handle=request.handle: handle in rig.client.ended)
+        expected = continuation(request.prompt_token_ids.tolist(), 40, HASH_LIMITS.vocab_size, seed=count)
+        assert rig.client.token_ids.get(request.handle) == expected, rig.client.failures
+        count += 1
+    return count
+
+
+async def until_driven(rig, executor):
+    """Wait until the honest one is attached, and those that say nothing at all are lost."""
+    await rig.until(lambda: rig.states().get(executor.address) is ExecutorState.READY)
+    await rig.executors.until_synced(Arrival.NEW)
+
+
+def operators_view(rig):
+    """What ListExecutors answers: it can be written whatever an executor has told."""
+    views = [api_wire.executor_view(status) for status in rig.executors.statuses()]
+    assert all(view.SerializeToString() for view in views)
+    return {view.address: view for view in views}
+
+
+@pytest.mark.parametrize("lies", [lies_beyond_bounds, lies_within_bounds])
+async def test_an_executor_that_lies_costs_itself_only(lies, log):
+    """Whatever it says, and however often."""
+    scripts = list(lies())
+    async with hash_executor() as honest, rogue_executor() as rogue:
+        addresses = ",".join((honest.address, *rogue.addresses(NUM_ROGUES)))
+        started_s, before = time.monotonic(), resident_bytes()
+        async with SchedulerRig(addresses, GrpcTransport()) as rig:
+            async with asyncio.timeout(GENEROUS_S):
+                await until_driven(rig, honest)
+                rogue.scripts.extend(scripts)
+                count = await honest_requests(rig, lambda: len(rogue.told) == len(scripts))
+                count += await honest_requests(rig, lambda: True)
+            views = operators_view(rig)
+        assert {script.name for script in scripts} == set(rogue.told)
+        assert views[honest.address].last_error == ""
+        assert count > 0
+    assert_short(log(), time.monotonic() - started_s)
+    assert resident_bytes() - before < MAX_GROWTH_BYTES
+
+
+async def test_results_that_cannot_be_end_the_stream_of_their_executor_alone(log):
+    """Of rows that were planned: its requests go on elsewhere, or wait; the honest ones never notice."""
+
+    def lie(**spoilt):
+        def answer(plan):
+            rows = np.frombuffer(plan.rows, "<i4").size
+            ones = column(*[1] * rows)
+            fields = {"rows": plan.rows, "num_accepted": ones, "token_ids": ones, "finishes": bytes(rows)} | spoilt
+            yield response(
+                result=plan_pb2.StepResult(
+                    incarnation=plan.incarnation, epoch=plan.epoch, step_id=plan.step_id, grant_hash=1, **fields
+                )
+            )
+
+        return answer
+
+    spoilt = [
+        {"token_ids": column(-1)},
+        {"token_ids": column(1000)},
+        {"finishes": bytes([200])},
+        {"rows": column(7)},
+        {},
+    ]
+    scripts = [Script(f"{number}", welcomed(), lie(**fields)) for number, fields in enumerate(spoilt)]
+    async with hash_executor() as honest, rogue_executor() as rogue:
+        started_s = time.monotonic()
+        async with SchedulerRig(",".join((honest.address, *rogue.addresses(1))), GrpcTransport()) as rig:
+            async with asyncio.timeout(GENEROUS_S):
+                await until_driven(rig, honest)
+                rogue.scripts.extend(scripts)
+                await rig.until_ready(2)
+                rig.submit(make_request(3, 8, model="rogue"))
+                await honest_requests(rig, lambda: len(rogue.told) == len(scripts))
+            operators_view(rig)
+    assert_short(log(), time.monotonic() - started_s)
+
+
+@pytest.mark.parametrize("difference", ["tokenizer", "vocabulary"])
+async def test_executors_of_one_name_and_different_models_are_not_mixed(difference):
+    """The second one is told so, and gets none of the requests."""
+    other = welcome(name="hash", digest="hash")
+    if difference == "tokenizer":
+        other.tokenizer_digest = "rogue"
+    else:
+        other.model.vocab_size = 999
+    async with hash_executor() as honest, rogue_executor() as rogue:
+        (address,) = rogue.addresses(1)
+        async with SchedulerRig(f"{honest.address},{address}", GrpcTransport()) as rig:
+            await rig.until_ready()
+            rogue.scripts.append(Script("unlike", (response(welcome=other), LAST)))
+            await rig.until(lambda: "another executor serves" in operators_view(rig)[address].last_error)
+            assert await honest_requests(rig, iter([False, False, True]).__next__) == 2
+            (served,) = rig.executors.models()
+            assert (served.name, served.num_executors, served.vocab_size) == ("hash", 1, HASH_LIMITS.vocab_size)
+
+
+async def tell(call, messages):
+    """Send messages, and read until the call ends."""
+    for message in messages:
+        await call.write(message.SerializeToString())
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_scheduler_that_lies_costs_itself_only(log):
+    """Every field of hello and plans, at once and after a hello: INVALID_ARGUMENT; an honest one is served after."""
+    lies = []
+    for path in paths(plan_pb2.AttachRequest.DESCRIPTOR):
+        if path[0].name != "plans":
+            lies += [with_value(path, value) for value in values_beyond(path[-1])[:2]]
+    lies = [lie for lie in lies if len(lie.SerializeToString()) < 4_000_000]
+    before = resident_bytes()
+    async with hash_executor() as executor:
+        async with grpc.aio.insecure_channel(executor.address) as channel:
+            for number, lie in enumerate(lies):
+                greeting = plan_pb2.AttachRequest(hello=hello(term=number + 1))
+                call = channel.stream_stream("/paceline.v1.ExecutorService/Attach")()
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    async with asyncio.timeout(GENEROUS_S):
+                        await tell(call, [lie] if number % 2 or lie.HasField("hello") else [greeting, lie])
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT, lie
+        async with attached(executor.address, hello(term=len(lies) + 1)) as client:
+            assert (await client.run()).step_id == 1
+    assert len(lies) > 100
+    assert log() == []
+    assert resident_bytes() - before < MAX_GROWTH_BYTES
