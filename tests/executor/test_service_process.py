@@ -214,6 +214,9 @@ def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_pat
         ["--max-num-seqs", "100", "--max-num-batched-tokens", "10"],
         ["--block-size", "1e3"],
         ["--log-level", "loud"],
+        ["--served-model-name", ""],
+        ["--served-model-name", "x" * 257],
+        ["--served-model-name", "red\x1b[31m"],
         ["--unknown"],
     ],
 )

@@ -77,14 +77,14 @@ def test_a_cause_may_be_told_some_times_at_once_then_once_a_second():
     """What is held back is the last one, which says how many were not written."""
     clock = Clock()
     limit = CauseLimit(clock)
-    assert [limit.admit({"event": "e"})[1] for _ in range(BURST)] == [None] * BURST
-    last = {"event": "e"}
-    assert [limit.admit(event)[1] for event in ({"event": "e"}, {"event": "e"}, last)] == [101.0] * 3
+    assert [limit.admit({"event": "e", "address": "a"})[1] for _ in range(BURST)] == [None] * BURST
+    last = {"event": "e", "address": "a"}
+    assert [limit.admit(event)[1] for event in (dict(last), dict(last), last)] == [101.0] * 3
     assert last["num_unsaid"] == 2
     clock.now_s = 101.5
-    assert limit.admit({"event": "e"})[1] == 102.0
+    assert limit.admit({"event": "e", "address": "a"})[1] == 102.0
     clock.now_s = 102.5 + BURST + 1
-    assert [limit.admit({"event": "e"})[1] for _ in range(BURST)] == [None] * BURST
+    assert [limit.admit({"event": "e", "address": "a"})[1] for _ in range(BURST)] == [None] * BURST
 
 
 def test_causes_do_not_keep_each_other_back():
@@ -98,11 +98,17 @@ def test_causes_do_not_keep_each_other_back():
     assert limit.admit({"event": "e", "address": "a", "method": "m"})[1] is None
 
 
+def test_what_this_process_does_by_itself_is_always_told():
+    """Its progress, for one."""
+    limit = CauseLimit(Clock())
+    assert {limit.admit({"event": "warm_up"})[1] for _ in range(100)} == {None}
+
+
 def test_causes_that_somebody_makes_up_take_no_memory():
     """The ones that were told longest ago are forgotten."""
     limit = CauseLimit(Clock())
     for number in range(2 * MAX_CAUSES):
-        limit.admit({"event": f"{number}"})
+        limit.admit({"event": "e", "address": f"{number}"})
     assert len(limit._causes) == MAX_CAUSES
 
 
@@ -140,7 +146,7 @@ def test_a_line_that_was_held_back_is_written_when_its_time_has_come(logs_again)
     reading, writing = os.pipe()
     writer = set_up_logs("info", writing)
     for number in range(BURST + 1):
-        structlog.get_logger().info("flaps", number=number)
+        structlog.get_logger().info("flaps", address="liar:1", number=number)
     until = time.monotonic() + GENEROUS_S
     events = []
     while len(events) < BURST + 1 and time.monotonic() < until:

@@ -245,6 +245,13 @@ async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
             await texts.token_ids(TextPrompt("x"), model)
 
 
+@pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}'])
+async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
+    """Not as an internal error, again and again."""
+    with pytest.raises(UnsupportedError, match="no tokenizer that can be read"):
+        await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
+
+
 async def test_the_least_used_tokenizer_is_forgotten(texts):
     """So that models that come and go leave no memory behind."""
     models = [served_model(vocab_size=400 + number) for number in range(9)]

@@ -1,6 +1,6 @@
 """Log-probabilities of prompts through the core: whole, once, with the first token, whatever happens before it.
 
-And two more fields that an executor acts on: a minimum of tokens, and rules that leave none.
+And two more fields that an executor acts on: a minimum of tokens, and rules that leave none; and tokens that are none.
 """
 
 from dataclasses import replace
@@ -106,6 +106,8 @@ def test_ones_that_do_not_follow_are_a_divergence():
     for wrong in (replace(told, offset=2), LogprobColumns(1, *(array.repeat(3, 0) for array in _arrays(told)))):
         with pytest.raises(DivergenceError, match="do not follow"):
             harness.feed(StepFinished("executor-0", replace(result, prompt_logprobs=(replace(of_row, columns=wrong),))))
+    with pytest.raises(DivergenceError, match="came twice"):
+        harness.feed(StepFinished("executor-0", replace(result, prompt_logprobs=(of_row, of_row))))
     assert harness.views.executor("executor-0").rows.num_computed[row] == 0
     assert column(row).tolist() == result.rows.tolist()
     harness.finish()
@@ -136,3 +138,21 @@ def test_no_end_token_comes_before_the_minimum(min_tokens):
     output = harness.client.token_ids[request.handle]
     assert len(output) == min(min_tokens + 1, 8)
     assert output.count(7) == (min_tokens < 8)
+
+
+@pytest.mark.parametrize("token_id", [-1, 32_000, 2**31 - 1])
+def test_a_token_that_the_model_does_not_have_is_a_divergence(token_id):
+    """Drawn or beside one that was drawn: nobody is told of it."""
+    harness = CoreHarness(make_executor())
+    request = make_request(3, 2, num_logprobs=1)
+    harness.submit(request)
+    harness.plan()
+    harness.run()
+    result = harness.results["executor-0"][0]
+    (of_row,) = result.logprobs
+    top = replace(of_row.columns, top_token_ids=column(token_id)[:, None])
+    for wrong in ({"token_ids": column(token_id)}, {"logprobs": (replace(of_row, columns=top),)}):
+        with pytest.raises(DivergenceError, match="a token outside 0 to 31999"):
+            harness.feed(StepFinished("executor-0", replace(result, **wrong)))
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)

@@ -250,6 +250,29 @@ def test_what_is_left_with_an_executor_comes_back_whole():
             assert getattr(read.request, field.name) == getattr(request, field.name), field.name
 
 
+def with_settings(**fields):
+    """A context that an executor has made up."""
+    made_up = {"request": inference_pb2.GenerateRequest(), "settings": plan_pb2.NewRequest()} | fields
+    return plan_pb2.RequestContext(**made_up).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_preemptions": 2**32 - 1},
+        {"waited": {"seconds": -1}},
+        {"settings": {"sampling": {"temperature": float("nan")}}},
+        {"settings": {"num_logprobs": 2**32 - 1}},
+        {"request": {"stopping": {"max_tokens": -1}}},
+        {"request": {"cache_salt": "x" * 129}},
+    ],
+)
+def test_a_context_that_no_scheduler_wrote_is_not_carried_on(fields):
+    """Executors return it unread, unless they lie."""
+    assert read_context(RecordId("", "r"), with_settings()) is not None
+    assert read_context(RecordId("", "r"), with_settings(**fields)) is None
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x00"], ids=["nothing", "no message", "of an older version"])
 def test_what_cannot_be_read_is_not_carried_on(data):
     """Its request is let go; the client sends what it has."""

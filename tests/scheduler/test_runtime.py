@@ -2,10 +2,11 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
-from paceline.plan.values import ExecutorInfo, FinishReason, Model
+from paceline.plan.values import ExecutorInfo, FinishReason, Model, StepTimings
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
     Acknowledge,
@@ -37,7 +38,7 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.observers.steps import StepObserver
+from paceline_scheduler.observers.steps import StepObserver, StepTotals, _count
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
 from paceline_scheduler.testing.clock import ManualClock
@@ -307,6 +308,17 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     assert (totals.num_steps, totals.num_rows, totals.num_output_tokens) == (num_steps, 6, 6)
     assert totals.forward_ns == 2 * bench.executor.config.step_ns(5) + 4 * bench.executor.config.step_ns(1)
     assert (totals.idle_ns, totals.starved_ns) == (10 * num_steps, 10 * (num_steps - 2))
+
+
+def test_sums_of_times_stop_at_what_travels():
+    """One executor that makes up a time takes nobody the sums of the others."""
+    totals = StepTotals()
+    planning = SimpleNamespace(follows_work=True, planning_ns=1)
+    times = StepTimings(*[2**63 - 2] * 5)
+    result = SimpleNamespace(timings=times, rows=(), token_ids=())
+    for _ in range(3):
+        _count(totals, planning, result)
+    assert (totals.idle_ns, totals.starved_ns, totals.forward_ns, totals.num_steps) == (*[2**63 - 1] * 3, 3)
 
 
 async def test_limits_are_all_set_and_change_one_by_one():
