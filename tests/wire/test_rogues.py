@@ -77,7 +77,8 @@ def snapshot(**fields):
 
 def large_welcome():
     """The largest executor that there may be."""
-    whole = welcome(num_blocks=1 << 22, block_size=16)
+    whole = welcome()
+    whole.geometry.num_blocks, whole.geometry.block_size = 1 << 22, 16
     whole.limits.max_num_rows, whole.limits.max_num_batched_tokens, whole.limits.max_model_len = (
         1 << 13,
         1 << 20,

@@ -22,20 +22,14 @@ UInt64Array = npt.NDArray[np.uint64]
 NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
 NO_COLUMN.setflags(write=False)
 
-KEY_BYTES = 16
-"""The size of a prefix-cache key."""
-
+KEY_BYTES = 16  # of a prefix-cache key
 NO_KEY = bytes(KEY_BYTES)
 """Takes a block's prefix-cache key away."""
 
-
+# Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
+# number of all leaves none for those who come after it.
 MAX_TERM = 2**48
-"""Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
-number of all leaves none for those who come after it."""
-
-
-MAX_BLOCKS = 1 << 22
-"""The most blocks that an executor may have: 64 million tokens in blocks of 16."""
+MAX_BLOCKS = 1 << 22  # of an executor: 64 million tokens in blocks of 16
 
 
 class FinishReason(IntEnum):

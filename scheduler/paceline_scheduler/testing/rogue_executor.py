@@ -22,14 +22,14 @@ _BEAT_S = 0.2
 Answer = Callable[[plan_pb2.BatchPlan], Iterable[plan_pb2.AttachResponse]]
 
 
-def welcome(name: str = "rogue", digest: str = "rogue", **geometry: int) -> plan_pb2.Welcome:
+def welcome(name: str = "rogue", digest: str = "rogue") -> plan_pb2.Welcome:
     """Return a welcome that any scheduler believes, of a small executor."""
     return plan_pb2.Welcome(
         incarnation=1,
         epoch=1,
         protocol=2,
         model=inference_pb2.Model(name=name, architecture="rogue", max_model_len=64, vocab_size=1000),
-        geometry=plan_pb2.KvGeometry(num_blocks=32, block_size=4) if not geometry else plan_pb2.KvGeometry(**geometry),
+        geometry=plan_pb2.KvGeometry(num_blocks=32, block_size=4),
         limits=plan_pb2.ExecutorLimits(
             max_num_rows=8, max_num_batched_tokens=32, max_model_len=64, max_plans_in_flight=4
         ),
@@ -115,7 +115,7 @@ async def rogue_executor() -> AsyncIterator[RogueExecutor]:
     """Serve one that has nothing to say yet, until the block ends."""
     rogue = RogueExecutor()
     server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
-    handlers = {
+    handlers: dict[str, Any] = {
         "GetInfo": grpc.unary_unary_rpc_method_handler(rogue.get_info),
         "GetTokenizer": grpc.unary_stream_rpc_method_handler(rogue.get_tokenizer),
         "Attach": grpc.stream_stream_rpc_method_handler(rogue.attach),
