@@ -23,12 +23,9 @@ NO_COLUMN: Int32Array = np.zeros(0, dtype=np.int32)
 NO_COLUMN.setflags(write=False)
 
 KEY_BYTES = 16  # of a prefix-cache key
-NO_KEY = bytes(KEY_BYTES)
-"""Takes a block's prefix-cache key away."""
+NO_KEY = bytes(KEY_BYTES)  # takes a block's prefix-cache key away
 
-# Far above any use, since each successor adds one, and far below what the field can hold: whoever claims the highest
-# number of all leaves none for those who come after it.
-MAX_TERM = 2**48
+MAX_TERM = 2**48  # far above use, since each successor adds one, and far below its type: none is left above the highest
 MAX_BLOCKS = 1 << 22  # of an executor: 64 million tokens in blocks of 16
 
 
