@@ -4,7 +4,7 @@ Knows the plan protocol's messages, and nothing that an executor does.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from paceline.v1 import executor_pb2, inference_pb2, plan_pb2
 _SERVICE = "paceline.v1.ExecutorService"
 _BEAT = plan_pb2.AttachResponse(heartbeat=inference_pb2.Heartbeat()).SerializeToString()
 _BEAT_S = 0.2
+_MAX_TRIES = 3
 
 Answer = Callable[[plan_pb2.BatchPlan], Iterable[plan_pb2.AttachResponse]]
 
@@ -59,7 +60,8 @@ class RogueExecutor:
     scripts: deque[Script] = field(default_factory=deque)
     port: int = 0
     incarnations: "count[int]" = field(default_factory=lambda: count(7))
-    told: list[str] = field(default_factory=list)  # the names of scripts that were said to the end
+    begun: "Counter[str]" = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)  # scripts that were said to the end, or cut off again and again
 
     def addresses(self, num_addresses: int) -> tuple[str, ...]:
         """Return so many addresses of it."""
@@ -90,9 +92,18 @@ class RogueExecutor:
             yield _BEAT
             await asyncio.sleep(_BEAT_S)
         script = self.scripts.popleft()
-        for message in script.messages:
-            yield self._fresh(message).SerializeToString()
-        self.told.append(script.name)
+        self.begun[script.name] += 1
+        is_told = False
+        try:
+            for message in script.messages:
+                yield self._fresh(message).SerializeToString()
+            is_told = True
+        finally:
+            # A scheduler may have ended the call before it heard any of it, or because of the first words.
+            if is_told or self.begun[script.name] == _MAX_TRIES:
+                self.told.append(script.name)
+            else:
+                self.scripts.appendleft(script)
         async for data in requests:
             request = plan_pb2.AttachRequest.FromString(data)
             for plan in (request.plan,) if request.HasField("plan") else request.plans.plans:
