@@ -14,6 +14,8 @@ from google.protobuf.message import Message
 from paceline.plan.texts import has_control_characters
 from paceline.plan.values import Float32Array, Int32Array
 
+_UNSIGNED = np.dtype("<u4")
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:
@@ -78,10 +80,8 @@ class Column:
         """Too long, or a value that is beyond."""
         if len(data) > 4 * self.at_most:
             return f"has {len(data) // 4} values, at most {self.at_most} are allowed"
-        if len(data) % 4:
-            return None
         # As unsigned numbers, so that one below 0 is more than all others.
-        if np.maximum.reduce(np.frombuffer(data, "<u4"), initial=0) <= self.high:
+        if not data or len(data) % 4 or np.maximum.reduce(np.frombuffer(data, _UNSIGNED)) <= self.high:
             return None
         return self.fault_of(np.frombuffer(data, "<i4"))
 

@@ -380,7 +380,7 @@ _LOOK_INSIDE, _LOOK_INSIDE_EACH = 1, 2
 class _Lines:
     """A message's part of the table, as it is looked up: by field number, and the fields that may not be left out."""
 
-    by_number: dict[int, tuple[Callable[[Any], str | None], int]]
+    by_number: dict[int, tuple[Callable[[Any], str | None] | None, int]]  # None: nothing can be wrong with it
     needed: tuple[tuple[str, Bound], ...]
 
 
@@ -398,10 +398,14 @@ def _is_needed(kind: type[Message], name: str, bound: Bound) -> bool:
     return bound.fault(getattr(kind(), name)) is not None
 
 
+def _fault_of(bound: Bound) -> Callable[[Any], str | None] | None:
+    return None if bound in (_ANY, _BIT) or isinstance(bound, Inside | Unread) else bound.fault
+
+
 def _lines(kind: type[Message], bounds: Mapping[str, Bound]) -> _Lines:
     numbers = {field.name: field.number for field in kind.DESCRIPTOR.fields}
     return _Lines(
-        {numbers[name]: (bound.fault, _depth(kind, bound)) for name, bound in bounds.items() if name in numbers},
+        {numbers[name]: (_fault_of(bound), _depth(kind, bound)) for name, bound in bounds.items() if name in numbers},
         tuple((name, bound) for name, bound in bounds.items() if name in numbers and _is_needed(kind, name, bound)),
     )
 
@@ -414,8 +418,7 @@ def check(message: Message, path: str = "") -> None:
     lines = _LINES[message.DESCRIPTOR.full_name]
     for field, value in message.ListFields():
         fault_of, depth = lines.by_number[field.number]
-        fault = fault_of(value)
-        if fault is not None:
+        if fault_of is not None and (fault := fault_of(value)) is not None:
             raise BoundError(path + field.name, f"{path}{field.name} {fault}")
         if depth == _LOOK_INSIDE:
             check(value, f"{path}{field.name}.")
