@@ -137,7 +137,8 @@ def test_a_plan_is_applied_wholly_or_not_at_all():
 
     every_spoilt_plan_is_applied_wholly_or_not_at_all()
     assert reached["applied, rows ran"] >= 100, reached
-    assert {fault for fault in PlanFault if not reached[fault]} == set(), reached
+    of_rows = set(PlanFault) - {PlanFault.OUT_OF_BOUNDS}  # which the codec refuses, before rows see it
+    assert {fault for fault in of_rows if not reached[fault]} == set(), reached
 
 
 def _tags(table):

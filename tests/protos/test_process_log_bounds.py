@@ -7,7 +7,7 @@ import time
 import pytest
 import structlog
 
-from paceline.process.log_bounds import BURST, MAX_CAUSES, MAX_LINE_BYTES, CauseLimit, shortened
+from paceline.process.log_bounds import BURST, MAX_CAUSES, MAX_LINE_BYTES, OPERATOR, CauseLimit, shortened
 from paceline.process.logs import set_up_logs
 
 GENEROUS_S = 30.0
@@ -99,9 +99,10 @@ def test_causes_do_not_keep_each_other_back():
 
 
 def test_what_this_process_does_by_itself_is_always_told():
-    """Its progress, for one."""
+    """Its progress, for one; and what an operator did."""
     limit = CauseLimit(Clock())
     assert {limit.admit({"event": "warm_up"})[1] for _ in range(100)} == {None}
+    assert {limit.admit({"event": "e", "address": "a", "by": OPERATOR})[1] for _ in range(100)} == {None}
 
 
 def test_causes_that_somebody_makes_up_take_no_memory():

@@ -21,6 +21,9 @@ BURST = 8
 MAX_CAUSES = 1024
 _CAUSE_FIELDS = ("event", "address", "method")
 _OF_A_PEER = ("address", "method", "request_id")
+OPERATOR = "operator"
+"""As the field `by`: what an operator did is always told."""
+
 _TRACEBACK = "exception"
 _FIRST = ("timestamp", "level", "event")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -87,10 +90,10 @@ class CauseLimit:
         """Return an event's cause and until when its line is held back, None if it is not.
 
         A later one of the same cause takes the place of one that is held back, and says how many were not written.
-        What has nothing to do with a peer is not held back.
+        What has nothing to do with a peer is not held back, nor what an operator did.
         """
         key = tuple(str(event.get(field, "")) for field in _CAUSE_FIELDS)
-        if not any(field in event for field in _OF_A_PEER):
+        if event.get("by") == OPERATOR or not any(field in event for field in _OF_A_PEER):
             return key, None
         now_s = self._clock()
         cause = self._causes.setdefault(key, _Cause(BURST, now_s))

@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 from typing_extensions import override
 
+from paceline.process.log_bounds import OPERATOR
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
@@ -67,7 +68,7 @@ class AdminServicer(AdminServiceServicer):
         address = request.address
         self._check_address(address)
         num_running = self._backend.feed(DrainExecutor(address))
-        _log.info("executor_draining", address=address, reason="an operator asked for it")
+        _log.info("executor_draining", address=address, reason="an operator asked for it", by=OPERATOR)
         return pb.DrainExecutorResponse(num_running_requests=num_running)
 
     @override
