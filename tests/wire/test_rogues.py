@@ -25,16 +25,15 @@ from paceline_executor.testing.hash_runner import continuation
 from paceline_executor.testing.plan_client import attached, hello
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.backend import Arrival
-from paceline_scheduler.link.messages import ExecutorState
+from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.testing.lies import name_of, paths, values_beyond, with_value
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
-from paceline_scheduler.testing.rogue_executor import Script, rogue_executor, welcome
+from paceline_scheduler.testing.rogue_executor import NUM_ADDRESSES, Script, rogue_executor, welcome
 
 GENEROUS_S = 60.0
 MAX_GROWTH_BYTES = 384 * 1024 * 1024
-NUM_ROGUES = 48
 LAST = plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(last=True))
 
 
@@ -181,7 +180,7 @@ async def test_an_executor_that_lies_costs_itself_only(lies, log):
     """Whatever it says, and however often."""
     scripts = list(lies())
     async with hash_executor() as honest, rogue_executor() as rogue:
-        addresses = ",".join((honest.address, *rogue.addresses(NUM_ROGUES)))
+        addresses = ",".join((honest.address, *rogue.addresses(NUM_ADDRESSES)))
         started_s, before = time.monotonic(), resident_bytes()
         async with SchedulerRig(addresses, GrpcTransport()) as rig:
             async with asyncio.timeout(GENEROUS_S):

@@ -2,6 +2,7 @@
 
 from google.rpc import status_pb2
 
+from paceline.plan.codec.bounds import BoundError
 from paceline.plan.values import BatchPlan, Heartbeat, RecordId, RowState, SnapshotPart, StepResult, Welcome
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import plan_pb2
@@ -31,8 +32,15 @@ def describe(call: Call, inbox: Inbox, message: object) -> str:
     """Return what arrives, and from where."""
     said = [message]
     if isinstance(message, bytes):
-        said = list(read(call, inbox, message)) if call.method == ATTACH else [_answer(call)]
+        said = _read(call, inbox, message) if call.method == ATTACH else [_answer(call)]
     return f"<- {inbox.sender.name}  {call.method} {call.number}: {'; '.join(map(_words, said))}"
+
+
+def _read(call: Call, inbox: Inbox, data: bytes) -> list[object]:
+    try:
+        return list(read(call, inbox, data))
+    except BoundError as error:
+        return [error]
 
 
 def _answer(call: Call) -> str:

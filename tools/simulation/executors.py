@@ -236,7 +236,7 @@ class _WatchedTransport(GrpcTransport):
         try:
             message = await super().receive()
         except (PlanError, AttachError) as error:
-            self._process.breaks(error, is_excused=False)
+            self._process.breaks(error, is_excused=self._call.num_excused_plans > 0)
             raise
         self.is_excused = self._call.num_excused_plans > 0
         if self.hello is None:

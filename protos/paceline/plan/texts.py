@@ -1,6 +1,6 @@
 """Texts of a peer as they may be shown: in a log, on a terminal, to a client.
 
-A module of its own, as who shows a text need know nothing else of the protocol.
+Apart, as who shows a text need know nothing else of the protocol.
 """
 
 import re

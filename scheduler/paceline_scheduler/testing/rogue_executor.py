@@ -15,6 +15,8 @@ import grpc.aio
 
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2
 
+NUM_ADDRESSES = 48
+
 _SERVICE = "paceline.v1.ExecutorService"
 _BEAT = plan_pb2.AttachResponse(heartbeat=inference_pb2.Heartbeat()).SerializeToString()
 _BEAT_S = 0.2
@@ -54,7 +56,7 @@ class Script:
 class RogueExecutor:
     """Takes its scripts one after another, however many calls there are at a time; when none is left it is silent.
 
-    It listens on all addresses 127.0.0.1, 127.0.0.2 and so on, each of which is an executor for schedulers.
+    It listens on 127.0.0.1 to 127.0.0.48, each of which is an executor for schedulers.
     """
 
     scripts: deque[Script] = field(default_factory=deque)
@@ -132,7 +134,9 @@ async def rogue_executor() -> AsyncIterator[RogueExecutor]:
         "Attach": grpc.stream_stream_rpc_method_handler(rogue.attach),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    rogue.port = server.add_insecure_port("0.0.0.0:0")
+    rogue.port = server.add_insecure_port("127.0.0.1:0")
+    for address in rogue.addresses(NUM_ADDRESSES)[1:]:
+        server.add_insecure_port(address)
     await server.start()
     try:
         yield rogue
