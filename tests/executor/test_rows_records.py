@@ -195,7 +195,7 @@ def test_the_parts_of_a_snapshot_fit_a_message_and_make_up_the_whole(states):
     parts = list(parts_of(Snapshot(tuple(states), NO_TAGS), MIB))
 
     assert [repr(joined) for joined in _joined(parts)] == [repr(whole) for whole in states]
-    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [part.num_parts for part in parts] == [0] * (len(parts) - 1) + [len(parts)]
     for part in parts[:-1]:
         num_bytes = sum(
             piece.prompt_token_ids.nbytes + piece.output_token_ids.nbytes + piece.block_ids.nbytes + len(piece.context)
@@ -219,4 +219,4 @@ def test_an_empty_executor_has_a_snapshot_of_one_part():
     """Plan 1 may be sent after it."""
     (part,) = parts_of(Snapshot((), BlockTags(int32([]), b"")), MIB)
 
-    assert part.last
+    assert part.num_parts == 1

@@ -212,7 +212,7 @@ TO_EXECUTOR = {plan.Hello: hellos, plan.Heartbeat: heartbeats, plan.BatchPlan: p
 FROM_EXECUTOR = {
     plan.WaitingInLine: every_field(plan.WaitingInLine, holder=holders),
     plan.Welcome: welcomes,
-    plan.SnapshotPart: every_field(plan.SnapshotPart, rows=some(row_states), tags=tags, last=st.booleans()),
+    plan.SnapshotPart: every_field(plan.SnapshotPart, rows=some(row_states), tags=tags, num_parts=st.integers(0, 4096)),
     plan.StepResult: results(),
     plan.Heartbeat: heartbeats,
     # Whole nanoseconds: no finer time travels.

@@ -270,7 +270,7 @@ SNAPSHOT = Golden(
                 context=b"ctx", logprobs=logprobs(1, [-0.5], ([3, 4],), [[-0.5, -1.0]]), continues=True,
             ),
         ),
-        tags=BlockTags.of([(8, b"k" * 16)]), last=True,
+        tags=BlockTags.of([(8, b"k" * 16)]), num_parts=1,
     ),
     """1a8d01
     0a6f 0a06 0a0174 120172 1000 1802 2208 0100000002000000 2a08 0300000004000000 3002 3a0408000000 4002

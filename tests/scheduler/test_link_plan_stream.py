@@ -44,7 +44,7 @@ class ScriptedExecutor:
         """Accept the scheduler, with nothing in the snapshot."""
         limits = ExecutorLimits(8, 64, 256, 4)
         self.say(Welcome(1, 1, protocol, MODEL, KvGeometry(64, 4), limits, bytes(32), "digest"))
-        self.say(SnapshotPart(last=True))
+        self.say(SnapshotPart(num_parts=1))
 
     async def beat(self, seconds):
         """Say every 0.2 s that it is alive."""

@@ -139,17 +139,24 @@ def test_a_snapshot_is_joined_from_its_parts():
     snapshot = joined(
         SnapshotPart(rows=(first,)),
         SnapshotPart(rows=(second, SHORT), tags=BlockTags.of([(9, b"k" * 16)])),
-        SnapshotPart(tags=BlockTags.of([(10, b"l" * 16)]), last=True),
+        SnapshotPart(tags=BlockTags.of([(10, b"l" * 16)]), num_parts=3),
     )
     assert [repr(row) for row in snapshot.rows] == [repr(SeenRow.of(state, None)) for state in (LONG, SHORT)]
     assert list(snapshot.tags) == [(9, b"k" * 16), (10, b"l" * 16)]
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_snapshot_of_another_number_of_parts_than_it_says_is_a_divergence(num_parts):
+    """A row of which the scheduler never heard would stay on the device, or come twice."""
+    with pytest.raises(DivergenceError, match=f"2 of the {num_parts} parts"):
+        joined(SnapshotPart(rows=(SHORT,)), SnapshotPart(num_parts=num_parts))
 
 
 def test_a_snapshot_that_ends_inside_a_request_is_a_divergence():
     """Half a request would be taken for a whole one."""
     first, _ = pieces_of(LONG)
     with pytest.raises(DivergenceError, match="inside a request"):
-        joined(SnapshotPart(rows=(first,), last=True))
+        joined(SnapshotPart(rows=(first,), num_parts=1))
 
 
 def test_a_snapshot_that_continues_with_another_request_is_a_divergence():
@@ -157,7 +164,7 @@ def test_a_snapshot_that_continues_with_another_request_is_a_divergence():
     first, second = pieces_of(LONG)
     other = dataclasses.replace(second, record_id=RecordId("t", "other"))
     with pytest.raises(DivergenceError, match="another request"):
-        joined(SnapshotPart(rows=(first, other), last=True))
+        joined(SnapshotPart(rows=(first, other), num_parts=1))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +175,7 @@ def test_logprobs_that_do_not_follow_one_another_are_a_divergence(change):
     first, second = pieces_of(LONG)
     spoilt = dataclasses.replace(second, logprobs=dataclasses.replace(second.logprobs, **change))
     with pytest.raises(DivergenceError, match="log-probabilities"):
-        joined(SnapshotPart(rows=(first, spoilt), last=True))
+        joined(SnapshotPart(rows=(first, spoilt), num_parts=1))
 
 
 def changed(**values):
@@ -199,16 +206,16 @@ LIES = {
 @pytest.mark.parametrize("sentence", LIES)
 def test_a_snapshot_that_the_executor_cannot_have_is_a_divergence(sentence):
     """The core's tables have the sizes that the welcome said."""
-    assert joined(SnapshotPart(rows=(changed(),), last=True)) is not None
+    assert joined(SnapshotPart(rows=(changed(),), num_parts=1)) is not None
     with pytest.raises(DivergenceError, match=sentence):
-        joined(SnapshotPart(rows=LIES[sentence], last=True))
+        joined(SnapshotPart(rows=LIES[sentence], num_parts=1))
 
 
 def test_a_tag_of_a_block_that_is_not_there_is_a_divergence():
     """The pool has no such block."""
-    assert joined(SnapshotPart(tags=BlockTags.of([(15, b"k" * 16)]), last=True)) is not None
+    assert joined(SnapshotPart(tags=BlockTags.of([(15, b"k" * 16)]), num_parts=1)) is not None
     with pytest.raises(DivergenceError, match="a tag of block 16 of 16"):
-        joined(SnapshotPart(tags=BlockTags.of([(16, b"k" * 16)]), last=True))
+        joined(SnapshotPart(tags=BlockTags.of([(16, b"k" * 16)]), num_parts=1))
 
 
 def test_a_snapshot_is_refused_before_it_takes_too_much_memory():

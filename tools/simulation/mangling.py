@@ -70,8 +70,6 @@ class Mangler:
             return None
         call.tampered()
         match self._random.randrange(5):
-            case 0 if isinstance(read(call, inbox, message)[0], SnapshotPart):
-                return None  # nothing in a snapshot says that a part of it is missing
             case 0:
                 self._tell(f"a message of {call.method} {call.number} is lost")
                 return []

@@ -3,7 +3,7 @@
 Knows sizes, as estimates from above; the protocol's own encoding is not its business.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from paceline.plan.values import KEY_BYTES, BlockTags, RowState, SnapshotPart
@@ -24,12 +24,20 @@ class Snapshot:
 def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
     """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits.
 
-    The last part is empty. A request longer than a part goes on in the next: prompt, output, block table,
-    log-probabilities.
+    The last part says how many there are, and nothing else. A request longer than a part goes on in the next: prompt,
+    output, block table, log-probabilities.
     """
+    num_parts = 1
+    for part in (*_row_parts(snapshot.states, max_bytes), *_tag_parts(snapshot.tags, max_bytes)):
+        num_parts += 1
+        yield part
+    yield SnapshotPart(num_parts=num_parts)
+
+
+def _row_parts(rows: Iterable[RowState], max_bytes: int) -> Iterator[SnapshotPart]:
     states: list[RowState] = []
     num_bytes = 0
-    for state in snapshot.states:
+    for state in rows:
         rest: RowState | None = state
         while rest is not None:
             room = max_bytes - num_bytes - _fixed_bytes(rest)
@@ -42,8 +50,6 @@ def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
             num_bytes += _fixed_bytes(head) + _column_bytes(head)
     if states:
         yield SnapshotPart(rows=tuple(states))
-    yield from (SnapshotPart(tags=tags) for tags in _cut_tags(snapshot.tags, max_bytes))
-    yield SnapshotPart(last=True)
 
 
 def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
@@ -79,11 +85,11 @@ def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
     return head, rest
 
 
-def _cut_tags(tags: BlockTags, max_bytes: int) -> Iterator[BlockTags]:
+def _tag_parts(tags: BlockTags, max_bytes: int) -> Iterator[SnapshotPart]:
     step = (max_bytes - _STATE_BYTES) // (4 + KEY_BYTES)
     for start in range(0, tags.block_ids.size, step):
         keys = tags.keys[start * KEY_BYTES : (start + step) * KEY_BYTES]
-        yield BlockTags(tags.block_ids[start : start + step], keys)
+        yield SnapshotPart(tags=BlockTags(tags.block_ids[start : start + step], keys))
 
 
 def _fixed_bytes(state: RowState) -> int:

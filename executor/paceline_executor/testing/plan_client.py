@@ -202,7 +202,7 @@ async def _welcomed(call: AttachCall) -> PlanClient:
             case "snapshot" if client is not None:
                 client.rows += message.snapshot.rows
                 client.tags |= _tags(message.snapshot.tags)
-                if message.snapshot.last:
+                if message.snapshot.num_parts:
                     return client
 
 

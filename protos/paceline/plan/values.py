@@ -431,11 +431,11 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """A part of an executor's state at an accepted Attach; after the last one plan 1 may be sent."""
+    """A part of an executor's state at an accepted Attach. Only the last one says how many there are, with itself."""
 
     rows: tuple[RowState, ...] = ()
     tags: BlockTags = NO_TAGS
-    last: bool = False
+    num_parts: int = 0
 
 
 # Attaching

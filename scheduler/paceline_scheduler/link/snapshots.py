@@ -56,8 +56,10 @@ class SnapshotJoiner:
                 self._rows.append(SeenRow.of(row, read_context(row.record_id, row.context)))
         self._sizes.check_blocks("a tag", part.tags.block_ids)
         self._tags.append(part.tags)
-        if not part.last:
+        if not part.num_parts:
             return None
+        if part.num_parts != self._num_parts:
+            raise DivergenceError(f"{self._num_parts} of the {part.num_parts} parts of the snapshot came")
         if self._pieces:
             raise DivergenceError("the snapshot ended inside a request")
         tags = BlockTags(

@@ -80,7 +80,7 @@ def messages_of(service: SimulatedService, outgoing: Outgoing) -> list[FromExecu
         case Accepted(description, snapshot, protocol):
             # One request each, so that joining is exercised.
             rows = (SnapshotPart(rows=(row,)) for row in snapshot.rows)
-            last = SnapshotPart(tags=snapshot.tags, last=True)
+            last = SnapshotPart(tags=snapshot.tags, num_parts=len(snapshot.rows) + 1)
             return [_welcome(service, description, protocol), *rows, last]
         case InLine(holder):
             return [WaitingInLine(holder)]

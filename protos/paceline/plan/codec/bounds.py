@@ -308,7 +308,7 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     plan_pb2.SnapshotPart: {
         "rows": Many(1 << 14),
         "tags": _MESSAGE,
-        "last": _BIT,
+        "num_parts": Whole(0, 4096),
         "adapters": _TRANSFERS,
         "imports": _TRANSFERS,
         "exports": _TRANSFERS,

@@ -25,14 +25,16 @@ from paceline.v1 import plan_pb2
 
 def write_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:
     return plan_pb2.SnapshotPart(
-        rows=[_write_row_state(state) for state in part.rows], tags=write_tags(part.tags), last=part.last
+        rows=[_write_row_state(state) for state in part.rows], tags=write_tags(part.tags), num_parts=part.num_parts
     )
 
 
 def read_snapshot(message: plan_pb2.SnapshotPart) -> SnapshotPart:
     refuse_unsupported(message, "adapters", "imports", "exports")
     return SnapshotPart(
-        rows=tuple(_read_row_state(state) for state in message.rows), tags=read_tags(message.tags), last=message.last
+        rows=tuple(_read_row_state(state) for state in message.rows),
+        tags=read_tags(message.tags),
+        num_parts=message.num_parts,
     )
 
 
