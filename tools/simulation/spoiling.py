@@ -10,12 +10,22 @@ from random import Random
 import numpy as np
 
 from paceline.plan.codec import encode_request
-from paceline.plan.values import KEY_BYTES, BatchPlan, BlockCopies, BlockGrants, BlockTags, Int32Array, Release
+from paceline.plan.values import (
+    KEY_BYTES,
+    BatchPlan,
+    BlockCopies,
+    BlockGrants,
+    BlockTags,
+    Int32Array,
+    NewRequest,
+    Release,
+)
 from simulation.mangling import Arrivals, plans_in
 from simulation.network import Call, Inbox
 from simulation.scenario import FEWEST_BLOCKS
 
-_FAR = 10_000  # no row, block or index of any executor
+_FAR = 5_000  # no row, block or index of any simulated executor
+_BEYOND = 10_000  # no row of any executor that there may be
 
 
 class PlanSpoiler:
@@ -61,6 +71,19 @@ def _blocks_granted_twice(plan: BatchPlan) -> BatchPlan | None:
     return _with_grants(plan, lambda grants: BlockGrants(*(np.tile(column, 2) for column in _columns(grants))))
 
 
+def _a_cell_granted_twice(plan: BatchPlan) -> BatchPlan | None:
+    """With a block of its own each time, which no other cell has."""
+
+    def twice(grants: BlockGrants) -> BlockGrants:
+        free = [block for block in range(FEWEST_BLOCKS) if block not in grants.block_ids]
+        more = np.resize(np.array(free, dtype=np.int32), len(grants.block_ids))
+        return BlockGrants(
+            np.tile(grants.rows, 2), np.tile(grants.indices, 2), np.concatenate([grants.block_ids, more])
+        )
+
+    return _with_grants(plan, twice)
+
+
 def _a_column_cut(plan: BatchPlan) -> BatchPlan | None:
     return _with_grants(plan, lambda grants: replace(grants, rows=grants.rows[1:]))
 
@@ -72,6 +95,10 @@ def _a_row_twice(plan: BatchPlan) -> BatchPlan | None:
 
 def _rows_that_are_none(plan: BatchPlan) -> BatchPlan | None:
     return replace(plan, rows=plan.rows + _FAR) if plan.rows.size else None
+
+
+def _rows_beyond_the_protocol(plan: BatchPlan) -> BatchPlan | None:
+    return replace(plan, rows=plan.rows + _BEYOND) if plan.rows.size else None
 
 
 def _rows_with_nothing_to_compute(plan: BatchPlan) -> BatchPlan | None:
@@ -109,6 +136,17 @@ def _a_request_on_two_rows(plan: BatchPlan) -> BatchPlan | None:
     return replace(plan, new_requests=(*plan.new_requests, *more)) if more else None
 
 
+def _a_request_on_a_row_in_use(plan: BatchPlan) -> BatchPlan | None:
+    in_use = set(plan.rows.tolist()) - {new.row for new in plan.new_requests}
+    moved = tuple(replace(new, row=min(in_use)) for new in plan.new_requests if in_use)
+    return replace(plan, new_requests=moved) if moved else None
+
+
+def _a_request_on_a_row_released_now(plan: BatchPlan) -> BatchPlan | None:
+    moved = tuple(replace(new, row=plan.releases[0].row) for new in plan.new_requests if plan.releases)
+    return replace(plan, new_requests=moved) if moved else None
+
+
 def _a_request_without_a_name(plan: BatchPlan) -> BatchPlan | None:
     nameless = tuple(replace(new, record_id=replace(new.record_id, request_id="")) for new in plan.new_requests)
     return replace(plan, new_requests=nameless) if nameless else None
@@ -117,6 +155,22 @@ def _a_request_without_a_name(plan: BatchPlan) -> BatchPlan | None:
 def _all_tokens_cached(plan: BatchPlan) -> BatchPlan | None:
     cached = tuple(replace(new, num_cached_tokens=_FAR, num_prompt_logprobs=None) for new in plan.new_requests)
     return replace(plan, new_requests=cached) if cached else None
+
+
+def _nothing_left_to_compute(plan: BatchPlan) -> BatchPlan | None:
+    cached = tuple(replace(new, num_cached_tokens=_num_known(new)) for new in plan.new_requests)
+    return replace(plan, new_requests=cached) if cached else None
+
+
+def _cached_tokens_in_blocks_of_nobody(plan: BatchPlan) -> BatchPlan | None:
+    cached = tuple(replace(new, num_cached_tokens=_num_known(new) - 1) for new in plan.new_requests)
+    is_long = any(new.num_cached_tokens for new in cached)
+    nothing = np.zeros(0, dtype=np.int32)
+    return replace(plan, new_requests=cached, grants=BlockGrants(nothing, nothing, nothing)) if is_long else None
+
+
+def _num_known(new: NewRequest) -> int:
+    return len(new.prompt_token_ids) + len(new.output_token_ids)
 
 
 def _a_tag_of_no_block(plan: BatchPlan) -> BatchPlan | None:
@@ -143,9 +197,11 @@ _WAYS_TO_SPOIL = (
     _cells_beyond_the_table,
     _a_gap_in_the_table,
     _blocks_granted_twice,
+    _a_cell_granted_twice,
     _a_column_cut,
     _a_row_twice,
     _rows_that_are_none,
+    _rows_beyond_the_protocol,
     _rows_with_nothing_to_compute,
     _tokens_beyond_the_step,
     _tokens_beyond_the_known,
@@ -153,7 +209,11 @@ _WAYS_TO_SPOIL = (
     _a_release_twice,
     _a_release_beyond_the_output,
     _a_request_on_two_rows,
+    _a_request_on_a_row_in_use,
+    _a_request_on_a_row_released_now,
     _a_request_without_a_name,
+    _nothing_left_to_compute,
+    _cached_tokens_in_blocks_of_nobody,
     _all_tokens_cached,
     _a_tag_of_no_block,
     _a_copy_without_a_grant,
