@@ -13,7 +13,7 @@ from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 
 VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
 SIZES = {

@@ -12,7 +12,7 @@ from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel, read_packed
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))

@@ -16,9 +16,9 @@ from paceline_executor.runner.interface import RowProblem
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, drawn_logprobs, step_batch
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_kernels import jit
 from paceline_kernels.activation import cpu as activation
 from paceline_kernels.attention import cpu as attention
+from paceline_kernels.compiler import jit
 from paceline_kernels.decoder import cpu as decoder
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.linear import cpu as linear
@@ -26,7 +26,7 @@ from paceline_kernels.rms_norm import cpu as rms_norm
 from paceline_kernels.rope import cpu as rope
 from paceline_kernels.sampling import cpu as sampling
 from paceline_kernels.testing import poisoned
-from paceline_kernels.warm_up import CPU_CALLS
+from paceline_kernels.warm_up.calls import CPU_CALLS
 
 GREEDY = Draw(num_logprobs=4)
 SEEDED = Draw(temperature=0.9, top_p=0.95, seed=123456789012345678, num_logprobs=4)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.testing import poisoned
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline_kernels import jit
 from paceline_kernels.attention import paged_attention, reference
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.testing import paged_batch, random_context
 

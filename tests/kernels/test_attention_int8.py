@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from paceline_kernels.attention import int8, int8_tiles
-from paceline_kernels.integers import this_processor
-from paceline_kernels.simd import address
 from paceline_kernels.testing.processors import usable_processors
+from paceline_kernels.vector.integers import this_processor
+from paceline_kernels.vector.simd import address
 
 PROCESSORS = pytest.mark.parametrize("processor", usable_processors(), ids=lambda processor: processor.name)
 ROWS = pytest.mark.parametrize("num_rows", [1, 6])

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numba
 import pytest
 
-from paceline_kernels import jit
-from paceline_kernels.compile_lock import CompileLock
+from paceline_kernels.compiler import jit
+from paceline_kernels.compiler.compile_lock import CompileLock
 
 MODULE = """
 def double(x):
@@ -22,7 +22,7 @@ def broken(x):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from paceline_kernels.compile_lock import CompileLock
+from paceline_kernels.compiler.compile_lock import CompileLock
 print(CompileLock().take(Path(sys.argv[1]), sys.argv[2]), flush=True)
 time.sleep(60)
 """
@@ -31,7 +31,7 @@ COMPILER = """
 import logging, sys
 sys.path.insert(0, sys.argv[1])
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 jit._config.CACHE_DIR = sys.argv[1]
 import doubling
 double = jit.compiled_for_python(doubling.double)

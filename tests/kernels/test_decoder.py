@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.decoder import Decoder, DecoderBatch, reference
 from paceline_kernels.testing.decoders import (
     HEAD_DIM,

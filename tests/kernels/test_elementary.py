@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from paceline_kernels.elementary import exp, exp_of_negative, tanh
-from paceline_kernels.jit import compiled_for_python
+from paceline_kernels.compiler.jit import compiled_for_python
+from paceline_kernels.vector.elementary import exp, exp_of_negative, tanh
 
 
 @compiled_for_python

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 
 
 def double(x):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 
 MODULE = "def double(x):\n    return 2 * x\n"
 

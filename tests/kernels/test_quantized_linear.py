@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.quantized_linear import (
     WeightFormat,
@@ -20,9 +20,9 @@ from paceline_kernels.quantized_linear import (
     unpack_rows,
 )
 from paceline_kernels.quantized_linear.cpu import quantize_groups
-from paceline_kernels.simd import address
 from paceline_kernels.testing.packed import random_packed_weight
 from paceline_kernels.testing.processors import usable_processors
+from paceline_kernels.vector.simd import address
 
 FORMATS = pytest.mark.parametrize("weight_format", list(WeightFormat), ids=lambda kind: kind.name)
 # Rows around the tiles of 8, 4, 2 and 1; outputs around the tiles of 16.

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_kernels.compiler.jit import compiled_for_python
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.jit import compiled_for_python
-from paceline_kernels.philox import NUM_COUNTERS, NUM_WORDS, philox4x32
 from paceline_kernels.sampling import SampleOutcome, SamplingParameters, noise, reference, sample, token_logprobs
-from paceline_kernels.simd import address
+from paceline_kernels.vector.philox import NUM_COUNTERS, NUM_WORDS, philox4x32
+from paceline_kernels.vector.simd import address
 
 # From kat_vectors of the Random123 library: counter, key, output.
 KNOWN_ANSWERS = [

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.sampling import (
     LogitRules,

@@ -21,7 +21,7 @@ from paceline_executor.runner.inputs import forward_inputs
 from paceline_executor.runner.interface import StepBatch
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts, tiny_checkpoint
 from paceline_executor.weights import load_model, load_tokenizer
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from quality.__main__ import app
 from quality.measure import NUM_GIVEN, measure
 from quality.scales import CANDIDATES, Scales, measure_scales, rounded

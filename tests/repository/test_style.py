@@ -29,6 +29,7 @@ BREACHES = {
         "import paceline_scheduler.core.executor.state",
     ),
     "executor-layers": ("executor/paceline_executor/models/breach.py", "import paceline_executor.link"),
+    "kernels-layers": ("kernels/paceline_kernels/vector/breach.py", "import paceline_kernels.sampling"),
 }
 
 

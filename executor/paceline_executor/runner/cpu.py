@@ -34,11 +34,11 @@ from paceline_executor.runner.interface import (
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
 from paceline_executor.weights.checkpoint import Checkpoint
-from paceline_kernels import jit
 from paceline_kernels.block_copy import block_copy
-from paceline_kernels.compile_apart import have_ready
-from paceline_kernels.integers import this_processor
+from paceline_kernels.compiler import jit
 from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
+from paceline_kernels.vector.integers import this_processor
+from paceline_kernels.warm_up.compile_process import have_ready
 
 # Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256)
@@ -62,7 +62,7 @@ class WarmUpProgress:
 
 
 def operations_of(numerics: Numerics) -> tuple[str, ...]:
-    """The operations that steps in these numbers call, as `paceline_kernels.warm_up` names them."""
+    """The operations that steps in these numbers call, as `paceline_kernels.warm_up.calls` names them."""
     model = _IN_FLOAT32 if numerics.weights is WeightKind.FLOAT32 else (_DECODERS[numerics.kv],)
     return (*model, "sample", "sample by rules")
 

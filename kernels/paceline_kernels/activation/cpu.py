@@ -5,9 +5,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit
 from paceline_kernels.activation.gates import Gate
-from paceline_kernels.elementary import exp, tanh
+from paceline_kernels.compiler import jit
+from paceline_kernels.vector.elementary import exp, tanh
 
 _Rows = npt.NDArray[np.float32]
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit, simd
 from paceline_kernels.attention import int8
 from paceline_kernels.attention.scratch import Cache as Cache
 from paceline_kernels.attention.scratch import Scratch as Scratch
@@ -36,8 +35,10 @@ from paceline_kernels.attention.units import (
     segment_positions,
     tile_tokens,
 )
-from paceline_kernels.elementary import exp, exp_of_negative, tanh
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.elementary import exp, exp_of_negative, tanh
 
 _Float32Array = npt.NDArray[np.float32]
 _Int32Array = npt.NDArray[np.int32]

@@ -16,11 +16,12 @@ Knows blocks and segments; not how a unit is put together from them, nor instruc
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels import jit, simd
 from paceline_kernels.attention import int8_tiles as tiles
 from paceline_kernels.attention.scratch import Cache, Scratch, block_address
-from paceline_kernels.integers import largest_magnitude
+from paceline_kernels.compiler import jit
 from paceline_kernels.quantized_linear.cpu import quantize_span
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.integers import largest_magnitude
 
 _Float32Array = npt.NDArray[np.float32]
 _Int32Array = npt.NDArray[np.int32]

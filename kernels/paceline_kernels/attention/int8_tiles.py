@@ -17,8 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paceline_kernels.integers import Processor, Products, this_processor
-from paceline_kernels.llvm import (
+from paceline_kernels.compiler.llvm import (
     FLOAT,
     INT8,
     INT16,
@@ -35,6 +34,7 @@ from paceline_kernels.llvm import (
     splat,
     store,
 )
+from paceline_kernels.vector.integers import Processor, Products, this_processor
 
 # What blocks' slots and heads' dimensions are multiples of: the largest vector of outputs.
 STEP = 16

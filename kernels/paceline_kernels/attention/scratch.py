@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels import jit, simd
+from paceline_kernels.compiler import jit
+from paceline_kernels.vector import simd
 
 _Float32Array = npt.NDArray[np.float32]
 _Int16Array = npt.NDArray[np.int16]

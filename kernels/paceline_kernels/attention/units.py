@@ -11,7 +11,7 @@ Knows lengths and positions; not keys, nor what is done in a unit.
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 
 _Int32Array = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """decoder for CPUs: one compiled call per step, one parallel region, all layers.
 
 Knows the order of phases and where memory comes from. What a phase computes is `phases`' affair, how workers share it
-`team`'s.
+`phase_pool`'s.
 """
 
 import numba
@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from numba import types
 
-from paceline_kernels import jit, team
 from paceline_kernels.attention import cpu as attention
 from paceline_kernels.attention import units
-from paceline_kernels.decoder import phases
+from paceline_kernels.compiler import jit
+from paceline_kernels.compiler.borrowed_arrays import borrowed
+from paceline_kernels.compiler.extern_calls import called_by_name, linked_to
+from paceline_kernels.decoder import phase_pool, phases
 from paceline_kernels.decoder.state import (
     WINDOW,
     Activations,
@@ -26,9 +28,7 @@ from paceline_kernels.decoder.state import (
 )
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.linked import called_by_name, linked_to
 from paceline_kernels.quantized_linear.tiles import TILE
-from paceline_kernels.unowned import unowned
 
 # What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
 _EMBED, _QKV, _ATTEND, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(9)
@@ -47,8 +47,8 @@ class CpuDecoder:
         self._vocab_columns = self._weights.lm_head.shape[0] * TILE
         self._activations = new_activations(self._shape, 1, 1, self._vocab_columns)
         self._splits = new_splits(self._shape, 1, 1, 1)
-        self._counters = team.new_counters(2 + _PHASES_PER_LAYER * self._shape.num_layers)
-        self._folds = team.new_counters(self._shape.num_kv_heads)
+        self._counters = phase_pool.new_counters(2 + _PHASES_PER_LAYER * self._shape.num_layers)
+        self._folds = phase_pool.new_counters(self._shape.num_kv_heads)
 
     def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See `paceline_kernels.decoder.Decoder.forward`."""
@@ -91,7 +91,7 @@ class CpuDecoder:
         if any(has < needs for has, needs in zip(room, (num_rows, num_units, num_partials), strict=True)):
             needed = (num_rows, num_units, num_partials)
             self._splits = new_splits(self._shape, *(max(has, 2 * n) for has, n in zip(room, needed, strict=True)))
-            self._folds = team.new_counters((self._splits.first_partial.shape[0] - 1) * self._shape.num_kv_heads)
+            self._folds = phase_pool.new_counters((self._splits.first_partial.shape[0] - 1) * self._shape.num_kv_heads)
         splits = self._splits
         units.fill_units(batch.cu_seqlens, batch.context_lens, *tile, splits.units, splits.first_partial)
         return splits._replace(num_units=num_units)
@@ -221,8 +221,8 @@ def _work(
     values: attention.Cache,
     work: Activations,
     splits: Splits,
-    counters: team.Counters,
-    folds: team.Counters,
+    counters: phase_pool.Counters,
+    folds: phase_pool.Counters,
     worker: int,
     num_workers: int,
 ) -> None:
@@ -246,16 +246,16 @@ def _go_through(
     values: attention.Cache,
     work: Activations,
     splits: Splits,
-    counters: team.Counters,
-    folds: team.Counters,
+    counters: phase_pool.Counters,
+    folds: phase_pool.Counters,
     memory: tuple[Float32Array, Float32Array, attention.Scratch],
     worker: int,
     num_workers: int,
 ) -> None:
     """All phases, in memory for products, a normalised row and attention."""
-    work, weights, batch, splits = unowned(work), unowned(weights), unowned(batch), unowned(splits)
-    keys, values, counters, folds = unowned(keys), unowned(values), unowned(counters), unowned(folds)
-    products, normalized, scratch = unowned(memory)
+    work, weights, batch, splits = borrowed(work), borrowed(weights), borrowed(batch), borrowed(splits)
+    keys, values, counters, folds = borrowed(keys), borrowed(values), borrowed(counters), borrowed(folds)
+    products, normalized, scratch = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
@@ -264,7 +264,7 @@ def _go_through(
         elif layer == shape.num_layers:
             phase = _LOGITS
         num_pieces = _num_pieces(phase, layer, shape, weights, batch, splits.num_units)
-        num_done, piece = 0, team.claim(counters, index, worker, num_workers, num_pieces)
+        num_done, piece = 0, phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         while piece < num_pieces:
             if layer == shape.num_layers - 1 and not _is_read(phase, piece, shape, batch, splits):
                 pass  # asked of the last layer only: handing arrays over costs more than some pieces
@@ -293,9 +293,9 @@ def _go_through(
             else:
                 phases.normalize(piece, 2 * layer + 2, num_tokens, shape, weights, work, normalized)
             num_done += 1
-            piece = team.claim(counters, index, worker, num_workers, num_pieces)
-        team.finish(counters, index, num_done)
-        team.wait(counters, index, num_pieces)
+            piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
+        phase_pool.finish(counters, index, num_done)
+        phase_pool.wait(counters, index, num_pieces)
 
 
 _work_by_name = called_by_name(_work)
@@ -311,8 +311,8 @@ def run(
     values: attention.Cache,
     work: Activations,
     splits: Splits,
-    counters: team.Counters,
-    folds: team.Counters,
+    counters: phase_pool.Counters,
+    folds: phase_pool.Counters,
     num_workers: int,
 ) -> None:
     """The step on arrays that were checked; counters are zero."""

@@ -8,10 +8,11 @@ Every output of a piece depends on one token's inputs alone, and is computed in 
 
 import numpy as np
 
-from paceline_kernels import jit, simd, team
 from paceline_kernels.activation.cpu import SILU, gelu_tanh, silu
 from paceline_kernels.attention import cpu as attention
 from paceline_kernels.attention import int8, units
+from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import phase_pool
 from paceline_kernels.decoder.state import (
     ATTENTION_NORM,
     ATTENTION_OUTPUT,
@@ -39,11 +40,12 @@ from paceline_kernels.decoder.state import (
     has_extra,
     hidden,
 )
-from paceline_kernels.elementary import tanh
 from paceline_kernels.quantized_linear.cpu import dot_tiles, group_bytes, quantize_groups, unpack_row
 from paceline_kernels.quantized_linear.tiles import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.elementary import tanh
 
 # Tokens of a piece of a product: their int8 inputs and the weights of a piece stay in a second-level cache.
 TOKENS_PER_PIECE = 64
@@ -251,7 +253,7 @@ def attend(
     values: attention.Cache,
     rules: attention.Scoring,
     splits: Splits,
-    folds: team.Counters,
+    folds: phase_pool.Counters,
     work: Activations,
     scratch: attention.Scratch,
 ) -> None:
@@ -268,9 +270,9 @@ def attend(
     if unit[units.IS_SPLIT] == 1:
         first, end = splits.first_partial[row], splits.first_partial[row + 1]
         fold = row * num_kv_heads + head
-        if team.finish(folds, fold, 1) + 1 < end - first:
+        if phase_pool.finish(folds, fold, 1) + 1 < end - first:
             return
-        team.reset(folds, fold)
+        phase_pool.reset(folds, fold)
         first += units.first_segment(position, rules.window, scratch.scores.shape[1])
         attention.fold_partials(first, end, head * group, (head + 1) * group, partials, out[token])
     groups_per_head = shape.head_dim // GROUP

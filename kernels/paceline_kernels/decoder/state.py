@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels.jit import compiled
+from paceline_kernels.compiler.jit import compiled
 from paceline_kernels.quantized_linear.tiles import GROUP
 
 Float32Array = npt.NDArray[np.float32]

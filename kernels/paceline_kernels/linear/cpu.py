@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit, simd
+from paceline_kernels.compiler import jit
+from paceline_kernels.vector import simd
 
 # Rows of x that are multiplied with one group of weight rows before the next group is fetched: as many as fit into
 # 192 KiB, which leaves room in a second-level cache of 512 KiB.

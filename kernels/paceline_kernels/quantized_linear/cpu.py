@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit, simd
+from paceline_kernels.compiler import jit
+from paceline_kernels.compiler.jit import Float32
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.integers import largest_magnitude, round_to_int8
-from paceline_kernels.jit import Float32
 from paceline_kernels.quantized_linear import tiles
 from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat
 from paceline_kernels.quantized_linear.tiles import GROUP, INT4_GROUP_BYTES, INT8_GROUP_BYTES, TILE
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.integers import largest_magnitude, round_to_int8
 
 _Float32Array = npt.NDArray[np.float32]
 _INT4 = int(WeightFormat.INT4)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from paceline_kernels.integers import Processor, Products
-from paceline_kernels.llvm import INT32, Ir, constant, load, loop, opaque, splat
+from paceline_kernels.compiler.llvm import INT32, Ir, constant, load, loop, opaque, splat
+from paceline_kernels.vector.integers import Processor, Products
 
 GROUP = 32
 TILE = 16

@@ -20,8 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels.integers import Processor, this_processor
-from paceline_kernels.llvm import (
+from paceline_kernels.compiler.llvm import (
     FLOAT,
     HALF,
     INT8,
@@ -39,6 +38,7 @@ from paceline_kernels.llvm import (
 from paceline_kernels.quantized_linear.group_sums import GROUP as GROUP
 from paceline_kernels.quantized_linear.group_sums import TILE as TILE
 from paceline_kernels.quantized_linear.group_sums import GroupSums
+from paceline_kernels.vector.integers import Processor, this_processor
 
 INT4_GROUP_BYTES = GROUP * TILE // 2 + 2 * 2 * TILE
 INT8_GROUP_BYTES = GROUP * TILE + 2 * TILE

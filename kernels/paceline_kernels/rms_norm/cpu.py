@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit, simd
+from paceline_kernels.compiler import jit
+from paceline_kernels.vector import simd
 
 _Float32Array = npt.NDArray[np.float32]
 _Rows = _Float32Array

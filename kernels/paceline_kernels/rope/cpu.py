@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
 
 _Float32Array = npt.NDArray[np.float32]

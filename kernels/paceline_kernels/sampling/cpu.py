@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline_kernels import jit, simd
-from paceline_kernels.elementary import exp
+from paceline_kernels.compiler import jit
 from paceline_kernels.sampling.columns import LogitRules, Logprobs, SampleOutcome, Samples, SamplingParameters
 from paceline_kernels.sampling.noise import loudest
 from paceline_kernels.sampling.rules import RuleArrays, check_token_ids, rule_arrays, ruled
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.elementary import exp
 
 _Float32Array = npt.NDArray[np.float32]
 _Int32Array = npt.NDArray[np.int32]

@@ -7,8 +7,9 @@ tiles of tokens of which one could still win; the logarithms are taken only of w
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels import jit, simd
-from paceline_kernels.philox import NUM_WORDS, philox4x32
+from paceline_kernels.compiler import jit
+from paceline_kernels.vector import simd
+from paceline_kernels.vector.philox import NUM_WORDS, philox4x32
 
 _Float32Array = npt.NDArray[np.float32]
 _UInt32Array = npt.NDArray[np.uint32]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_kernels import jit
+from paceline_kernels.compiler import jit
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.sampling.columns import LogitRules
 

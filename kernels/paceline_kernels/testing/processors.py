@@ -4,7 +4,7 @@ Knows the order in which processors got them; not what they are used for. Apart,
 both tested on each of them.
 """
 
-from paceline_kernels.integers import Processor, this_processor
+from paceline_kernels.vector.integers import Processor, this_processor
 
 
 def usable_processors() -> list[Processor]:

@@ -6,7 +6,7 @@ reassociated or contracted (see `jit`).
 
 import numpy as np
 
-from paceline_kernels.jit import Float32, Int32, compiled
+from paceline_kernels.compiler.jit import Float32, Int32, compiled
 
 _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH = np.float32(0.693359375)

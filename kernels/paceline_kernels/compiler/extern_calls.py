@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils, sigutils
 from numba.extending import intrinsic
 
-from paceline_kernels.llvm import Ir
+from paceline_kernels.compiler.llvm import Ir
 
 Kinds = tuple[Ir, ...]
 """Types as numba has them, one for each argument."""

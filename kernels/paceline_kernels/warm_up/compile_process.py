@@ -1,8 +1,8 @@
 """Has operations compiled by a process of its own, so that what serves never holds a compiler's memory.
 
 Compiling takes some 250 MiB that nothing gives back. The other process writes the code to disk, where this one finds
-it, and ends when this one does, however that ends. `python -m paceline_kernels.compile_apart OPERATION...` does the
-same beforehand, for an image.
+it, and ends when this one does, however that ends. `python -m paceline_kernels.warm_up.compile_process OPERATION...`
+does the same beforehand, for an image.
 
 Knows processes. It refuses to know what an operation is, and where its code is kept.
 """
@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from paceline_kernels import jit
-from paceline_kernels.warm_up import CPU_CALLS
+from paceline_kernels.compiler import jit
+from paceline_kernels.warm_up.calls import CPU_CALLS
 
 _POLL_S = 0.2
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def have_ready(operations: Sequence[str], on_begin: Callable[[str], None]) -> None:
-    """Make these operations (names of `warm_up.CPU_CALLS`) ready for this process: no later call compiles.
+    """Make these operations (names of `calls.CPU_CALLS`) ready for this process: no later call compiles.
 
     Takes a second or two where their code is on disk, else about a minute. `on_begin` is told each operation that
     is about to be read from disk or compiled. Where code cannot be kept on disk, this process compiles it. For the
@@ -38,7 +38,7 @@ def have_ready(operations: Sequence[str], on_begin: Callable[[str], None]) -> No
         if not _is_kept(name):
             missing.append(name)
     if missing:
-        _compile_apart(missing, on_begin)
+        _compile_elsewhere(missing, on_begin)
     for name in missing:
         on_begin(name)
         CPU_CALLS[name]()
@@ -54,8 +54,8 @@ def _is_kept(name: str) -> bool:
     return True
 
 
-def _compile_apart(names: Sequence[str], on_begin: Callable[[str], None]) -> None:
-    command = [sys.executable, "-P", "-m", "paceline_kernels.compile_apart", *names]
+def _compile_elsewhere(names: Sequence[str], on_begin: Callable[[str], None]) -> None:
+    command = [sys.executable, "-P", "-m", "paceline_kernels.warm_up.compile_process", *names]
     try:
         with subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True

@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels import simd
-from paceline_kernels.jit import compiled
-from paceline_kernels.llvm import INT32, INT64, Ir, call
+from paceline_kernels.compiler.jit import compiled
+from paceline_kernels.compiler.llvm import INT32, INT64, Ir, call
+from paceline_kernels.vector import simd
 
 _LINE = 8  # int64 per cache line
 _MAX_RANGES = 8  # of the pieces of a phase; more workers share them

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from paceline_kernels import compile_apart, jit
-from paceline_kernels.compile_apart import have_ready
+from paceline_kernels.compiler import jit
+from paceline_kernels.warm_up import compile_process
+from paceline_kernels.warm_up.compile_process import have_ready
 
 OPERATION = "gate_and_multiply"
 HAVE_READY = f"""
-from paceline_kernels.compile_apart import have_ready
+from paceline_kernels.warm_up.compile_process import have_ready
 from paceline_kernels.activation.cpu import gate_rows
 have_ready(["{OPERATION}"], lambda name: print("begins", name))
 print(sum(gate_rows.stats.cache_misses.values()), sum(gate_rows.stats.cache_hits.values()))
@@ -40,7 +41,7 @@ def test_what_is_not_on_disk_another_process_compiles(nothing_kept):
 
 def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_path):
     """However that dies. Both hold stderr open while they live."""
-    script = "from paceline_kernels.compile_apart import have_ready\nhave_ready(['decoder over int8'], print)"
+    script = "from paceline_kernels.warm_up.compile_process import have_ready\nhave_ready(['decoder over int8'], print)"
     told = b"decoder over int8\n"
     command = [sys.executable, "-u", "-c", script]
     with subprocess.Popen(command, env=nothing_kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -54,8 +55,8 @@ def test_who_compiles_ends_with_the_process_that_waits_for_it(nothing_kept, tmp_
 def test_where_no_other_process_compiles_this_one_does(program, monkeypatch, caplog):
     """And says so."""
     called, told = [], []
-    monkeypatch.setattr(compile_apart, "_is_kept", lambda _: False)
-    monkeypatch.setattr(compile_apart, "CPU_CALLS", {OPERATION: lambda: called.append(OPERATION)})
+    monkeypatch.setattr(compile_process, "_is_kept", lambda _: False)
+    monkeypatch.setattr(compile_process, "CPU_CALLS", {OPERATION: lambda: called.append(OPERATION)})
     monkeypatch.setattr(sys, "executable", program)
     with caplog.at_level(logging.WARNING):
         have_ready([OPERATION], told.append)

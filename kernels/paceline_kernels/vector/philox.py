@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels.llvm import INT32, INT64, LANES, Ir, constant, splat, store
+from paceline_kernels.compiler.llvm import INT32, INT64, LANES, Ir, constant, splat, store
 
 # Counters that are worked on at once, and the words that come of them.
 NUM_COUNTERS = LANES

@@ -1,4 +1,4 @@
-"""A team's counters: every piece is done by one worker, phases follow each other, and nobody waits for a worker."""
+"""A phase pool: every piece is done by one worker, phases follow each other, and nobody waits for a worker."""
 
 import threading
 import time
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_kernels import jit, team
+from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import phase_pool
 
 MAX_PIECES = 30
 MAX_WAIT_S = 60
@@ -17,19 +18,19 @@ MAX_WAIT_S = 60
 @jit.compiled_for_python
 def claim(counters, index, worker, num_workers, num_pieces):
     """The next piece, for Python."""
-    return team.claim(counters, index, worker, num_workers, num_pieces)
+    return phase_pool.claim(counters, index, worker, num_workers, num_pieces)
 
 
 @jit.compiled_for_python
 def finish(counters, index, num_done):
     """Say that pieces are done, from Python."""
-    return team.finish(counters, index, num_done)
+    return phase_pool.finish(counters, index, num_done)
 
 
 @jit.compiled_for_python
 def reset(counters, index):
     """Begin anew, from Python."""
-    team.reset(counters, index)
+    phase_pool.reset(counters, index)
 
 
 @jit.compiled
@@ -45,20 +46,20 @@ def do_piece(phase, piece, num_pieces, doers, too_early):
 def walk(counters, num_pieces, doers, too_early, worker, num_workers):
     """One worker's way through all phases, as the decoder's."""
     for phase in range(num_pieces.shape[0]):
-        num_done, piece = 0, team.claim(counters, phase, worker, num_workers, num_pieces[phase])
+        num_done, piece = 0, phase_pool.claim(counters, phase, worker, num_workers, num_pieces[phase])
         while piece < num_pieces[phase]:
             do_piece(phase, piece, num_pieces, doers, too_early)
             num_done += 1
-            piece = team.claim(counters, phase, worker, num_workers, num_pieces[phase])
-        team.finish(counters, phase, num_done)
-        team.wait(counters, phase, num_pieces[phase])
+            piece = phase_pool.claim(counters, phase, worker, num_workers, num_pieces[phase])
+        phase_pool.finish(counters, phase, num_done)
+        phase_pool.wait(counters, phase, num_pieces[phase])
 
 
 class Work:
     """Some phases of some pieces, and what was seen of them."""
 
     def __init__(self, num_pieces):
-        self.counters = team.new_counters(len(num_pieces))
+        self.counters = phase_pool.new_counters(len(num_pieces))
         self.num_pieces = np.array(num_pieces, dtype=np.int64)
         self.doers = np.zeros((len(num_pieces), MAX_PIECES), dtype=np.int64)
         self.too_early = np.zeros_like(self.doers)
@@ -112,7 +113,7 @@ def test_every_piece_is_done_once_and_after_those_of_the_phase_before(num_pieces
 @given(num_pieces=st.integers(0, MAX_PIECES), num_workers=st.integers(1, 20), worker=st.integers(0, 19))
 def test_a_worker_reads_its_range_in_order_and_then_the_following_ones(num_pieces, num_workers, worker):
     """Alone it does everything: from the beginning of its range to the end, then from the beginning on."""
-    counters = team.new_counters(1)
+    counters = phase_pool.new_counters(1)
     claimed = [claim(counters, 0, worker % num_workers, num_workers, num_pieces) for _ in range(num_pieces)]
     begun = claimed.index(0) if claimed else 0
     assert claimed[begun:] + claimed[:begun] == list(range(num_pieces))
@@ -121,14 +122,14 @@ def test_a_worker_reads_its_range_in_order_and_then_the_following_ones(num_piece
 
 def test_workers_begin_in_ranges_of_their_own():
     """Each reads a part of its own for as long as nobody is done with his."""
-    counters = team.new_counters(1)
+    counters = phase_pool.new_counters(1)
     turns = [[claim(counters, 0, worker, 3, 12) for worker in range(3)] for _ in range(4)]
     assert turns == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
 def test_claims_are_unique():
     """Four workers, a thousand claims each: the numbers from 0 to 3999."""
-    counters = team.new_counters(1)
+    counters = phase_pool.new_counters(1)
     claimed = np.zeros((4, 1000), dtype=np.int64)
     threads = [
         thread
@@ -143,7 +144,7 @@ def test_claims_are_unique():
 def claim_many(counters, worker, claimed):
     """Fill the array with claims, of two ranges that four workers share."""
     for i in range(claimed.shape[0]):
-        claimed[i] = team.claim(counters, 0, worker // 2, 2, 4000)
+        claimed[i] = phase_pool.claim(counters, 0, worker // 2, 2, 4000)
 
 
 def test_a_worker_that_never_comes_stops_nobody():
@@ -172,7 +173,7 @@ def test_the_next_phase_waits_for_the_piece_that_somebody_holds():
 
 def test_finish_says_how_many_were_done_before():
     """So that the last one knows that it is."""
-    counters = team.new_counters(2)
+    counters = phase_pool.new_counters(2)
     assert [finish(counters, 1, count) for count in (2, 0, 3, 1)] == [0, 2, 2, 5]
     assert finish(counters, 0, 1) == 0
 
@@ -180,7 +181,7 @@ def test_finish_says_how_many_were_done_before():
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_reset_counter_begins_at_zero_and_its_neighbours_go_on(index):
     """Claims and pieces done."""
-    counters = team.new_counters(3)
+    counters = phase_pool.new_counters(3)
     for each in range(3):
         claim(counters, each, 0, 1, 9)
         finish(counters, each, 1)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numba import types
 
-from paceline_kernels import jit
-from paceline_kernels.linked import called_by_name, linked_to
+from paceline_kernels.compiler import jit
+from paceline_kernels.compiler.extern_calls import called_by_name, linked_to
 
 
 @jit.compiled
@@ -50,8 +50,8 @@ def test_what_another_process_compiled_is_found():
     add_everywhere(np.zeros(2), 1.0, 0)
     source = """
 import numpy as np
-from paceline_kernels import jit
-from tests.kernels.test_linked import add_everywhere
+from paceline_kernels.compiler import jit
+from tests.kernels.test_extern_calls import add_everywhere
 sums = np.zeros(3)
 with jit.only_kept():
     add_everywhere(sums, 2.0, 1)

@@ -24,8 +24,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels.jit import compiled
-from paceline_kernels.llvm import (
+from paceline_kernels.compiler.jit import compiled
+from paceline_kernels.compiler.llvm import (
     FLOAT,
     HALF,
     INT8,
@@ -44,7 +44,7 @@ from paceline_kernels.llvm import (
     splat,
     store,
 )
-from paceline_kernels.llvm import FLOAT_BYTES as FLOAT_BYTES
+from paceline_kernels.compiler.llvm import FLOAT_BYTES as FLOAT_BYTES
 
 # An array that says how the elements of an operand are stored.
 Stored = npt.NDArray[Any]

@@ -11,10 +11,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paceline_kernels.llvm import Ir
+from paceline_kernels.compiler.llvm import Ir
 
 
-def _typed_unowned(_context: Ir, value: Ir) -> Ir:
+def _typed_borrowed(_context: Ir, value: Ir) -> Ir:
     """The same array, or tuple of arrays and numbers, without an owner."""
 
     def generate(context: Ir, builder: Ir, signature: Ir, args: Ir) -> Ir:
@@ -41,4 +41,4 @@ def _null(kind: Ir) -> Ir:
     return make(kind)
 
 
-unowned: Any = intrinsic(_typed_unowned)
+borrowed: Any = intrinsic(_typed_borrowed)

@@ -13,7 +13,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline_kernels.llvm import FLOAT, INT8, INT16, INT32, VECTOR, Ir, call, constant, load, loop, splat, store
+from paceline_kernels.compiler.llvm import (
+    FLOAT,
+    INT8,
+    INT16,
+    INT32,
+    VECTOR,
+    Ir,
+    call,
+    constant,
+    load,
+    loop,
+    splat,
+    store,
+)
 
 BYTES = ir.VectorType(INT8, 32)
 WORDS = ir.VectorType(INT16, 16)

@@ -22,7 +22,7 @@ import numba
 from numba.core.caching import FunctionCache
 from numba.core.registry import CPUDispatcher
 
-from paceline_kernels.compile_lock import CompileLock
+from paceline_kernels.compiler.compile_lock import CompileLock
 
 # Numbers inside compiled code. Type checkers keep numpy's scalars and Python's floats apart; compiled code does not.
 Float32: TypeAlias = Any
@@ -47,7 +47,7 @@ def _cache_folder() -> str:
     numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
     Where the folder is read-only, numba falls back to the user's cache folder, and where that is too, to compiling.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):
         if not source.name.startswith(_ONLY_FOR_OTHERS) and source.parent.name not in _ONLY_FOR_OTHERS:

@@ -1,0 +1,1 @@
+"""How CPU code is compiled, kept on disk and called; it knows no operation."""

@@ -1,0 +1,1 @@
+"""What compiled loops are made of: vectors of floats and integers, elementary functions, random words."""
