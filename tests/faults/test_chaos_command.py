@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline_client.chaos.faults import FaultKind
-from paceline_client.cli.app import app
-from paceline_client.cli.chaos import kinds_in_turn, parse_kinds
-from paceline_client.cli.supervisor import programs
+from paceline_cli.app import app
+from paceline_cli.chaos.faults import FaultKind
+from paceline_cli.commands.chaos import kinds_in_turn, parse_kinds
+from paceline_cli.supervisor import programs
 
 FAKE_SERVICES = Path(__file__).with_name("fake_chaos_services.py")
 OPTIONS = ["--streams", "4", "--pause", "0.1", "--executors", "2"]

@@ -1,8 +1,8 @@
 """What is counted for which fault."""
 
-from paceline_client.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
-from paceline_client.chaos.report import figures_by_kind, figures_of, report_fields
-from paceline_client.chaos.verdict import Flaws
+from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
+from paceline_cli.chaos.report import figures_by_kind, figures_of, report_fields
+from paceline_cli.chaos.verdict import Flaws
 
 CLEAN = Flaws()
 

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from paceline_cli.chaos.faults import FaultKind, FaultTimes
+from paceline_cli.chaos.ledger import Ledger
+from paceline_cli.chaos.load import Load, undisturbed_results
+from paceline_cli.chaos.requests import ChaosRequest, chaos_requests
 from paceline_client import AsyncClient, InvalidRequestError
-from paceline_client.chaos.faults import FaultKind, FaultTimes
-from paceline_client.chaos.ledger import Ledger
-from paceline_client.chaos.load import Load, undisturbed_results
-from paceline_client.chaos.requests import ChaosRequest, chaos_requests
 from paceline_client.requests import Stopping
 from paceline_client.testing import End, FakeServer, Tokens, say
 

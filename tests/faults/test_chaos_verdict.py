@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_cli.chaos.verdict import StreamJudge
 from paceline_client import Completion, Delta, FinishReason, Result, TokenLogprobs, Usage
-from paceline_client.chaos.verdict import StreamJudge
 
 TOKEN_IDS = (11, 12, 13, 14, 15, 16)
 TEXTS = ("One", " two", " three", " four", " five", " six")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline_client.chaos.proxy import WHOLE, Direction, FaultProxy, LinkState
+from paceline_cli.chaos.proxy import WHOLE, Direction, FaultProxy, LinkState
 
 PATIENCE_SECONDS = 30
 SILENT_ENOUGH_SECONDS = 0.1

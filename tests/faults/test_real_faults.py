@@ -14,14 +14,14 @@ from rich.console import Console
 
 from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
-from paceline_client.chaos.campaign import Calm, Pace
-from paceline_client.chaos.experiment import Experiment, Setting
-from paceline_client.chaos.faults import Fault, FaultKind, FaultTimes
-from paceline_client.chaos.report import figures_of
-from paceline_client.chaos.tables import print_summary
-from paceline_client.chaos.views import FaultLines
-from paceline_client.chaos.waiting import until
-from paceline_client.cli.supervisor.programs import Deployment, free_ports
+from paceline_cli.chaos.campaign import Calm, Pace
+from paceline_cli.chaos.experiment import Experiment, Setting
+from paceline_cli.chaos.faults import Fault, FaultKind, FaultTimes
+from paceline_cli.chaos.report import figures_of
+from paceline_cli.chaos.tables import print_summary
+from paceline_cli.chaos.views import FaultLines
+from paceline_cli.chaos.waiting import until
+from paceline_cli.supervisor.programs import Deployment, free_ports
 
 # Of 32: the others wait for their first token, or have just ended.
 NUM_IN_FLIGHT = 16

@@ -18,6 +18,7 @@ BREACHES = {
     "executor-alone": ("executor/paceline_executor/breach.py", "import paceline_client"),
     "kernels-alone": ("kernels/paceline_kernels/breach.py", "import grpc"),
     "client-alone": ("clients/paceline_client/breach.py", "import numpy"),
+    "cli-alone": ("clients/paceline_cli/breach.py", "import paceline_executor"),
     "process-alone": ("protos/paceline/process/breach.py", "import paceline.v1.plan_pb2"),
     "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),
     "plan-values-plain": ("protos/paceline/plan/hashes.py", "import paceline.v1.plan_pb2"),

@@ -13,6 +13,7 @@ PACKAGES = (
     ROOT / "executor" / "paceline_executor",
     ROOT / "kernels" / "paceline_kernels",
     ROOT / "clients" / "paceline_client",
+    ROOT / "clients" / "paceline_cli",
 )
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 

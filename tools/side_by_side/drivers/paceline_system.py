@@ -20,8 +20,8 @@ import uvloop
 
 from paceline.v1.admin_pb2 import WatchStepsRequest, WatchStepsResponse
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
+from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports, programs_of
 from paceline_client import AsyncClient, Sampling, Stopping
-from paceline_client.cli.supervisor.programs import LOOPBACK, Deployment, free_ports, programs_of
 from side_by_side.drivers.protocol import Answer, Facts, Request, Step, Workload, reserve_stdout, serve
 
 # Room for 32 requests of 256 tokens and a little more: what llama.cpp is given for the same requests.

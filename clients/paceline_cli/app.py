@@ -1,0 +1,59 @@
+"""The `paceline` command: its subcommands and its version."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from paceline_cli.commands.bench import bench
+from paceline_cli.commands.chaos import chaos
+from paceline_cli.commands.chat import chat
+from paceline_cli.commands.demo import demo
+from paceline_cli.commands.explain import estimate, explain
+from paceline_cli.commands.generate import generate
+from paceline_cli.commands.models import models
+from paceline_cli.commands.up import up
+
+# \b keeps the lines as they are.
+EXIT_CODES_TEXT = """\b
+Exit codes:
+  2    wrong use of this command      75   overloaded, try again later
+  65   the request is wrong           76   the stream of tokens was damaged
+  66   no such model or request       77   access denied
+  69   no server, or nothing serves   124  timed out
+  70   the server failed              130  interrupted
+  74   the output cannot be written   141  the output's reader went away
+up and demo end with the exit code of the process that failed.
+"""
+
+app = typer.Typer(
+    name="paceline",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES_TEXT,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve and use large language models.
+
+    Start with: paceline up. Then, in another terminal: paceline chat.
+    """
+
+
+for command in (up, chat, generate, models, explain, estimate, bench, demo, chaos):
+    app.command()(command)

@@ -1,0 +1,151 @@
+"""What happened to the streams, fault by fault: pauses, failures and flaws.
+
+Knows times of deltas, in seconds of one monotonic clock. Refuses to know how streams are read and faults are done.
+A fault's window lasts until the next one begins; what goes wrong meanwhile is counted for it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from paceline_cli.chaos.verdict import Flaws
+
+UNDISTURBED = "(no fault)"
+"""The kind of the window before the first fault: what pauses look like when nothing happens."""
+
+
+_UNDER_WAY_S = 0.2
+"""For so long tokens may arrive that had left before the fault."""
+
+
+@dataclass(slots=True, eq=False)
+class StreamProgress:
+    """One running stream."""
+
+    name: str
+    pauses_by_itself: bool = False
+    """Whether it was asked to deliver several tokens at a time: then its pauses are no stalls, and are not measured."""
+    last_delta_s: float | None = None
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """One fault and the time until the next."""
+
+    kind: str
+    detail: str
+    began_s: float
+    num_in_flight: int
+    """Streams that had begun to deliver and not ended when it began; their pauses are what is measured."""
+    stalls: dict[StreamProgress, float] = field(default_factory=dict)
+    """The pause between two deltas of each of them at the fault, in seconds: the longest that had begun when it came,
+    or that began while what was under way arrived."""
+    longest: dict[StreamProgress, float] = field(default_factory=dict)
+    """The longest of all that lie behind the beginning, whatever their cause."""
+    silence_seconds: float = 0.0
+    """The longest time in which no stream at all got anything."""
+    settled_seconds: float | None = None
+    """How long it took until every one of these streams had got something, and the system was whole again."""
+    is_given_up: bool = False
+    """Whether that took longer than was waited for."""
+    num_tokens: int = 0
+    num_done: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    flaws: Flaws = field(default_factory=Flaws)
+
+    @property
+    def num_failed(self) -> int:
+        """How many streams ended with an error."""
+        return self.failures.total()
+
+
+class Ledger:
+    """Hears about every delta and keeps the windows."""
+
+    def __init__(self, now_s: float) -> None:
+        self.windows = [Window(UNDISTURBED, "", now_s, 0)]
+        self.running: set[StreamProgress] = set()
+        self.first_failure: str | None = None
+        self._last_delta_s: float | None = None
+        self._num_flowing = 0  # streams that have ever delivered something
+        self._waiting: set[StreamProgress] = set()
+
+    @property
+    def current(self) -> Window:
+        """The window of the latest fault."""
+        return self.windows[-1]
+
+    @property
+    def is_in_full_flow(self) -> bool:
+        """Whether as many streams have begun to deliver as there are at a time."""
+        return 0 < len(self.running) <= self._num_flowing
+
+    @property
+    def num_waiting(self) -> int:
+        """How many of the streams that the latest fault found have got nothing since."""
+        return len(self._waiting)
+
+    def open_window(self, kind: str, detail: str, now_s: float) -> Window:
+        """A fault is done now."""
+        self.close(now_s)
+        found = {stream for stream in self.running if stream.last_delta_s is not None}
+        self._waiting = set(found)
+        # Before the fault is before the window: a pause counts from the last delta on, even if that came earlier.
+        none_yet = {stream: 0.0 for stream in found if not stream.pauses_by_itself}
+        window = Window(kind, detail, now_s, len(found), stalls=dict(none_yet), longest=none_yet)
+        self.windows.append(window)
+        return window
+
+    def close(self, now_s: float) -> None:
+        """Nothing more is waited for: pauses that have not ended count as far as they got."""
+        for stream in self.current.longest.keys() & self.running:
+            self._paused(stream, now_s)
+        self._silent_until(now_s)
+
+    def began(self, stream: StreamProgress) -> None:
+        """A stream was asked for."""
+        self.running.add(stream)
+
+    def arrived(self, stream: StreamProgress, num_tokens: int, flaws: Flaws, now_s: float) -> None:
+        """A delta arrived."""
+        window = self.current
+        self._paused(stream, now_s)
+        self._waiting.discard(stream)
+        self._silent_until(now_s)
+        window.num_tokens += num_tokens
+        self._num_flowing += stream.last_delta_s is None
+        window.flaws.add(flaws)
+        stream.num_tokens += num_tokens
+        stream.last_delta_s = self._last_delta_s = now_s
+
+    def done(self, stream: StreamProgress, flaws: Flaws) -> None:
+        """A stream came to its end."""
+        self.current.num_done += 1
+        self.current.flaws.add(flaws)
+        self._ended(stream)
+
+    def failed(self, stream: StreamProgress, reason: str, words: str) -> None:
+        """A stream ended with an error."""
+        self.current.failures[reason] += 1
+        self.first_failure = self.first_failure or f"{stream.name}: {words}"
+        self._ended(stream)
+
+    def left(self, stream: StreamProgress) -> None:
+        """A stream was left before its end, by us: it counts nowhere."""
+        self._ended(stream)
+
+    def _ended(self, stream: StreamProgress) -> None:
+        self.running.discard(stream)
+        self._waiting.discard(stream)
+
+    def _silent_until(self, now_s: float) -> None:
+        if self._last_delta_s is not None:
+            self.current.silence_seconds = max(self.current.silence_seconds, now_s - self._last_delta_s)
+
+    def _paused(self, stream: StreamProgress, now_s: float) -> None:
+        window = self.current
+        if stream in window.longest and stream.last_delta_s is not None:
+            pause_s = now_s - stream.last_delta_s
+            window.longest[stream] = max(window.longest[stream], pause_s)
+            if stream.last_delta_s <= window.began_s + _UNDER_WAY_S:
+                window.stalls[stream] = max(window.stalls[stream], pause_s)

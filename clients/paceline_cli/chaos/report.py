@@ -1,0 +1,143 @@
+"""What came of the faults: a row of figures per kind, and the same for programs.
+
+Knows windows. Times in seconds.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from paceline_cli.bench.metrics import percentile
+from paceline_cli.chaos.ledger import UNDISTURBED, Window
+from paceline_cli.chaos.verdict import Flaws
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How some times are distributed."""
+
+    p50: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """All faults of one kind."""
+
+    kind: str
+    num_faults: int
+    num_stalls: int
+    """Streams that were delivering when one of them was done, over all of them."""
+    stall: Spread | None
+    """The pause of each of these streams at the fault; None without one."""
+    longest: Spread | None
+    """The longest pause of each until the next fault."""
+    silence_seconds: float
+    """The longest time in which no stream got anything."""
+    settled: Spread | None
+    """How long until all streams had got something and all parts were there again."""
+    num_unsettled: int
+    num_tokens: int
+    num_done: int
+    failures: Counter[str]
+    flaws: Flaws
+
+    @property
+    def num_failed(self) -> int:
+        """Streams that ended with an error."""
+        return self.failures.total()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing failed, was lost, doubled or changed, and the system came back each time."""
+        return not (self.num_failed or self.flaws or self.num_unsettled)
+
+
+def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
+    """A row per kind, in the order of their first faults."""
+    kinds = dict.fromkeys(window.kind for window in windows)
+    return [figures_of(kind, [window for window in windows if window.kind == kind]) for kind in kinds]
+
+
+def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
+    """One row over some windows."""
+    stalls = [stall for window in windows for stall in window.stalls.values()]
+    failures, flaws = Counter[str](), Flaws()
+    for window in windows:
+        failures += window.failures
+        flaws.add(window.flaws)
+    faults = [window for window in windows if window.kind != UNDISTURBED]
+    return KindFigures(
+        kind=kind,
+        num_faults=len(faults),
+        num_stalls=len(stalls),
+        stall=spread_of(stalls),
+        longest=spread_of(pause for window in windows for pause in window.longest.values()),
+        silence_seconds=max((window.silence_seconds for window in windows), default=0.0),
+        settled=spread_of(window.settled_seconds for window in faults if window.settled_seconds is not None),
+        num_unsettled=sum(window.is_given_up for window in faults),
+        num_tokens=sum(window.num_tokens for window in windows),
+        num_done=sum(window.num_done for window in windows),
+        failures=failures,
+        flaws=flaws,
+    )
+
+
+def spread_of(seconds: Iterable[float]) -> Spread | None:
+    """None of none."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return None
+    return Spread(percentile(ordered, 50), percentile(ordered, 99), ordered[-1])
+
+
+def report_fields(windows: Sequence[Window]) -> dict[str, object]:
+    """Everything as JSON has it: each fault, and the figures of each kind. Pauses are in seconds."""
+    return {
+        "faults": [_fault_fields(window) for window in windows],
+        "kinds": [_kind_fields(figures) for figures in figures_by_kind(windows)],
+    }
+
+
+def _fault_fields(window: Window) -> dict[str, object]:
+    return {
+        "kind": window.kind,
+        "detail": window.detail,
+        "num_in_flight": window.num_in_flight,
+        "stalls_seconds": sorted(round(stall, 4) for stall in window.stalls.values()),
+        "longest_seconds": sorted(round(pause, 4) for pause in window.longest.values()),
+        "silence_seconds": round(window.silence_seconds, 4),
+        "settled_seconds": window.settled_seconds,
+        "num_tokens": window.num_tokens,
+        "num_done": window.num_done,
+        "failures": dict(window.failures),
+        **_flaw_fields(window.flaws),
+    }
+
+
+def _kind_fields(figures: KindFigures) -> dict[str, object]:
+    return {
+        "kind": figures.kind,
+        "num_faults": figures.num_faults,
+        "num_stalls": figures.num_stalls,
+        "stall_seconds": figures.stall and asdict(figures.stall),
+        "longest_seconds": figures.longest and asdict(figures.longest),
+        "silence_seconds": figures.silence_seconds,
+        "settled_seconds": figures.settled and asdict(figures.settled),
+        "num_unsettled": figures.num_unsettled,
+        "num_tokens": figures.num_tokens,
+        "num_done": figures.num_done,
+        "num_failed": figures.num_failed,
+        "failures": dict(figures.failures),
+        **_flaw_fields(figures.flaws),
+    }
+
+
+def _flaw_fields(flaws: Flaws) -> dict[str, object]:
+    return {
+        "num_lost": flaws.num_lost,
+        "num_doubled": flaws.num_doubled,
+        "num_changed": flaws.num_changed,
+        "first_flaw": flaws.first,
+    }

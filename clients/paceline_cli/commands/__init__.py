@@ -1,0 +1,1 @@
+"""The subcommands of `paceline`, one module each: options, output and exit codes."""

@@ -1,0 +1,178 @@
+"""`paceline chaos`: kills, freezes and cuts a system of its own while it streams, and checks every token."""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline_cli.chaos.campaign import Pace
+from paceline_cli.chaos.experiment import Experiment, Setting
+from paceline_cli.chaos.faults import FaultKind
+from paceline_cli.chaos.ledger import Ledger
+from paceline_cli.chaos.report import figures_of, report_fields
+from paceline_cli.chaos.tables import print_summary
+from paceline_cli.chaos.views import ChaosView, make_chaos_view
+from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
+from paceline_cli.options import (
+    DEFAULT_MODEL,
+    ModelOption,
+    NumExecutorsOption,
+    NumThreadsOption,
+    StandbyOption,
+)
+from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
+from paceline_cli.supervisor.signals import StopSignals
+
+_DEFAULT_COUNT = 20
+_FRAME_SECONDS = 0.25
+_PIPE_WIDTH = 120
+_SHUTDOWN_SECONDS = 10
+# What only makes a link slow makes nothing break: these are done when asked for.
+_DEFAULT_FAULTS = ",".join(kind for kind in FaultKind if not kind.endswith(("-delay", "-throttle")))
+
+FaultsOption = Annotated[
+    str,
+    typer.Option("--faults", metavar="KIND,...", help=f"Which, in turn: {', '.join(FaultKind)}; or all."),
+]
+CountOption = Annotated[
+    int | None, typer.Option("--count", metavar="N", min=1, help=f"How many faults; unset, {_DEFAULT_COUNT}.")
+]
+DurationOption = Annotated[
+    float | None,
+    typer.Option(
+        "--duration", metavar="SECONDS", min=0, help="Begin no fault after this long; unset, --count decides."
+    ),
+]
+PauseOption = Annotated[
+    float, typer.Option("--pause", metavar="SECONDS", min=0, help="From one fault's end to the next, on average.")
+]
+StreamsOption = Annotated[int, typer.Option("--streams", metavar="N", min=1, max=1024, help="Streams at a time.")]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", metavar="N", min=4, max=4096, help="Output tokens of the longest requests.")
+]
+ChaosSeedOption = Annotated[
+    int, typer.Option("--seed", metavar="N", help="What victims, times and the order of requests follow from.")
+]
+JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures here.")]
+
+
+def chaos(
+    model: ModelOption = DEFAULT_MODEL,
+    num_executors: NumExecutorsOption = 2,
+    standby: StandbyOption = False,
+    num_threads: NumThreadsOption = None,
+    faults: FaultsOption = _DEFAULT_FAULTS,
+    count: CountOption = None,
+    duration: DurationOption = None,
+    pause: PauseOption = 2.0,
+    num_streams: StreamsOption = 32,
+    max_tokens: MaxTokensOption = 48,
+    seed: ChaosSeedOption = 0,
+    json_file: JsonFileOption = None,
+) -> None:
+    """Kill, freeze and cut a system under load, and check every token.
+
+    Starts schedulers and executors of its own, asks 24 requests undisturbed, keeps them streaming while it injects one
+    fault after another, and compares each delta with the undisturbed output. Exit code 0: nothing failed, nothing was
+    lost, doubled or changed, and the system came back each time.
+    """
+    kinds = parse_kinds(faults)
+    num_faults = count if count is not None or duration is not None else _DEFAULT_COUNT
+    setting = Setting(
+        deployment=Deployment(
+            model=model,
+            host=LOOPBACK,
+            ports=free_ports(num_executors),
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+            num_threads=num_threads,
+            with_standby=standby,
+        ),
+        kinds=kinds,
+        num_streams=num_streams,
+        max_tokens=max_tokens,
+        seed=seed,
+        pace=Pace(pause_seconds=pause),
+    )
+    view, signals = make_chaos_view(num_faults), StopSignals()
+    experiment = Experiment(setting, view)
+    with reported():
+        try:
+            asyncio.run(_run(experiment, kinds_in_turn(kinds, num_faults, duration, seed), view, signals))
+        except asyncio.CancelledError:
+            if signals.received is None:
+                raise
+        _conclude(experiment.ledger, json_file)
+    _exit(experiment.ledger, is_interrupted=signals.received is not None)
+
+
+def parse_kinds(text: str) -> tuple[FaultKind, ...]:
+    """The faults that were named. `typer.BadParameter` for one that does not exist."""
+    if text == "all":
+        return tuple(FaultKind)
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in tuple(FaultKind):
+            raise typer.BadParameter(f"there is no fault {name!r}; there are {', '.join(FaultKind)}")
+    return tuple(FaultKind(name) for name in names)
+
+
+def kinds_in_turn(
+    kinds: tuple[FaultKind, ...], count: int | None, duration_seconds: float | None, seed: int
+) -> Iterator[FaultKind]:
+    """Each of them once, in an order by chance, and again, until there were enough or it took long enough.
+
+    The time counts from when the first is asked for.
+    """
+    chance = random.Random(seed)  # noqa: S311  repeatable, not secret
+    began_s: float | None = None
+    for number in itertools.count():
+        began_s = time.monotonic() if began_s is None else began_s
+        is_late = duration_seconds is not None and time.monotonic() - began_s >= duration_seconds
+        if is_late or number == count:
+            return
+        if number % len(kinds) == 0:
+            turn = chance.sample(kinds, len(kinds))
+        yield turn[number % len(kinds)]
+
+
+async def _run(experiment: Experiment, kinds: Iterator[FaultKind], view: ChaosView, signals: StopSignals) -> None:
+    with signals.cancelling_this_task(on_second=experiment.system.kill), view:
+        frames = asyncio.create_task(_draw(view))
+        try:
+            async with experiment:
+                await experiment.system.during(experiment.campaign.run(kinds))
+                await experiment.finish()
+        finally:
+            frames.cancel()
+
+
+async def _draw(view: ChaosView) -> None:
+    while True:
+        view.show(time.monotonic())
+        await asyncio.sleep(_FRAME_SECONDS)
+
+
+def _conclude(ledger: Ledger, json_file: Path | None) -> None:
+    """Print the table, and write the file."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    print_summary(console, ledger)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report_fields(ledger.windows), indent=2) + "\n", encoding="utf-8")
+
+
+def _exit(ledger: Ledger, *, is_interrupted: bool) -> None:
+    if is_interrupted:
+        typer.echo("Interrupted; the figures are of what was done by then.", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if not figures_of("", ledger.windows).is_clean:
+        print_error("something failed, was lost, doubled or changed")
+        raise typer.Exit(1)

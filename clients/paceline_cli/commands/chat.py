@@ -1,0 +1,182 @@
+"""`paceline chat`: a conversation in the terminal."""
+
+import sys
+from collections.abc import Iterator
+
+import typer
+
+from paceline_cli.client import cli_client
+from paceline_cli.config import DEFAULT_TARGET, TargetOption
+from paceline_cli.failures import describe, print_error, reported
+from paceline_cli.options import (
+    FrequencyPenaltyOption,
+    MaxTokensOption,
+    MinPOption,
+    PresencePenaltyOption,
+    PriorityOption,
+    RepetitionPenaltyOption,
+    RequestTimeoutOption,
+    SeedOption,
+    ServedModelOption,
+    SystemOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    sampling_of,
+    timeout_of,
+)
+from paceline_client.config import Timeout
+from paceline_client.errors import InvalidRequestError, PacelineError
+from paceline_client.requests import Message, Sampling, Scheduling, Stopping
+from paceline_client.sync_client import Client
+
+_HELP = """/reset forgets the conversation, /exit leaves (so does Ctrl-D). Ctrl-C stops an answer."""
+
+
+def chat(
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    timeout: RequestTimeoutOption = None,
+    priority: PriorityOption = None,
+    model: ServedModelOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """Talk to a model. It remembers the conversation.
+
+    /reset forgets it, /exit or Ctrl-D leaves. Ctrl-C stops an answer, or clears the line.
+    """
+    with reported(), cli_client(target) as client:
+        served = client.get_model(model)
+        conversation = Conversation(
+            client,
+            served.name,
+            system=system,
+            sampling=sampling_of(
+                temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
+            ),
+            stopping=Stopping(max_tokens=max_tokens),
+            scheduling=Scheduling(priority=priority),
+            timeout=timeout_of(timeout),
+        )
+        if sys.stdin.isatty():
+            typer.secho(f"Talking to {served.name} at {target}. {_HELP}", err=True, dim=True)
+        for line in read_lines():
+            match line.strip():
+                case "":
+                    continue
+                case "/exit" | "/quit":
+                    break
+                case "/reset":
+                    conversation.reset()
+                case command if command.startswith("/"):
+                    typer.echo(_HELP, err=True)
+                case text:
+                    conversation.say(text)
+
+
+class Conversation:
+    """What was said so far, and the client to go on with."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        system: str | None,
+        sampling: Sampling,
+        stopping: Stopping,
+        scheduling: Scheduling,
+        timeout: Timeout,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._opening = [Message("system", system)] if system else []
+        self._sampling = sampling
+        self._stopping = stopping
+        self._scheduling = scheduling
+        self._timeout = timeout
+        self._turns: list[Message] = []
+
+    def reset(self) -> None:
+        """Forget everything but the system text."""
+        self._turns.clear()
+
+    def say(self, text: str) -> None:
+        """Send a turn and print the answer. A turn without an answer is not remembered, a stopped one as it stands."""
+        question = Message("user", text)
+        try:
+            answer = self._ask([*self._opening, *self._turns, question])
+        except PacelineError as error:
+            print_error(describe(error))
+            if isinstance(error, InvalidRequestError) and self._turns:
+                typer.echo("If the conversation has become too long, /reset forgets it.", err=True)
+            return
+        if answer:
+            self._turns += [question, Message("assistant", answer)]
+
+    def _ask(self, messages: list[Message]) -> str:
+        stream = self._client.stream(
+            messages=messages,
+            sampling=self._sampling,
+            stopping=self._stopping,
+            scheduling=self._scheduling,
+            model=self._model,
+            timeout=self._timeout,
+        )
+        printed = Answer()
+        with stream:
+            try:
+                for delta in stream:
+                    printed.add(delta.text)
+            except KeyboardInterrupt:
+                printed.show(" …")
+        printed.end()
+        return printed.text
+
+
+class Answer:
+    """An answer on the screen and in memory."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._parts)
+
+    def add(self, text: str) -> None:
+        """Print and remember more of it."""
+        self._parts.append(text)
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Print without remembering."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Leave an empty line before the next turn."""
+        self.show("\n\n" if sys.stdin.isatty() else "\n")
+
+
+def read_lines() -> Iterator[str]:
+    """What the user types, line by line, until the end of the input. Ctrl-C clears the line."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            yield input(prompt)
+        except EOFError:
+            if prompt:
+                typer.echo()
+            return
+        except KeyboardInterrupt:
+            typer.echo("\nCtrl-D or /exit leaves.", err=True)

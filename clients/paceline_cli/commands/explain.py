@@ -1,0 +1,104 @@
+"""`paceline explain` and `paceline estimate`: where a request is, and what would become of one."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from paceline_cli.client import cli_client
+from paceline_cli.commands.generate import as_chat, read_prompt
+from paceline_cli.config import DEFAULT_TARGET, TargetOption
+from paceline_cli.failures import describe, reported
+from paceline_cli.options import (
+    MaxTokensOption,
+    PriorityOption,
+    RequestTimeoutOption,
+    ServedModelOption,
+    SystemOption,
+    TenantOption,
+    timeout_of,
+)
+from paceline_cli.output import echo_json
+from paceline_client.requests import Scheduling, Stopping
+from paceline_client.results import Estimate, Explanation
+
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The request, by the id it was sent with.")],
+    tenant: TenantOption = "",
+    as_json: _JsonOption = False,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """Say where a request is and what it waits for."""
+    with reported(), cli_client(target) as client:
+        explanation = client.explain(request_id, tenant=tenant)
+        if as_json:
+            echo_json(dataclasses.asdict(explanation))
+        else:
+            typer.echo(explained(explanation))
+
+
+def estimate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What would be asked; - reads it from stdin.")],
+    is_chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
+    ] = True,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    timeout: RequestTimeoutOption = None,
+    priority: PriorityOption = None,
+    as_json: _JsonOption = False,
+    model: ServedModelOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """Say how soon an answer would come. Nothing is run.
+
+    A question that would be refused ends as if it had been asked: with the error, and its exit code.
+    """
+    with reported(), cli_client(target) as client:
+        text = read_prompt(prompt)
+        expected = client.estimate(
+            None if is_chat else text,
+            messages=as_chat(text, system) if is_chat else None,
+            stopping=Stopping(max_tokens=max_tokens),
+            scheduling=Scheduling(priority=priority),
+            model=model,
+            timeout=timeout_of(timeout),
+        )
+        if as_json:
+            echo_json(estimate_fields(expected))
+        if expected.refusal is not None:
+            raise expected.refusal
+        if not as_json:
+            typer.echo(expectation(expected))
+
+
+def explained(explanation: Explanation) -> str:
+    """An explanation as lines for people."""
+    lines = [explanation.state.value + (f" on {explanation.executor}" if explanation.executor else "")]
+    if explanation.waiting_for:
+        lines.append(f"waits for: {explanation.waiting_for} ({explanation.queue_position} ahead of it)")
+    if explanation.num_preemptions:
+        lines.append(f"preempted {explanation.num_preemptions} times, last: {explanation.preemption_reason}")
+    lines.append(f"{explanation.num_computed_tokens} tokens computed, {explanation.num_output_tokens} generated")
+    return "\n".join(lines)
+
+
+def expectation(expected: Estimate) -> str:
+    """An estimate in one line for people; it is of a request that would be taken."""
+    first, gap = expected.time_to_first_token_seconds or 0.0, expected.inter_token_seconds or 0.0
+    prompt = f"{expected.num_prompt_tokens} prompt tokens, {expected.num_cached_tokens} of them cached"
+    return f"first token in {_shown(first)}, then one every {_shown(gap)}; {prompt}"
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def estimate_fields(expected: Estimate) -> dict[str, object]:
+    """An estimate for programs; the refusal as the sentence that people see."""
+    fields = {field.name: getattr(expected, field.name) for field in dataclasses.fields(expected)}
+    fields["refusal"] = None if expected.refusal is None else describe(expected.refusal)
+    return fields

@@ -1,0 +1,157 @@
+"""`paceline generate`: one prompt, one answer on stdout."""
+
+import dataclasses
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from paceline_cli.client import cli_client
+from paceline_cli.config import DEFAULT_TARGET, TargetOption
+from paceline_cli.failures import reported
+from paceline_cli.options import (
+    FrequencyPenaltyOption,
+    LogprobsOption,
+    MaxTokensOption,
+    MinPOption,
+    MinTokensOption,
+    NumCompletionsOption,
+    PresencePenaltyOption,
+    PriorityOption,
+    RepetitionPenaltyOption,
+    RequestTimeoutOption,
+    SeedOption,
+    ServedModelOption,
+    StopOption,
+    SystemOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    sampling_of,
+    timeout_of,
+)
+from paceline_cli.output import echo_json
+from paceline_cli.stopwatch import Stopwatch
+from paceline_client.requests import Message, Output, Scheduling, Stopping, invalid
+from paceline_client.results import Completion, Result
+from paceline_client.sync_client import Stream
+
+_MAX_STDIN_BYTES = 4 * 1024 * 1024
+
+
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin, without its last newline.")
+    ],
+    is_chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Ask through the model's chat template, or continue the text as it is.")
+    ] = True,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    min_tokens: MinTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    stop: StopOption = None,
+    num_completions: NumCompletionsOption = None,
+    logprobs: LogprobsOption = None,
+    timeout: RequestTimeoutOption = None,
+    priority: PriorityOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
+    model: ServedModelOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """Ask one question and stream the answer to stdout."""
+    with reported(), cli_client(target) as client:
+        text = read_prompt(prompt)
+        sampling = sampling_of(
+            temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
+        )
+        stopwatch = Stopwatch(time.monotonic)
+        with client.stream(
+            None if is_chat else text,
+            messages=as_chat(text, system) if is_chat else None,
+            sampling=dataclasses.replace(sampling, n=num_completions),
+            stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens, stop=stop),
+            output=Output(logprobs=logprobs),
+            scheduling=Scheduling(priority=priority),
+            model=model,
+            timeout=timeout_of(timeout),
+        ) as stream:
+            # Answers that come side by side can only be read one after another.
+            write_answer(stream, stopwatch, is_shown=not as_json and num_completions in (None, 1))
+        show_end(stream.result, stopwatch, as_json=as_json)
+
+
+def as_chat(text: str, system: str | None) -> list[Message]:
+    """A question as a conversation."""
+    return [*([Message("system", system)] if system else []), Message("user", text)]
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt itself, or what was piped in where it is only a dash."""
+    return read_stdin() if prompt == "-" else prompt
+
+
+def read_stdin() -> str:
+    """What was piped in. `InvalidRequestError` when it is not UTF-8 or too long."""
+    data = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+    if len(data) > _MAX_STDIN_BYTES:
+        raise invalid("stdin", f"more than {_MAX_STDIN_BYTES} bytes")
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise invalid("stdin", f"not UTF-8 at byte {error.start}") from None
+
+
+def write_answer(stream: Stream, stopwatch: Stopwatch, *, is_shown: bool) -> None:
+    """Read the stream to its end, printing the text as it comes, with a newline at the end."""
+    ends_line = True
+    for delta in stream:
+        stopwatch.tokens_arrived(len(delta.token_ids))
+        if is_shown and delta.text:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+            ends_line = delta.text.endswith("\n")
+    if is_shown and not ends_line:
+        typer.echo()
+
+
+def show_end(result: Result, stopwatch: Stopwatch, *, as_json: bool) -> None:
+    """What comes after the last delta: JSON, several answers, or how fast one came."""
+    if as_json:
+        echo_json(result_fields(result, stopwatch))
+        return
+    if len(result.completions) > 1:
+        for completion in result.completions:
+            typer.echo(f"[{completion.index + 1}]\n{completion.text.rstrip()}")
+    if sys.stderr.isatty():
+        num_tokens = sum(completion.usage.num_output_tokens for completion in result.completions)
+        typer.secho(f"{num_tokens} tokens, {stopwatch.summary()}", err=True, dim=True)
+
+
+def result_fields(result: Result, stopwatch: Stopwatch) -> dict[str, object]:
+    """A result for programs: the fields of its first completion, all of several, and how fast they came."""
+    completions = [completion_fields(completion) for completion in result.completions]
+    first = {name: value for name, value in completions[0].items() if name != "index"}
+    return {
+        "request_id": result.request_id,
+        **first,
+        **({"completions": completions} if len(completions) > 1 else {}),
+        "time_to_first_token_seconds": stopwatch.time_to_first_token_seconds,
+        "tokens_per_second": stopwatch.tokens_per_second,
+    }
+
+
+def completion_fields(completion: Completion) -> dict[str, object]:
+    """A completion for programs; log-probabilities only where there are any."""
+    fields = dataclasses.asdict(completion)
+    if not completion.logprobs:
+        del fields["logprobs"]
+    return fields

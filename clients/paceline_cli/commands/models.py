@@ -1,0 +1,58 @@
+"""`paceline models`: what is served."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline_cli.client import cli_client
+from paceline_cli.config import DEFAULT_TARGET, TargetOption
+from paceline_cli.failures import reported
+from paceline_cli.output import echo_json
+from paceline_client.results import Model
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """List the models that can be asked."""
+    with reported(), cli_client(target) as client:
+        served = client.list_models()
+        if as_json:
+            echo_json([model_fields(model) for model in served])
+        elif served:
+            Console().print(table_of(served))
+        else:
+            typer.echo("No executor is attached, so no model is served.", err=True)
+
+
+def model_fields(model: Model) -> dict[str, object]:
+    """A model for programs; of its sampling defaults only those that are set."""
+    fields = dataclasses.asdict(model)
+    fields["default_sampling"] = {name: value for name, value in fields["default_sampling"].items() if value}
+    return fields
+
+
+def table_of(served: list[Model]) -> Table:
+    """A model per row."""
+    table = Table(box=None, pad_edge=False)
+    for name, justify in _COLUMNS:
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    for model in served:
+        size = "" if model.num_parameters is None else f"{model.num_parameters / 1e6:.0f} M"
+        form = model.quantization or "unquantised"
+        table.add_row(model.name, model.architecture, size, form, str(model.max_model_len), str(model.num_executors))
+    return table
+
+
+_COLUMNS = (
+    ("Model", "left"),
+    ("Architecture", "left"),
+    ("Size", "right"),
+    ("Weights", "left"),
+    ("Context", "right"),
+    ("Executors", "right"),
+)

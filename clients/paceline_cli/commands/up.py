@@ -1,0 +1,112 @@
+"""`paceline up`: a scheduler and its executors on this machine, kept running."""
+
+import asyncio
+from collections.abc import Iterable
+
+import typer
+
+from paceline_cli.config import DEFAULT_TARGET
+from paceline_cli.failures import reported
+from paceline_cli.options import (
+    DEFAULT_MODEL,
+    ExecutorPortOption,
+    HostOption,
+    KvCacheDtypeOption,
+    KvCacheMemoryOption,
+    LogDirOption,
+    MaxNumSeqsOption,
+    ModelOption,
+    NumExecutorsOption,
+    NumThreadsOption,
+    OfflineOption,
+    PortOption,
+    QuantizationOption,
+    RevisionOption,
+    ShutdownOption,
+    StandbyOption,
+)
+from paceline_cli.services import run_deployment
+from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
+from paceline_cli.supervisor.supervisor import Restarts
+from paceline_client.results import Model
+
+
+def up(
+    model: ModelOption = DEFAULT_MODEL,
+    revision: RevisionOption = None,
+    offline: OfflineOption = False,
+    num_executors: NumExecutorsOption = 1,
+    standby: StandbyOption = False,
+    host: HostOption = LOOPBACK,
+    port: PortOption = 50051,
+    executor_port: ExecutorPortOption = 50061,
+    max_num_seqs: MaxNumSeqsOption = None,
+    num_threads: NumThreadsOption = None,
+    kv_cache_memory: KvCacheMemoryOption = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
+    quantization: QuantizationOption = None,
+    shutdown_timeout: ShutdownOption = 30,
+    log_dir: LogDirOption = None,
+) -> None:
+    """Run a scheduler and executors on this machine.
+
+    A process that dies is started again: at once if it had served, else after a pause. One that cannot work at
+    all, with a wrong option or without its model, ends everything with one line that says why; but once it has
+    served it is started again whatever it says, after pauses of up to 10 s.
+
+    Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once.
+    """
+    deployment = Deployment(
+        model=model,
+        host=host,
+        ports=fixed_ports(port, executor_port, num_executors),
+        shutdown_timeout_seconds=shutdown_timeout,
+        max_num_seqs=max_num_seqs,
+        num_threads=num_threads,
+        kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
+        revision=revision,
+        offline=offline,
+        with_standby=standby,
+    )
+
+    async def announce(models: list[Model]) -> None:
+        typer.echo(ready_text(deployment, models))
+        await asyncio.Event().wait()
+
+    with reported():
+        run_deployment(deployment, restarts=Restarts.ALWAYS, log_dir=log_dir, use=announce)
+
+
+def ready_text(deployment: Deployment, models: list[Model]) -> str:
+    """What to know once everything is ready: where things are, and what to try."""
+    host, schedulers = deployment.host, deployment.schedulers
+    names = ", ".join(model.name for model in models)
+    apis = _addresses(host, (scheduler.api for scheduler in schedulers))
+    admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
+    healths = _addresses(host, (scheduler.health for scheduler in schedulers))
+    executors = _addresses(LOOPBACK, (executor.api for executor in deployment.ports.executors))
+    standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
+    is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
+    option = "" if is_default else f" --target {deployment.target}"
+    return f"""
+Ready: {names}
+
+  API        {apis}
+  Admin      {admins}
+  Health     {healths}
+  Executors  {executors}
+{standby}
+In another terminal:
+  paceline chat{option}
+  paceline generate{option} "What is the capital of France?"
+  paceline models{option}
+
+Ctrl-C stops everything.
+"""
+
+
+def _addresses(host: str, ports: Iterable[int]) -> str:
+    in_brackets = f"[{host}]" if ":" in host else host
+    return ", ".join(f"{in_brackets}:{port}" for port in ports)

@@ -1,0 +1,150 @@
+"""Shows how children come up: bars on a terminal, lines elsewhere. Writes to stderr only."""
+
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from paceline_cli.supervisor.events import (
+    BecameReady,
+    ChildEvent,
+    Exited,
+    Progressed,
+    Said,
+    Started,
+    TookOver,
+    describe_exit,
+)
+from paceline_cli.supervisor.log_lines import Level
+
+_LINE_STEP = 0.25
+# A bar that is full is ticked off and its clock stops; of a child that is not ready yet it never is.
+_NEARLY_ALL = 0.999
+
+
+class View(Protocol):
+    """Hears what the children do, and shows it inside a `with` block."""
+
+    def on_event(self, event: ChildEvent) -> None:
+        """Show it."""
+
+    def settle(self) -> None:
+        """Everything is ready: from now on only what is unusual is shown."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def make_view() -> View:
+    """Bars where stderr is a terminal, else lines."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    return BarView(console) if console.is_terminal else LineView(console)
+
+
+class LineView:
+    """One line whenever a child begins something else, and at each quarter of it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: dict[str, tuple[str, int]] = {}
+
+    def on_event(self, event: ChildEvent) -> None:
+        """Print what is new."""
+        if isinstance(event, Progressed):
+            self._show_progress(event)
+        elif (text := describe(event)) is not None:
+            self._console.print(f"{event.name}: {text}", markup=False)
+
+    def settle(self) -> None:
+        """Lines need no end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def _show_progress(self, event: Progressed) -> None:
+        quarter = int((event.fraction or 0.0) / _LINE_STEP)
+        if self._shown.get(event.name) != (event.phase, quarter):
+            self._shown[event.name] = (event.phase, quarter)
+            percent = "" if event.fraction is None else f" {event.fraction:4.0%}"
+            self._console.print(f"{event.name}: {event.phase}{percent}", markup=False)
+
+
+class BarView:
+    """A bar per child until all are ready, then lines."""
+
+    def __init__(self, console: Console) -> None:
+        self._lines = LineView(console)
+        self._is_settled = False
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.fields[child]}"),
+            BarColumn(bar_width=16),
+            # Cut rather than wrapped: a bar stays on its line in a terminal of 80 columns.
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            TimeElapsedColumn(),
+            console=console,
+            expand=True,
+        )
+
+    def on_event(self, event: ChildEvent) -> None:
+        """Move the child's bar, or print a line above the bars; once settled, only lines."""
+        if self._is_settled:
+            self._lines.on_event(event)
+            return
+        match event:
+            case Started(name):
+                if name in self._bars:  # it was ready once
+                    self._progress.reset(self._bars[name])
+                self._move(name, "starting", None)
+            case Progressed(name, phase, fraction):
+                self._move(name, phase, None if fraction is None else min(fraction, _NEARLY_ALL))
+            case BecameReady(name, stands_by):
+                self._move(name, "ready, stands by" if stands_by else "ready", 1.0)
+            case TookOver(name):
+                self._move(name, "ready", 1.0)
+            case _:
+                self._lines.on_event(event)
+
+    def settle(self) -> None:
+        """Leave the bars as they are and go on below them."""
+        self._is_settled = True
+        self._progress.stop()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _move(self, name: str, phase: str, fraction: float | None) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task("", total=None, child=name)
+        # A bar without a total is drawn as busy without saying how far.
+        total = None if fraction is None else 1.0
+        self._progress.update(self._bars[name], description=phase, total=total, completed=fraction or 0.0)
+
+
+def describe(event: ChildEvent) -> str | None:
+    """An event in words; None for what is not worth a line."""
+    match event:
+        case Started():
+            return "starting"
+        case BecameReady(_, stands_by):
+            return "ready, and stands by for the other" if stands_by else "ready"
+        case TookOver():
+            return "took over, and serves now"
+        case Said(_, level, text):
+            return text if level >= Level.WARNING else None
+        case Exited(_, exit_code, error, pause) if pause is not None:
+            why = f" ({error})" if error else ""
+            when = f"in {pause:.1f} s" if pause > 0 else "now"
+            return f"{describe_exit(exit_code)}{why}; starting it again {when}"
+    # What a process prints is shown where it means something, and an end for good is an error of the whole command.
+    return None

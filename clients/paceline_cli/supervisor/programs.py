@@ -1,0 +1,224 @@
+"""The services as programs: where their console scripts are, on which ports they listen, and their command lines.
+
+Knows the options of `paceline-scheduler` and `paceline-executor`. Never imports the services.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline_cli.supervisor.events import Program
+
+LOOPBACK = "127.0.0.1"
+_SCHEDULER, _EXECUTOR = "scheduler", "executor"
+# Schedulers drain before the executors go that run their requests.
+_SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
+_EXECUTOR_PORT_STEP = 10
+_STANDBY_OFFSET = 3
+_HEALTH_OFFSET = 2
+# Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
+_OWN_PORTS = range(10_000, 32_000)
+_MAX_PORT_TRIES = 100
+# In which a standby has taken over: the start of the one that died would take the processor from it.
+_STAND_IN_SECONDS = 0.5
+
+
+class ProgramMissingError(Exception):
+    """A console script is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPorts:
+    """Where a scheduler listens."""
+
+    api: int
+    admin: int
+    health: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorPorts:
+    """Where an executor listens."""
+
+    api: int
+    health: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where everything listens."""
+
+    scheduler: SchedulerPorts
+    standby: SchedulerPorts
+    """Where a second scheduler listens, in a deployment that has one."""
+    executors: tuple[ExecutorPorts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A scheduler, or two that stand by for each other, and executors on one machine. None: the service's default.
+
+    `host` is where the schedulers' API listens. The executors listen on loopback: nobody else needs them.
+    """
+
+    model: str
+    host: str
+    ports: Ports
+    shutdown_timeout_seconds: int
+    max_num_seqs: int | None = None
+    num_threads: int | None = None
+    kv_cache_memory: str | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    with_standby: bool = False
+    """Two schedulers: whichever is not driving the executors stands by."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Where each scheduler is for a client on this machine."""
+        host = LOOPBACK if self.host in _ALL_ADDRESSES else self.host
+        return tuple(f"[{host}]:{ports.api}" if ":" in host else f"{host}:{ports.api}" for ports in self.schedulers)
+
+    @property
+    def target(self) -> str:
+        """What a client on this machine is told: the targets, with commas between them."""
+        return ",".join(self.targets)
+
+    @property
+    def schedulers(self) -> tuple[SchedulerPorts, ...]:
+        """Where each scheduler listens."""
+        return (self.ports.scheduler, self.ports.standby) if self.with_standby else (self.ports.scheduler,)
+
+    @property
+    def scheduler_names(self) -> tuple[str, ...]:
+        """The names of their programs."""
+        return _names(_SCHEDULER, len(self.schedulers))
+
+    @property
+    def executor_names(self) -> tuple[str, ...]:
+        """The names of the executors' programs."""
+        return _names(_EXECUTOR, self.num_executors)
+
+    @property
+    def num_executors(self) -> int:
+        """How many executors there are."""
+        return len(self.ports.executors)
+
+
+def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> Ports:
+    """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
+
+    The standby's are +3, +4 and +5.
+    """
+    starts = [executor_port + number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
+    return Ports(
+        _scheduler_ports(scheduler_port),
+        _scheduler_ports(scheduler_port + _STANDBY_OFFSET),
+        tuple(ExecutorPorts(start, start + _HEALTH_OFFSET) for start in starts),
+    )
+
+
+def free_ports(num_executors: int) -> Ports:
+    """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(_listen_somewhere()) for _ in range(6 + 2 * num_executors)]
+        numbers = [listening.getsockname()[1] for listening in sockets]
+    pairs = zip(numbers[6::2], numbers[7::2], strict=True)
+    return Ports(
+        SchedulerPorts(*numbers[:3]),
+        SchedulerPorts(*numbers[3:6]),
+        tuple(ExecutorPorts(first, second) for first, second in pairs),
+    )
+
+
+def _listen_somewhere() -> socket.socket:
+    """Listen on a port that no outgoing connection is given: until a program binds it, another one could get it."""
+    for _ in range(_MAX_PORT_TRIES):
+        with contextlib.suppress(OSError):
+            return socket.create_server((LOOPBACK, random.choice(_OWN_PORTS)))  # noqa: S311  # no secret
+    return socket.create_server((LOOPBACK, 0))
+
+
+def programs_of(deployment: Deployment) -> list[Program]:
+    """The schedulers, which are ended first, and the executors."""
+    scheduler, executor = find_script("paceline-scheduler"), find_script("paceline-executor")
+    patience = _STAND_IN_SECONDS if deployment.with_standby else 0.0
+    schedulers = [
+        Program(name, (scheduler, *_scheduler_options(deployment, ports)), _SCHEDULERS_STOP, patience)
+        for name, ports in zip(deployment.scheduler_names, deployment.schedulers, strict=True)
+    ]
+    executors = [
+        Program(name, (executor, *_executor_options(deployment, ports)), _EXECUTORS_STOP)
+        for name, ports in zip(deployment.executor_names, deployment.ports.executors, strict=True)
+    ]
+    return schedulers + executors
+
+
+def find_script(name: str) -> str:
+    """The full path of a console script: of this environment, else the first on PATH."""
+    beside = Path(sys.executable).parent / name
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    found = shutil.which(name)
+    if found is None:
+        extra = name.removeprefix("paceline-")
+        raise ProgramMissingError(f"{name} is not installed: pip install 'paceline[{extra}]'")
+    return found
+
+
+def _names(kind: str, number: int) -> tuple[str, ...]:
+    return (kind,) if number == 1 else tuple(f"{kind}-{index}" for index in range(number))
+
+
+def _scheduler_ports(first: int) -> SchedulerPorts:
+    return SchedulerPorts(first, first + 1, first + _HEALTH_OFFSET)
+
+
+def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequence[str]:
+    executors = ",".join(f"{LOOPBACK}:{executor.api}" for executor in deployment.ports.executors)
+    return (
+        *("--executors", executors),
+        *("--host", deployment.host),
+        *("--port", str(ports.api)),
+        *("--admin-port", str(ports.admin)),
+        *("--health-port", str(ports.health)),
+        *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
+        *(("--standby",) if deployment.with_standby else ()),
+    )
+
+
+def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[str]:
+    options = [
+        *("--model", deployment.model),
+        *("--host", LOOPBACK),
+        *("--port", str(ports.api)),
+        *("--health-port", str(ports.health)),
+        *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
+    ]
+    num_threads = deployment.num_threads
+    if num_threads is None and deployment.num_executors > 1:
+        # Each would take the whole machine, and all of them together would be slower than one.
+        # What this process may use, its children may use too; an executor refuses more than that.
+        num_threads = max(len(os.sched_getaffinity(0)) // deployment.num_executors, 1)
+    for name, value in (
+        ("--max-num-seqs", deployment.max_num_seqs),
+        ("--num-threads", num_threads),
+        ("--kv-cache-memory", deployment.kv_cache_memory),
+        ("--kv-cache-dtype", deployment.kv_cache_dtype),
+        ("--quantization", deployment.quantization),
+        ("--revision", deployment.revision),
+    ):
+        if value is not None:
+            options += [name, str(value)]
+    if deployment.offline:
+        options.append("--offline")
+    return options

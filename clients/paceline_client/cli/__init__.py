@@ -1,1 +1,0 @@
-"""The `paceline` command line. Needs the extra `cli`; the library does not."""

@@ -1,0 +1,308 @@
+"""`paceline bench` as it is typed: tables, files, exit codes and Ctrl-C, against a scripted scheduler."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from paceline_cli.app import app
+from paceline_cli.bench.live_view import BarView
+from paceline_cli.bench.records import Counted, Record, RungRun
+from paceline_cli.bench.rungs import ClosedLoop, Rung
+from paceline_cli.bench.workload import PlannedRequest, Segment
+from paceline_client.results import FinishReason
+from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens
+
+COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+SMALL = ["--num-prompts", "3", "--input-len", "4", "--output-len", "5"]
+# What `vllm bench serve --save-result --save-detailed` writes and tools read, of what applies to any server.
+VLLM_FIELDS = {
+    *("date", "endpoint_type", "backend", "label", "model_id", "num_prompts"),
+    *("request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed"),
+    *("total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput", "output_throughput"),
+    *("total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests"),
+    *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "errors"),
+    *(f"{kind}_{of}_ms" for kind in ("mean", "median", "std", "p90", "p99") for of in ("ttft", "tpot", "itl", "e2el")),
+}
+
+
+def bench(*arguments, target=None):
+    """Run the command in this process."""
+    return CliRunner().invoke(app, ["bench", *([] if target is None else ["--target", target]), *arguments])
+
+
+def answer(request):
+    """A script: as many tokens as asked for."""
+    steps = [Tokens((number,)) for number in range(request.stopping.max_tokens)]
+    return [*steps, End(FinishReason.LENGTH, num_prompt_tokens=len(request.token_ids.ids))]
+
+
+def refuse_every_second():
+    """A script that has room for every other request only."""
+    numbers = iter(range(1000))
+
+    def script(request):
+        if next(numbers) % 2:
+            return [Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")]
+        return answer(request)
+
+    return script
+
+
+def lines_of(path):
+    """The results in a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_ladder_has_a_table_per_rung_and_one_over_all():
+    """With every kind of time, and rates; nothing on stderr where nobody looks."""
+    with FakeServer(answer) as server:
+        result = bench(*SMALL, "--max-concurrency", "1,2", target=server.target)
+        assert len(server.seen.requests) == 7
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.count("(TTFT)") == result.stdout.count("(ITL)") == 2
+    assert "concurrency 1: 3 requests in " in result.stdout
+    assert result.stdout.splitlines()[-1].split()[:2] == ["concurrency", "2"]
+
+
+def test_the_file_has_a_line_per_rung_in_the_names_of_vllm(tmp_path):
+    """Raw times in seconds, statistics in milliseconds."""
+    path = tmp_path / "results.jsonl"
+    path.write_text("an earlier result\n")
+    with FakeServer(answer) as server:
+        bench(*SMALL, "--max-concurrency", "1,2", "--output", str(path), target=server.target)
+    first, second = lines_of(path)
+    assert set(first) >= VLLM_FIELDS
+    assert (first["max_concurrency"], second["max_concurrency"], first["request_rate"]) == (1, 2, "inf")
+    assert (first["completed"], first["failed"], first["errors"]) == (3, 0, ["", "", ""])
+    assert (first["input_lens"], first["output_lens"], first["total_input_tokens"]) == ([4] * 3, [5] * 3, 12)
+    assert [len(gaps) for gaps in first["itls"]] == [4, 4, 4]
+    assert first["mean_ttft_ms"] == pytest.approx(sum(first["ttfts"]) / 3 * 1000)
+    assert first["latencies"][0] == pytest.approx(first["ttfts"][0] + sum(first["itls"][0]))
+    assert (first["model_id"], first["backend"], first["request_goodput"]) == ("fake", "paceline", None)
+    assert first["workload"] == {
+        "max_concurrency": "1,2",
+        "input_len": "4",
+        "output_len": "5",
+        "num_prompts": 3,
+        "seed": 0,
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+
+
+def test_an_open_loop_says_how_late_it_sent(tmp_path):
+    """Because a client that cannot keep up would measure itself."""
+    path = tmp_path / "results.jsonl"
+    with FakeServer(answer) as server:
+        result = bench(*SMALL, "--request-rate", "200", "--output", str(path), target=server.target)
+    (fields,) = lines_of(path)
+    assert "sent late by" in result.stdout
+    assert (fields["request_rate"], fields["burstiness"], fields["max_concurrency"]) == (200, 1, None)
+    assert len(fields["queue_times"]) == 3
+    assert fields["p99_client_queue_time_ms"] >= 0
+
+
+def test_a_trace_is_replayed_with_its_lengths(tmp_path):
+    """Scaled on request, and said so in the result."""
+    trace, path = tmp_path / "short.csv", tmp_path / "results.jsonl"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,80,16\n2023-11-16 18:15:47,40,8\n")
+    options = ["--trace", str(trace), "--scale-lengths", "0.125", "--scale-rate", "100", "--output", str(path)]
+    with FakeServer(answer) as server:
+        assert "trace short.csv: 2 requests" in bench(*options, target=server.target).stdout
+    (fields,) = lines_of(path)
+    assert (fields["input_lens"], fields["output_lens"]) == ([10, 5], [2, 1])
+    assert (fields["trace"], fields["scale_lengths"], fields["scale_rate"]) == ("short.csv", 0.125, 100)
+
+
+def test_goodput_and_cost_are_shown_where_they_are_asked_for(tmp_path):
+    """Objectives as vllm bench serve takes them: several after one option."""
+    path = tmp_path / "results.jsonl"
+    options = ["--cost-per-hour", "2", "--output", str(path), "--goodput", "ttft:60000", "tpot:60000"]
+    with FakeServer(answer) as server:
+        result = bench(*SMALL, "--max-concurrency", "1,3", *options, target=server.target)
+    assert "goodput: 100.0% of the requests" in result.stdout
+    assert "cost per million tokens" in result.stdout
+    first, _ = lines_of(path)
+    assert (first["goodput_share"], first["request_goodput"]) == (1, first["request_throughput"])
+    assert first["cost_per_million_output_tokens"] == pytest.approx(2 * first["duration"] / 3600 / 15 * 1e6)
+
+
+def test_failures_are_counted_and_end_nothing(tmp_path):
+    """By kind, with what the first of them said."""
+    path = tmp_path / "results.jsonl"
+    with FakeServer(refuse_every_second()) as server:
+        result = bench("--num-prompts", "4", "--max-concurrency", "1", "--output", str(path), target=server.target)
+    (fields,) = lines_of(path)
+    assert result.exit_code == 0
+    assert "failed: 2 requests with OverloadedError, such as: the queue is full" in result.stdout
+    assert (fields["completed"], fields["failed"], fields["failures"]) == (2, 2, {"OverloadedError": 2})
+    assert fields["errors"][0] == "OverloadedError: the queue is full"
+
+
+def test_a_run_in_which_everything_failed_is_a_failure():
+    """Whatever the table says; the warm-up, which would have said so before, was left out."""
+    with FakeServer([Fail(grpc.StatusCode.INTERNAL, "broken")]) as server:
+        result = bench(*SMALL, "--max-concurrency", "1", "--num-warmups", "0", target=server.target)
+        warmed = bench(*SMALL, "--max-concurrency", "1", target=server.target)
+    assert (result.exit_code, result.stderr) == (1, "error: every request failed\n")
+    assert (warmed.exit_code, warmed.stdout, warmed.stderr) == (70, "", "error: broken\n")
+
+
+def test_requests_that_cannot_fit_are_announced():
+    """Before the time is spent."""
+    with FakeServer(answer) as server:
+        result = bench(*SMALL[:2], "--max-concurrency", "2", "--input-len", "2000", target=server.target)
+    assert result.stderr.startswith("warning: 3 requests do not fit the model's context of 2,048 tokens")
+
+
+def test_plots_are_pictures(tmp_path):
+    """One over all rungs, one for each, also where two are the same."""
+    folder = tmp_path / "new" / "plots"
+    with FakeServer(answer) as server:
+        result = bench(*SMALL, "--max-concurrency", "2,2", "--plot", str(folder), target=server.target)
+    assert result.exit_code == 0, result.output
+    names = ["itl_over_time_1_concurrency_2.png", "itl_over_time_2_concurrency_2.png", "throughput_latency.png"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "expected"),
+    [
+        (["--target", "127.0.0.1:1"], 69, "Start one with: paceline up"),
+        (["--backend", "openai"], 65, "--backend openai needs --base-url, such as http://localhost:8000/v1"),
+        (["--backend", "openai", "--base-url", "http://127.0.0.1:1/v1"], 69, "no server answers at http://127.0.0.1:1"),
+        (["--base-url", "http://x/v1"], 65, "--base-url belongs to --backend openai"),
+        (["--max-concurrency", "none"], 65, "--max-concurrency: 'none' is no list of numbers above 0"),
+        (["--trace", "nowhere.csv"], 65, "cannot read nowhere.csv"),
+        (["--goodput", "fast"], 65, "'fast' is no objective"),
+        (["tpot:50"], 65, "what is 'tpot:50'?"),
+        (["--output", "/nowhere/results.jsonl"], 1, "--output: cannot write /nowhere/results.jsonl: No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_that_says_what_to_do(arguments, exit_code, expected):
+    """And nothing on stdout."""
+    result = bench(*arguments)
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert result.stderr.startswith("error: ")
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("matplotlib", ["--plot", "folder"]),
+        ("httpx2", ["--backend", "openai", "--base-url", "http://127.0.0.1:1/v1"]),
+    ],
+)
+def test_a_missing_library_says_how_to_get_it(monkeypatch, module, arguments):
+    """Before anything was measured."""
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "paceline_cli.bench.openai_target", raising=False)
+    result = bench(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.endswith(f"needs {module}: pip install 'paceline[bench]'\n")
+
+
+def test_a_result_that_does_not_come_leaves_the_earlier_one(tmp_path):
+    """A file is overwritten by a measurement, not by an attempt at one."""
+    path = tmp_path / "results.jsonl"
+    path.write_text("an earlier result\n")
+    with FakeServer([Fail(grpc.StatusCode.INTERNAL, "broken")]) as server:
+        assert bench("--output", str(path), target=server.target).exit_code == 70
+    assert path.read_text() == "an earlier result\n"
+
+
+def test_ctrl_c_ends_in_good_order_with_what_was_measured(tmp_path):
+    """Two were answered, two were running; the server hears that nobody waits for those."""
+    numbers = iter(range(100))
+
+    def script(request):
+        return answer(request) if next(numbers) < 2 else [Tokens((1,)), Hold()]
+
+    path = tmp_path / "results.jsonl"
+    options = ["--num-warmups", "0", "--max-concurrency", "2,4", "--output", str(path)]
+    with FakeServer(script) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "bench", *options, "--target", server.target],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        server.wait_for(lambda seen: len(seen.requests) == 4, timeout_seconds=60)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+        server.wait_for(lambda seen: len(seen.cancelled) == 2)
+    assert (process.returncode, stderr) == (130, "Interrupted; the figures are of what had ended by then.\n")
+    assert "interrupted: 2 requests were still running" in stdout
+    (fields,) = lines_of(path)
+    assert (fields["completed"], fields["interrupted"], len(fields["ttfts"])) == (2, 2, 2)
+
+
+@contextlib.contextmanager
+def completions_server():
+    """An OpenAI-compatible server that answers each prompt with two tokens."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            """Nobody reads it."""
+
+        def do_GET(self):
+            self.answer("application/json", b'{"data": [{"id": "other"}]}')
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer("text/event-stream", b'data: {"choices": [{"text": "a"}]}\n\n' * 2 + b"data: [DONE]\n\n")
+
+        def answer(self, content_type, body):
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_any_openai_compatible_endpoint_is_measured_the_same_way(tmp_path):
+    """By its base URL; what it does not say is None."""
+    path = tmp_path / "results.jsonl"
+    with completions_server() as base_url:
+        options = ["--backend", "openai", "--base-url", base_url, "--max-concurrency", "2", "--output", str(path)]
+        result = bench(*SMALL, *options)
+    assert result.exit_code == 0, result.output
+    assert "3 answers had fewer tokens than were asked for" in result.stdout
+    (fields,) = lines_of(path)
+    assert (fields["backend"], fields["model_id"], fields["completed"]) == ("openai", "other", 3)
+    assert (fields["output_lens"], fields["total_cached_tokens"]) == ([2, 2, 2], None)
+
+
+def test_the_live_view_is_one_line_that_is_gone_at_the_end():
+    """It says how far the rung is."""
+    planned = PlannedRequest((Segment("x", 4),), 8)
+    run = RungRun(Rung(ClosedLoop(4), [planned] * 20), 0.0)
+    run.records = [Record(planned, None, 0.0, [0.5], Counted(4, 8)), Record(planned, None, 0.0, [0.5] * 2)]
+    screen = io.StringIO()
+    with BarView(Console(width=80, force_terminal=True, color_system=None, file=screen)) as view:
+        view.show(run, 2.0)
+        shown = screen.getvalue()
+    assert "concurrency 4" in shown
+    assert "1/20" in shown
+    assert "1 running, 5 tokens/s" in shown
+    assert screen.getvalue().endswith("\x1b[2K")

@@ -1,0 +1,358 @@
+"""The commands that talk to a scheduler: what they print, where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from paceline.v1 import inference_pb2 as pb
+from paceline_cli.app import app
+from paceline_cli.commands.explain import explained
+from paceline_client import Client, Explanation, RequestState
+from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say
+
+COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo", "chaos"]
+
+
+def run(*arguments, target=None, stdin=None):
+    """Run the command line in this process."""
+    options = [] if target is None else ["--target", target]
+    return CliRunner().invoke(app, [*arguments, *options], input=stdin)
+
+
+def test_generate_streams_the_answer_to_stdout():
+    """The text and one newline, nothing else: it can be piped."""
+    with FakeServer(say("The capital is Paris.")) as server:
+        result = run("generate", "What is the capital of France?", target=server.target)
+        sent = server.seen.requests[0]
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "The capital is Paris.\n", "")
+    assert sent.chat.messages[0].content == "What is the capital of France?"
+
+
+def test_generate_sends_what_the_options_say():
+    """Each option is a field, and what is not given is not sent."""
+    options = ["--max-tokens", "7", "--temperature", "0", "--top-p", "0.5", "--top-k", "3", "--min-p", "0.25"]
+    options += ["--presence-penalty", "1", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"]
+    options += ["--min-tokens", "2", "--logprobs", "0", "--timeout", "60", "--priority", "-5", "-n", "1"]
+    options += ["--seed", "9", "--stop", "a", "--stop", "b", "--model", "fake", "--raw"]
+    with FakeServer(echo) as server:
+        assert run("generate", "go", *options, target=server.target).stdout == "go\n"
+        run("generate", "go", "--system", "be brief", target=server.target)
+        raw, chat = server.seen.requests
+    assert (raw.text, raw.model, raw.sampling.temperature, raw.sampling.seed) == ("go", "fake", 0.0, 9)
+    assert (raw.sampling.top_p, raw.sampling.top_k, raw.sampling.min_p) == (0.5, 3, 0.25)
+    assert (raw.sampling.presence_penalty, raw.sampling.frequency_penalty) == (1, -1)
+    assert (raw.sampling.repetition_penalty, raw.sampling.n) == (1.5, 1)
+    assert (raw.stopping.max_tokens, raw.stopping.min_tokens, list(raw.stopping.stop)) == (7, 2, ["a", "b"])
+    assert (raw.output.HasField("logprobs"), raw.timeout.seconds, raw.priority) == (True, 60, -5)
+    assert [message.role for message in chat.chat.messages] == ["system", "user"]
+    assert not chat.HasField("sampling")
+
+
+def test_several_answers_are_shown_one_after_another():
+    """They come side by side, which nobody could read; JSON has each in full."""
+    script = [Tokens((1,), "b", completion=1), Tokens((2,), "a"), End(completion=1), End()]
+    with FakeServer(script) as server:
+        text = run("generate", "?", "-n", "2", target=server.target)
+        fields = json.loads(run("generate", "?", "-n", "2", "--json", target=server.target).stdout)
+    assert (text.exit_code, text.stdout) == (0, "[1]\na\n[2]\nb\n")
+    assert [completion["text"] for completion in fields["completions"]] == ["a", "b"]
+    assert fields["text"] == "a"
+
+
+def test_a_request_is_explained_or_unknown():
+    """In lines for people, or as an object."""
+    with FakeServer([Tokens((1, 2), "a"), Hold()]) as server, Client(server.target) as client:
+        with client.stream("?", request_id="r", tenant="t") as stream:
+            next(stream)
+            lines = run("explain", "r", "--tenant", "t", target=server.target).stdout
+            fields = json.loads(run("explain", "r", "--tenant", "t", "--json", target=server.target).stdout)
+        unknown = run("explain", "other", target=server.target)
+    assert lines == "running on fake\n0 tokens computed, 2 generated\n"
+    assert (fields["state"], fields["executor"], fields["num_output_tokens"]) == ("running", "fake", 2)
+    assert (unknown.exit_code, unknown.stderr) == (66, "error: no such request\n")
+
+
+def test_an_explanation_names_what_is_waited_for():
+    """And how often the request was taken off an executor."""
+    explanation = Explanation(RequestState.PREEMPTED, "blocks", 3, 2, "a bigger one", "", 5, 4)
+    assert explained(explanation).splitlines() == [
+        "preempted",
+        "waits for: blocks (3 ahead of it)",
+        "preempted 2 times, last: a bigger one",
+        "5 tokens computed, 4 generated",
+    ]
+
+
+def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
+    """With the refusal's exit code."""
+    refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_seconds=2.0)
+    scripts = {"taken": say("x"), "refused": [refusal]}
+    with FakeServer(lambda request: scripts[request.text]) as server:
+        taken = run("estimate", "--raw", "taken", target=server.target)
+        refused = run("estimate", "--raw", "refused", target=server.target)
+        fields = json.loads(run("estimate", "--raw", "refused", "--json", target=server.target).stdout)
+        assert server.seen.requests == []
+    assert taken.stdout == "first token in 250 ms, then one every 10 ms; 5 prompt tokens, 1 of them cached\n"
+    assert (refused.exit_code, refused.stderr) == (75, "error: full; try again in 2.0 s\n")
+    assert fields["refusal"] == "full; try again in 2.0 s"
+
+
+def test_a_request_with_no_time_is_refused_by_name():
+    """Before anything is sent."""
+    result = run("generate", "?", "--timeout", "0", target="127.0.0.1:1")
+    assert (result.exit_code, result.stderr.startswith("error: timeout: ")) == (65, True)
+
+
+def test_generate_reads_stdin():
+    """Without the newline that echo puts at its end, and only as UTF-8."""
+    with FakeServer(echo) as server:
+        assert run("generate", "-", "--raw", target=server.target, stdin="two\nlines\n").stdout == "two\nlines\n"
+        assert server.seen.requests[0].text == "two\nlines"
+        result = run("generate", "-", target=server.target, stdin=b"\xff\xfe")
+    assert (result.exit_code, result.stderr) == (65, "error: stdin: not UTF-8 at byte 0\n")
+
+
+def test_generate_prints_json_for_programs():
+    """One object with the whole result."""
+    with FakeServer(say("Grüße dir")) as server:
+        result = run("generate", "?", "--json", target=server.target)
+    fields = json.loads(result.stdout)
+    assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("Grüße dir", [0, 1], "stop")
+    assert fields["usage"] == {"num_prompt_tokens": 1, "num_cached_tokens": 0, "num_output_tokens": 2}
+    assert fields["time_to_first_token_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 65),
+        (grpc.StatusCode.NOT_FOUND, 66),
+        (grpc.StatusCode.UNAVAILABLE, 69),
+        (grpc.StatusCode.INTERNAL, 70),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 75),
+        (grpc.StatusCode.PERMISSION_DENIED, 77),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 124),
+        (grpc.StatusCode.ABORTED, 1),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(code, expected):
+    """And one line on stderr that names field and pause."""
+    failure = Fail(code, "it is\nwrong", field="sampling.top_p", retry_after_seconds=9.0)
+    with FakeServer([failure]) as server:
+        result = run("generate", "?", target=server.target)
+    assert result.exit_code == expected
+    assert result.stderr == "error: it is wrong (sampling.top_p); try again in 9.0 s\n"
+
+
+def test_a_damaged_stream_is_a_failure_of_its_own():
+    """What was printed before it stays."""
+    with FakeServer([Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)]) as server:
+        result = run("generate", "?", target=server.target)
+    assert (result.exit_code, result.stdout) == (76, "a")
+
+
+def test_no_server_is_one_line_that_says_what_to_do():
+    """Soon, because a person waits."""
+    result = run("generate", "?", target="127.0.0.1:1")
+    assert result.exit_code == 69
+    assert result.stderr.startswith("error: cannot reach 127.0.0.1:1: ")
+    assert result.stderr.endswith("Start one with: paceline up\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_target_may_come_from_the_environment(monkeypatch):
+    """For a shell that talks to one scheduler all day."""
+    with FakeServer(say("hi")) as server:
+        monkeypatch.setenv("PACELINE_TARGET", server.target)
+        assert run("generate", "?").stdout == "hi\n"
+
+
+def test_models_are_a_table_or_json():
+    """The table for people, the array for programs."""
+    model = pb.Model(
+        name="small", architecture="llama", max_model_len=2048, num_executors=2, num_parameters=135_000_000
+    )
+    model.default_sampling.temperature = 0.5
+    with FakeServer(models=[model]) as server:
+        table = run("models", target=server.target)
+        array = run("models", "--json", target=server.target)
+    header, row = table.stdout.splitlines()
+    assert header.split() == ["Model", "Architecture", "Size", "Weights", "Context", "Executors"]
+    assert row.split() == ["small", "llama", "135", "M", "unquantised", "2048", "2"]
+    (fields,) = json.loads(array.stdout)
+    assert (fields["name"], fields["default_sampling"]) == ("small", {"temperature": 0.5})
+
+
+def test_no_model_is_not_an_empty_table():
+    """It says what is missing."""
+    with FakeServer(models=[]) as server:
+        result = run("models", target=server.target)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "No executor is attached" in result.stderr
+
+
+def test_a_chat_remembers():
+    """Every turn is sent with those before it, until it is told to forget."""
+    with FakeServer(say("fine thanks")) as server:
+        result = run(
+            "chat", "--system", "be kind", target=server.target, stdin="hello\n\nand you?\n/reset\nbye\n/exit\nx\n"
+        )
+        turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in server.seen.requests]
+    assert (result.exit_code, result.stdout) == (0, "fine thanks\n" * 3)
+    opening = ("system", "be kind")
+    assert turns == [
+        [opening, ("user", "hello")],
+        [opening, ("user", "hello"), ("assistant", "fine thanks"), ("user", "and you?")],
+        [opening, ("user", "bye")],
+    ]
+
+
+def test_a_chat_survives_a_failed_turn():
+    """The turn is not remembered, the next one works."""
+    refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too long", field="chat")
+    scripts = {"long": [refusal], "short": say("ok")}
+    with FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server:
+        result = run("chat", target=server.target, stdin="short\nlong\nshort\n")
+        last = server.seen.requests[-1].chat.messages
+    assert (result.exit_code, result.stdout) == (0, "ok\nok\n")
+    assert "the prompt is too long (chat)" in result.stderr
+    assert "/reset forgets it" in result.stderr
+    assert [turn.content for turn in last] == ["short", "ok", "short"]
+
+
+@pytest.mark.parametrize(("arguments", "stdin"), [(["chat"], "one\n"), (["generate", "one"], None)])
+def test_an_answer_survives_its_connection(arguments, stdin):
+    """A server that was restarted costs a pause, and nothing is said about it."""
+    script = [Tokens((1,), "a"), Break(), Tokens((2,), "b"), Die(), Tokens((3,), "c"), End()]
+    with FakeServer(script) as server:
+        result = run(*arguments, target=server.target, stdin=stdin)
+        assert server.seen.num_sessions > 1
+    assert (result.exit_code, result.stdout.strip(), result.stderr) == (0, "abc", "")
+
+
+def test_an_unknown_chat_command_is_explained():
+    """Not sent to the model."""
+    with FakeServer(say("hi")) as server:
+        result = run("chat", target=server.target, stdin="/what\n")
+        assert server.seen.requests == []
+    assert "/exit leaves" in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal_of_80_columns(command):
+    """Each has a first sentence, and no line is cut by the terminal."""
+    result = CliRunner().invoke(app, [command, "--help"], terminal_width=80)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert max(len(line) for line in lines) <= 80
+    assert lines[2].strip().endswith(".")
+
+
+def test_the_list_of_commands_is_not_cut():
+    """Every summary is short enough to be shown whole."""
+    result = CliRunner().invoke(app, ["--help"], terminal_width=80)
+    listed = result.stdout.partition("Commands:\n")[2].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == COMMANDS
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
+def test_wrong_use_is_explained_and_exits_with_2():
+    """Nothing is passed on silently."""
+    for arguments in (["up", "--no-such-option"], ["generate"], ["models", "extra"], ["generate", "x", "--seed", "y"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_the_version_is_the_distributions():
+    """What a bug report needs."""
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("paceline ")
+
+
+def run_process(code, **options):
+    """Run Python code as a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
+
+
+def run_command(*arguments, target, encoding="utf-8", stdout=subprocess.PIPE, stdin_text=""):
+    """Run the command line as a process of its own, in an environment that allows stdout this encoding."""
+    code = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input=stdin_text,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PACELINE_TARGET": target, "PYTHONIOENCODING": encoding},
+    )
+
+
+def test_without_the_extra_the_command_says_what_to_install():
+    """The library needs neither typer nor rich."""
+    code = """
+import sys
+sys.modules["typer"] = None
+import paceline_client
+from paceline_cli.__main__ import main
+main()
+"""
+    result = run_process(code)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: the paceline command needs typer: pip install 'paceline[cli]'\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    """As in `paceline generate ... | head -1`."""
+    with FakeServer(say("many words " * 50)) as server:
+        code = f"""
+import sys
+from paceline_cli.__main__ import main
+sys.argv = ["paceline", "generate", "x", "--target", "{server.target}"]
+main()
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            process.stdout.close()
+            assert process.stderr.read() == ""
+        assert process.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["generate", "x", "--json"], ["chat"], ["models"], ["-h"]])
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    """A full disk is nobody's bug: the reason, and the exit code for it."""
+    with FakeServer(say("hi there")) as server, Path("/dev/full").open("w") as full:
+        result = run_command(*arguments, target=server.target, stdout=full, stdin_text="hello\n")
+    assert (result.returncode, result.stderr) == (74, "error: input or output failed: No space left on device\n")
+
+
+def test_a_character_that_the_encoding_lacks_is_replaced():
+    """The rest of the answer is worth having; JSON is escaped, and loses nothing."""
+    with FakeServer(say("Grüße, 世界")) as server:
+        text = run_command("generate", "x", target=server.target, encoding="ascii")
+        array = run_command("generate", "x", "--json", target=server.target, encoding="ascii")
+    assert (text.returncode, text.stdout, text.stderr) == (0, "Gr??e, ??\n", "")
+    assert json.loads(array.stdout)["text"] == "Grüße, 世界"
+
+
+def test_an_unforeseen_error_is_one_line():
+    """With a way to see more."""
+    code = """
+import paceline_cli.commands.models as models
+def fail(target): raise ZeroDivisionError("oops")
+models.cli_client = fail
+import sys
+sys.argv = ["paceline", "models"]
+from paceline_cli.__main__ import main
+main()
+"""
+    result = run_process(code)
+    assert result.returncode == 70
+    assert result.stderr.startswith("error: unexpected ZeroDivisionError: oops")
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in run_process(code, env={"PACELINE_DEBUG": "1"}).stderr

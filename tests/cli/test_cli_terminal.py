@@ -1,0 +1,188 @@
+"""What only a terminal shows: bars, prompts, and Ctrl-C in the middle of an answer."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from paceline_cli.progress import BarView, LineView
+from paceline_cli.stopwatch import Stopwatch
+from paceline_cli.supervisor.events import BecameReady, Exited, Printed, Progressed, Said, Started
+from paceline_cli.supervisor.log_lines import Level
+from paceline_client.testing import FakeServer, Hold, Tokens, say
+
+COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments):
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        self._text = ""
+
+    def type(self, text):
+        """Type a line."""
+        os.write(self._ours, text.encode() + b"\n")
+
+    def read_until(self, text):
+        """What is shown from here up to this text."""
+        while text not in self._text:
+            self._text += os.read(self._ours, 4096).decode()
+        shown, _, self._text = self._text.partition(text)
+        return shown
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat():
+    """The server hears of it, what was shown is remembered, and the next turn works."""
+    scripts = {"tell me": [Tokens((1,), "Once"), Hold()], "go on": say("upon a time")}
+    with (
+        FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server,
+        Terminal("chat", "--target", server.target) as terminal,
+    ):
+        assert "Talking to fake" in terminal.read_until("> ")
+        terminal.type("tell me")
+        terminal.read_until("Once")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until(" …")
+        server.wait_for(lambda seen: len(seen.cancelled) == 1)
+        terminal.read_until("> ")
+        terminal.type("go on")
+        terminal.read_until("upon a time")
+        terminal.read_until("> ")
+        terminal.type("/exit")
+        assert terminal.process.wait(20) == 0
+        turns = [turn.content for turn in server.seen.requests[-1].chat.messages]
+    assert turns == ["tell me", "Once", "go on"]
+
+
+def test_ctrl_c_ends_generate():
+    """With the exit code of an interrupt, and the request cancelled."""
+    with (
+        FakeServer([Tokens((1,), "Once"), Hold()]) as server,
+        Terminal("generate", "x", "--target", server.target) as terminal,
+    ):
+        terminal.read_until("Once")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(20) == 130
+        server.wait_for(lambda seen: len(seen.cancelled) == 1)
+
+
+def test_generate_tells_a_person_how_fast_it_was():
+    """On a terminal only."""
+    with FakeServer(say("one two three")) as server, Terminal("generate", "x", "--target", server.target) as terminal:
+        terminal.read_until("one two three")
+        assert "3 tokens, time to first token" in terminal.read_until("tokens/s")
+
+
+EVENTS = [
+    Started("executor"),
+    Printed("executor", b"{}"),
+    Progressed("executor", "loading the model", 0.1),
+    Progressed("executor", "loading the model", 0.2),
+    Progressed("executor", "loading the model", 0.6),
+    Said("executor", Level.INFO, "listening"),
+    Said("executor", Level.WARNING, "memory is [short]"),
+    BecameReady("executor"),
+    Exited("executor", -9, None, 0.0),
+    Exited("executor", 1, "no room", 0.4),
+    Exited("executor", 3, "no model", None),
+]
+
+
+def shown_by(make_view, *, is_terminal):
+    """What a view writes about all these events."""
+    console = Console(width=80, force_terminal=is_terminal, color_system=None, record=True, file=io.StringIO())
+    with make_view(console) as view:
+        for number, event in enumerate(EVENTS):
+            view.on_event(event)
+            if number == EVENTS.index(BecameReady("executor")):
+                view.settle()
+    return console.export_text()
+
+
+def test_lines_show_each_step_once():
+    """Quarters of the way, warnings, ends; not what the processes log for themselves."""
+    assert shown_by(LineView, is_terminal=False).splitlines() == [
+        "executor: starting",
+        "executor: loading the model  10%",
+        "executor: loading the model  60%",
+        "executor: memory is [short]",
+        "executor: ready",
+        "executor: was killed by signal 9; starting it again now",
+        "executor: ended with exit code 1 (no room); starting it again in 0.4 s",
+    ]
+
+
+def test_bars_fit_a_terminal_and_become_lines_when_all_is_ready():
+    """What happens later is printed below them."""
+    lines = shown_by(BarView, is_terminal=True).splitlines()
+    assert "executor: memory is [short]" in [line.rpartition("0:00:00")[2].strip() for line in lines]
+    assert lines[-2:] == [
+        "executor: was killed by signal 9; starting it again now",
+        "executor: ended with exit code 1 (no room); starting it again in 0.4 s",
+    ]
+
+
+def test_only_a_child_that_is_ready_is_ticked_off():
+    """A phase that is done is not its child's end: the clock goes on."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with BarView(console) as view:
+        view.on_event(Started("executor"))
+        view.on_event(Progressed("executor", "loading the model", 1.0))
+        (bar,) = view._progress.tasks
+        assert not bar.finished
+        view.on_event(BecameReady("executor"))
+        assert bar.finished
+
+
+def test_a_child_that_starts_again_is_ticked_off_no_more():
+    """It was ready and died while others loaded: its bar and its clock begin anew."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with BarView(console) as view:
+        for event in (Started("executor"), BecameReady("executor"), Exited("executor", -9, None, 0.0)):
+            view.on_event(event)
+        (bar,) = view._progress.tasks
+        assert bar.finished
+        view.on_event(Started("executor"))
+        assert not bar.finished
+        assert (bar.description, bar.completed, bar.finished_time) == ("starting", 0, None)
+        view.on_event(BecameReady("executor"))
+        assert bar.finished
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "rate"),
+    [
+        ([], None, None),
+        ([(1.5, 1)], 1.5, None),
+        ([(0.5, 2), (1.0, 1), (1.5, 3)], 0.5, 4.0),
+        ([(0.1, 0), (2.0, 1)], 2.0, None),
+    ],
+)
+def test_speed_is_measured_from_the_first_token(times, first, rate):
+    """The rate is of what came after the first delta: decoding alone."""
+    now = 10.0
+    stopwatch = Stopwatch(lambda: now)
+    for seconds, num_tokens in times:
+        now = 10.0 + seconds
+        stopwatch.tokens_arrived(num_tokens)
+    assert stopwatch.time_to_first_token_seconds == first
+    assert stopwatch.tokens_per_second == rate

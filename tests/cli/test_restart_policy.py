@@ -1,0 +1,90 @@
+"""When a process that ended is started again, told by a clock that only moves by hand."""
+
+import pytest
+
+from paceline_cli.supervisor.restart_policy import GiveUp, RestartAt, RestartPolicy
+
+CRASH = 1
+KILLED = -9
+
+
+def pauses_of_failures(policy, num_failures, now=100.0):
+    """How long each of several failed starts in a row is waited for."""
+    pauses = []
+    for _ in range(num_failures):
+        verdict = policy.exited(CRASH, now)
+        pauses.append(verdict.seconds - now)
+        now = verdict.seconds
+    return pauses
+
+
+def test_a_process_that_served_is_started_again_at_once():
+    """Its users wait for it, however often it happens."""
+    policy = RestartPolicy()
+    for start in (5.0, 6.0, 8.0):
+        policy.became_ready(start)
+        assert policy.exited(KILLED, start + 1.0) == RestartAt(start + 1.0)
+
+
+def test_a_process_that_ends_as_soon_as_it_is_ready_is_not_started_without_end():
+    """At once the first time, which may have been bad luck; then with the pauses of failed starts."""
+    policy, now, pauses = RestartPolicy(), 100.0, []
+    for _ in range(9):
+        policy.became_ready(now)
+        verdict = policy.exited(CRASH, now + 0.9)
+        pauses.append(verdict.seconds - (now + 0.9))
+        now = verdict.seconds
+    assert pauses == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10])
+
+
+def test_having_served_makes_up_for_ending_early():
+    """A second of being ready, and the next early end is the first again."""
+    policy = RestartPolicy()
+    for start, end, pause in ((0.0, 0.1, 0.0), (1.0, 1.1, 0.1), (2.0, 3.0, 0.0), (4.0, 4.1, 0.0), (5.0, 5.1, 0.1)):
+        policy.became_ready(start)
+        assert policy.exited(CRASH, end) == RestartAt(end + pause)
+
+
+def test_failing_to_start_between_two_early_ends_makes_up_for_nothing():
+    """The pauses go on growing."""
+    policy = RestartPolicy()
+    policy.became_ready(0.0)
+    assert policy.exited(CRASH, 0.1) == RestartAt(0.1)
+    assert pauses_of_failures(policy, 2) == pytest.approx([0.1, 0.2])
+    policy.became_ready(9.0)
+    assert policy.exited(CRASH, 9.0) == RestartAt(9.4)
+
+
+def test_failed_starts_are_spaced_out_up_to_ten_seconds():
+    """0.1 s, doubling, and never more than 10 s, however long it goes on."""
+    pauses = pauses_of_failures(RestartPolicy(), 10)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10])
+
+
+def test_becoming_ready_forgets_the_failures():
+    """The next crash is the first of a new life."""
+    policy = RestartPolicy()
+    pauses_of_failures(policy, 5)
+    policy.became_ready(45.0)
+    assert policy.exited(CRASH, 50.0) == RestartAt(50.0)
+    assert pauses_of_failures(policy, 2) == pytest.approx([0.1, 0.2])
+
+
+@pytest.mark.parametrize("exit_code", [2, 3, 4, 5, 64, 78])
+def test_an_error_that_stays_is_given_up_before_the_first_success(exit_code):
+    """A wrong option, a missing model, a port in use."""
+    assert RestartPolicy().exited(exit_code, 0.0) == GiveUp()
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 6, 63, 79, 130, KILLED])
+def test_other_ends_are_tried_again(exit_code):
+    """They may have passed by the next time."""
+    assert RestartPolicy().exited(exit_code, 0.0) == RestartAt(0.1)
+
+
+def test_what_has_worked_is_never_given_up():
+    """The model was there once; whoever moved it may bring it back."""
+    policy = RestartPolicy()
+    policy.became_ready(0.0)
+    policy.exited(KILLED, 2.0)
+    assert policy.exited(78, 2.0) == RestartAt(2.1)
