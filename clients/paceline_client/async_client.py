@@ -1,6 +1,6 @@
 """The client for asyncio: requests over one shared session, and the short calls beside it.
 
-Knows the calls a user makes. Refuses to know how they travel: `connection`, `session` and `exchange` do.
+Knows the calls a user makes. Refuses to know how they travel: `connection`, `session` and `request_run` do.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from paceline_client.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from paceline_client.exchange import Exchange
+from paceline_client.request_run import RequestRun
 from paceline_client.requests import (
     MessageLike,
     Output,
@@ -52,10 +52,10 @@ class AsyncStream:
     to one of them.
     """
 
-    def __init__(self, exchange: Exchange, request: Request) -> None:
-        self._exchange = exchange
+    def __init__(self, run: RequestRun, request: Request) -> None:
+        self._run = run
         self._request = request
-        self._deltas = exchange.deltas()
+        self._deltas = run.deltas()
         # The generator serves one caller at a time.
         self._turn = asyncio.Lock()
         self._is_closed = False
@@ -71,7 +71,7 @@ class AsyncStream:
 
         Raises the error that ended the request; `RequestCancelledError` when it was left before its end.
         """
-        match self._exchange.end:
+        match self._run.end:
             case Result() as result:
                 return result
             case PacelineError() as error:
@@ -87,7 +87,7 @@ class AsyncStream:
     async def aclose(self) -> None:
         """Stop. A request that still runs is cancelled; the iteration of a task that waits for a delta ends."""
         self._is_closed = True
-        self._exchange.leave()
+        self._run.leave()
         async with self._turn:
             await self._deltas.aclose()
 
@@ -167,7 +167,7 @@ class AsyncClient:
 
     async def ensure_connected(self) -> None:
         """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
-        await self._connection.way(connect_seconds=self._timeout.connect_seconds)
+        await self._connection.endpoint(connect_seconds=self._timeout.connect_seconds)
 
     async def generate(
         self,
@@ -228,7 +228,7 @@ class AsyncClient:
             scheduling=scheduling or Scheduling(),
             timeout=timeout or self._timeout,
         )
-        return AsyncStream(Exchange(self._connection, request, self._retry), request)
+        return AsyncStream(RequestRun(self._connection, request, self._retry), request)
 
     async def estimate(
         self,
@@ -346,12 +346,12 @@ class AsyncClient:
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
         """A short call. It is made again where another server is to be asked, or the connection was lost."""
         loop = asyncio.get_running_loop()
-        way = await self._connection.way(connect_seconds=self._timeout.connect_seconds)
+        endpoint = await self._connection.endpoint(connect_seconds=self._timeout.connect_seconds)
         deadline = loop.time() + self._timeout.call_seconds
         num_losses = 0
         while True:
             try:
-                with self._connection.use(way) as channel:
+                with self._connection.use(endpoint) as channel:
                     answer = await call(channel.grpc, sendable_seconds(deadline - loop.time()))
             except grpc.aio.AioRpcError as refusal:
                 error = wire.error_from_call(refusal)
@@ -364,14 +364,14 @@ class AsyncClient:
                 # Not this task was cancelled but the call: its channel was closed.
                 error = ConnectionLostError("the connection to the server was lost during the call")
             else:
-                self._connection.served(way)
+                self._connection.served(endpoint)
                 return answer
-            self._connection.turned_away(way, error)
+            self._connection.turned_away(endpoint, error)
             if error.reason not in NOT_HERE:
                 num_losses += 1
             is_given_up = isinstance(error, RequestTimeoutError) or num_losses >= self._retry.max_attempts
             if is_given_up or loop.time() + (error.retry_after or 0.0) >= deadline:
                 raise error
-            way = await self._connection.way(
+            endpoint = await self._connection.endpoint(
                 connect_seconds=min(self._timeout.connect_seconds, deadline - loop.time()),
             )

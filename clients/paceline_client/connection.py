@@ -12,9 +12,9 @@ from typing import Generic
 
 from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry
-from paceline_client.dialler import ChannelT_co, Dialler, Way
+from paceline_client.dialler import ChannelT_co, Dialler, Endpoint
 from paceline_client.errors import PacelineError
-from paceline_client.session import Ending, Parting, Session, SessionState
+from paceline_client.session import EndCause, Session, SessionEnd, SessionState
 
 # A server that drains keeps its sessions until their requests are done; a client that meets more than this many
 # drains at once gives up the oldest, and its requests go on elsewhere.
@@ -42,8 +42,8 @@ class Connection(Generic[ChannelT_co]):
         self._keepalive = keepalive
         self._limits = limits
         self._session: Session | None = None
-        self._session_way: Way[ChannelT_co] | None = None
-        self._draining: list[tuple[Session, Way[ChannelT_co]]] = []
+        self._session_endpoint: Endpoint[ChannelT_co] | None = None
+        self._draining: list[tuple[Session, Endpoint[ChannelT_co]]] = []
         self._left: dict[tuple[str, str], float] = {}  # tenant and id of requests to cancel, and since when
         self._connecting = asyncio.Lock()
 
@@ -52,14 +52,14 @@ class Connection(Generic[ChannelT_co]):
         """What the client holds at most."""
         return self._limits
 
-    async def way(self, *, connect_seconds: float) -> Way[ChannelT_co]:
+    async def endpoint(self, *, connect_seconds: float) -> Endpoint[ChannelT_co]:
         """A channel that is connected. `ConnectFailedError` when none can be made in time."""
         async with self._turn(connect_seconds) as deadline:
             return await self._dialler.connect(deadline)
 
-    def use(self, way: Way[ChannelT_co]) -> AbstractContextManager[ChannelT_co]:
+    def use(self, endpoint: Endpoint[ChannelT_co]) -> AbstractContextManager[ChannelT_co]:
         """Make a short call on the channel: it stays open meanwhile, whatever becomes of its server."""
-        return self._dialler.use(way)
+        return self._dialler.use(endpoint)
 
     async def session(self, *, connect_seconds: float) -> Session:
         """A session that takes requests. `ConnectFailedError` when none can be made in time."""
@@ -68,13 +68,13 @@ class Connection(Generic[ChannelT_co]):
         async with self._turn(connect_seconds) as deadline:
             return await self._open_session(deadline)
 
-    def served(self, way: Way[ChannelT_co]) -> None:
+    def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """A short call was answered."""
-        self._dialler.served(way)
+        self._dialler.served(endpoint)
 
-    def turned_away(self, way: Way[ChannelT_co], error: PacelineError) -> None:
+    def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
         """A short call was not answered, or refused because another server is to be asked: leave this one."""
-        self._dialler.turned_away(way, error)
+        self._dialler.turned_away(endpoint, error)
 
     async def pause(self, seconds: float) -> None:
         """Wait for so long; `ClientClosedError` as soon as the client is closed."""
@@ -125,9 +125,9 @@ class Connection(Generic[ChannelT_co]):
             # Another request opened it while this one waited for its turn.
             return self._session
         await self._set_aside()
-        way = self._session_way = await self._dialler.connect(deadline)
-        self._dialler.hold(way)
-        self._session = Session(way.channel.open_session(), keepalive=self._keepalive, limits=self._limits)
+        endpoint = self._session_endpoint = await self._dialler.connect(deadline)
+        self._dialler.hold(endpoint)
+        self._session = Session(endpoint.channel.open_session(), keepalive=self._keepalive, limits=self._limits)
         now = asyncio.get_running_loop().time()
         self._left = {name: at_s for name, at_s in self._left.items() if now < at_s + _CANCEL_WINDOW_SECONDS}
         for tenant, request_id in self._left:
@@ -140,37 +140,37 @@ class Connection(Generic[ChannelT_co]):
         It does not leave its channel to the new one: that leads to a server that is going away, or to nowhere.
         """
         last, self._session = self._session, None
-        way, self._session_way = self._session_way, None
-        if last is not None and way is not None:
-            self._draining.append((last, way))
-            self._dialler.leave(way)
-            if last.parting is not None:
-                self._note_parting(way.address, last.parting)
-            if last.parting is not None and last.parting.had_output:
+        endpoint, self._session_endpoint = self._session_endpoint, None
+        if last is not None and endpoint is not None:
+            self._draining.append((last, endpoint))
+            self._dialler.leave(endpoint)
+            if last.end is not None:
+                self._note_end(endpoint.address, last.end)
+            if last.end is not None and last.end.had_output:
                 # It served, and was told of all of these.
-                self._left = {name: at_s for name, at_s in self._left.items() if at_s >= last.parting.at_s}
+                self._left = {name: at_s for name, at_s in self._left.items() if at_s >= last.end.at_s}
         await self._tidy()
 
     async def _tidy(self) -> None:
         """Have done with sessions that have nothing more to finish, and with the oldest of too many others."""
         busy = [pair for pair in self._draining if pair[0].state is SessionState.DRAINING and pair[0].num_running]
         for pair in [pair for pair in self._draining if pair not in busy[-_MAX_DRAINING_SESSIONS:]]:
-            session, way = pair
+            session, endpoint = pair
             self._draining.remove(pair)
             try:
                 await session.abandon()
             finally:
-                self._dialler.release(way)
+                self._dialler.release(endpoint)
 
-    def _note_parting(self, address: str, parting: Parting) -> None:
-        match parting.ending:
-            case Ending.BROKEN:
-                self._dialler.broke(address, parting.at_s)
-            case Ending.DRAINING if parting.had_output:
-                self._dialler.went_away(address, parting.at_s)
-            case Ending.TURNED_AWAY:
-                if parting.had_output:
-                    self._dialler.went_away(address, parting.at_s)
-                self._dialler.refused(address, parting.error, parting.at_s)
+    def _note_end(self, address: str, end: SessionEnd) -> None:
+        match end.cause:
+            case EndCause.BROKEN:
+                self._dialler.broke(address, end.at_s)
+            case EndCause.DRAINING if end.had_output:
+                self._dialler.went_away(address, end.at_s)
+            case EndCause.TURNED_AWAY:
+                if end.had_output:
+                    self._dialler.went_away(address, end.at_s)
+                self._dialler.refused(address, end.error, end.at_s)
             case _:
-                self._dialler.failed(address, str(parting.error), parting.at_s)
+                self._dialler.failed(address, str(end.error), end.at_s)

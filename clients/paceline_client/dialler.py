@@ -1,7 +1,7 @@
 """Makes the channel that a client uses now: goes from address to address until one takes it in.
 
-Knows how long to try, and says what became of each address; `itinerary` says which is next, `addresses` which there
-are. Refuses to know what channels are for.
+Knows how long to try, and says what became of each address; `address_picker` says which is next, `addresses` which
+there are. Refuses to know what channels are for.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from paceline_client.address_picker import HEAD_START_SECONDS, AddressPicker
 from paceline_client.addresses import Addresses
 from paceline_client.channel import Channel
 from paceline_client.config import Retry
 from paceline_client.errors import ClientClosedError, ConnectFailedError, PacelineError
-from paceline_client.itinerary import HEAD_START_SECONDS, Itinerary
 
 # Where the next pause is longer than the time that is left the last round is made so long before its end.
 _LAST_ROUND_SECONDS = 0.5
@@ -24,7 +24,7 @@ ChannelT_co = TypeVar("ChannelT_co", bound=Channel, covariant=True)
 
 
 @dataclass(slots=True, eq=False)
-class Way(Generic[ChannelT_co]):
+class Endpoint(Generic[ChannelT_co]):
     """A channel, where it leads, and how many use it: it is closed when it was left and nobody does."""
 
     address: str
@@ -42,35 +42,35 @@ class Dialler(Generic[ChannelT_co]):
     def __init__(self, addresses: Addresses, *, dial: Callable[[str], ChannelT_co], retry: Retry) -> None:
         self._addresses = addresses
         self._dial = dial
-        self._itinerary = Itinerary(retry)
-        self._way: Way[ChannelT_co] | None = None
-        self._ways: dict[Way[ChannelT_co], None] = {}  # all whose channels are not closed yet
+        self._picker = AddressPicker(retry)
+        self._endpoint: Endpoint[ChannelT_co] | None = None
+        self._endpoints: dict[Endpoint[ChannelT_co], None] = {}  # all whose channels are not closed yet
         self._closing: set[asyncio.Task[None]] = set()
         self._whys: dict[str, str] = {}  # what was the matter with an address since it last connected
         self._stopped = asyncio.Event()
 
-    async def connect(self, deadline_s: float) -> Way[ChannelT_co]:
+    async def connect(self, deadline_s: float) -> Endpoint[ChannelT_co]:
         """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop.
 
-        The caller cuts it short then: what an attempt that is under way would have found is not known, and `failure`
-        says what those before it found.
+        The caller cuts it short then: what an unfinished attempt would have found is not known, and `failure` says what
+        those before it found.
         """
         loop = asyncio.get_running_loop()
         await self.pause(0.0)
-        if self._way is not None:
-            if self._way.channel.is_ready:
-                return self._way
-            self.broke(self._way.address, loop.time())
-            self.leave(self._way)
+        if self._endpoint is not None:
+            if self._endpoint.channel.is_ready:
+                return self._endpoint
+            self.broke(self._endpoint.address, loop.time())
+            self.leave(self._endpoint)
         resume_at_s = self._resume_at_s(deadline_s)
         while True:
             await self.pause(resume_at_s - loop.time())
             await self._addresses.look()
             await self.pause(0.0)
-            if (way := await self._go_round(deadline_s)) is not None:
-                self._way = way
-                self._whys.pop(way.address, None)
-                return way
+            if (endpoint := await self._go_round(deadline_s)) is not None:
+                self._endpoint = endpoint
+                self._whys.pop(endpoint.address, None)
+                return endpoint
             resume_at_s = self._resume_at_s(deadline_s)
 
     def failure(self) -> ConnectFailedError:
@@ -101,117 +101,117 @@ class Dialler(Generic[ChannelT_co]):
     async def close(self) -> None:
         """Close what is open, whoever uses it."""
         await self.stop()
-        for way in tuple(self._ways):
-            self._close(way)
+        for endpoint in tuple(self._endpoints):
+            self._close(endpoint)
         if self._closing:
             await asyncio.wait(self._closing)
 
     # Who uses a channel
 
     @contextlib.contextmanager
-    def use(self, way: Way[ChannelT_co]) -> Iterator[ChannelT_co]:
+    def use(self, endpoint: Endpoint[ChannelT_co]) -> Iterator[ChannelT_co]:
         """Keep the channel open meanwhile, also when it is left."""
-        self.hold(way)
+        self.hold(endpoint)
         try:
-            yield way.channel
+            yield endpoint.channel
         finally:
-            self.release(way)
+            self.release(endpoint)
 
-    def hold(self, way: Way[ChannelT_co]) -> None:
+    def hold(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """Keep the channel open until `release`."""
-        way.num_users += 1
+        endpoint.num_users += 1
 
-    def release(self, way: Way[ChannelT_co]) -> None:
+    def release(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """What it was held for is over."""
-        way.num_users -= 1
-        if way.is_left and not way.num_users:
-            self._close(way)
+        endpoint.num_users -= 1
+        if endpoint.is_left and not endpoint.num_users:
+            self._close(endpoint)
 
-    def leave(self, way: Way[ChannelT_co]) -> None:
+    def leave(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """Use a channel for nothing new. It is closed once nobody uses it."""
-        if self._way is way:
-            self._way = None
-        way.is_left = True
-        if not way.num_users:
-            self._close(way)
+        if self._endpoint is endpoint:
+            self._endpoint = None
+        endpoint.is_left = True
+        if not endpoint.num_users:
+            self._close(endpoint)
 
-    def _close(self, way: Way[ChannelT_co]) -> None:
+    def _close(self, endpoint: Endpoint[ChannelT_co]) -> None:
         # In a task of its own: whoever is cancelled meanwhile must not leave it open.
-        if way in self._ways:
-            del self._ways[way]
-            task = asyncio.create_task(way.channel.close(), name="paceline-close")
+        if endpoint in self._endpoints:
+            del self._endpoints[endpoint]
+            task = asyncio.create_task(endpoint.channel.close(), name="paceline-close")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     # What became of an address
 
-    def served(self, way: Way[ChannelT_co]) -> None:
+    def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """What was asked was answered."""
-        if self._way is way:
-            self._itinerary.served(way.address)
+        if self._endpoint is endpoint:
+            self._picker.served(endpoint.address)
 
-    def turned_away(self, way: Way[ChannelT_co], error: PacelineError) -> None:
+    def turned_away(self, endpoint: Endpoint[ChannelT_co], error: PacelineError) -> None:
         """The server says that another one is to be asked, or cannot be reached. What still runs there may end."""
-        if self._way is way:
-            self.leave(way)
-            self.refused(way.address, error, asyncio.get_running_loop().time())
+        if self._endpoint is endpoint:
+            self.leave(endpoint)
+            self.refused(endpoint.address, error, asyncio.get_running_loop().time())
 
     def failed(self, address: str, why: str, at_s: float) -> None:
         """A server took nothing."""
         self._whys[address] = why
-        self._itinerary.failed(address, at_s)
+        self._picker.failed(address, at_s)
 
     def refused(self, address: str, error: PacelineError, at_s: float) -> None:
         """A server says that another one is to be asked, perhaps which, and when it may be asked again itself."""
         self._whys[address] = str(error)
-        self._itinerary.failed(address, at_s, asked_seconds=error.retry_after or 0.0)
-        self._itinerary.referred_to(error.metadata.get("active_address", ""))
+        self._picker.failed(address, at_s, asked_seconds=error.retry_after or 0.0)
+        self._picker.referred_to(error.metadata.get("active_address", ""))
 
     def broke(self, address: str, at_s: float) -> None:
         """The connection to a server that had answered broke, or the server fell silent."""
-        self._itinerary.broke(address, at_s)
+        self._picker.broke(address, at_s)
 
     def went_away(self, address: str, at_s: float) -> None:
         """A server that had answered says that it is going."""
-        self._itinerary.went_away(address, self._addresses.known, at_s)
+        self._picker.went_away(address, self._addresses.known, at_s)
 
     # One attempt after another, and beside those that are silent
 
-    async def _go_round(self, deadline_s: float) -> Way[ChannelT_co] | None:
+    async def _go_round(self, deadline_s: float) -> Endpoint[ChannelT_co] | None:
         """Try what is left of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
         loop, known = asyncio.get_running_loop(), self._addresses.known
-        dialled: list[Way[ChannelT_co]] = []
+        dialled: list[Endpoint[ChannelT_co]] = []
         try:
-            if (way := await self._race(known, dialled)) is not None:
-                dialled.remove(way)
-                return way
-            self._itinerary.end_round(loop.time())
-            if self._itinerary.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time():
+            if (endpoint := await self._race(known, dialled)) is not None:
+                dialled.remove(endpoint)
+                return endpoint
+            self._picker.end_round(loop.time())
+            if self._picker.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time():
                 raise self.failure()
             return None
         finally:
-            for way in dialled:
-                self.leave(way)
+            for endpoint in dialled:
+                self.leave(endpoint)
 
-    async def _race(self, known: tuple[str, ...], dialled: list[Way[ChannelT_co]]) -> Way[ChannelT_co] | None:
-        """The first way that connects; each gets a head start. All that were made are in `dialled` afterwards."""
-        under_way: dict[asyncio.Task[bool], Way[ChannelT_co]] = {}
+    async def _race(self, known: tuple[str, ...], dialled: list[Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
+        """The first endpoint that connects; each gets a head start. All that were made are in `dialled` afterwards."""
+        under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while True:
-                address = self._itinerary.next_address(known, [way.address for way in under_way.values()])
+                address = self._picker.next_address(known, [endpoint.address for endpoint in under_way.values()])
                 if address is not None:
                     # A new channel for each attempt: gRPC's own pauses of an old one do not apply to it.
-                    dialled.append(self._new_way(address))
-                    attempt = dialled[-1].channel.becomes_ready(self._itinerary.attempt_seconds(known))
+                    dialled.append(self._new_endpoint(address))
+                    attempt = dialled[-1].channel.becomes_ready(self._picker.attempt_seconds(known))
                     under_way[asyncio.create_task(attempt)] = dialled[-1]
                 elif not under_way:
                     return None
                 head_start = None if address is None else HEAD_START_SECONDS
                 await asyncio.wait([*under_way, stopped], timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
                 await self.pause(0.0)
-                if (way := self._winner(under_way)) is not None:
-                    return way
+                if (endpoint := self._winner(under_way)) is not None:
+                    return endpoint
         except asyncio.CancelledError:
             if len(known) > 1:
                 # The time of one caller was too short: the next one begins elsewhere.
@@ -221,31 +221,31 @@ class Dialler(Generic[ChannelT_co]):
             for task in (stopped, *under_way):
                 task.cancel()
 
-    def _new_way(self, address: str) -> Way[ChannelT_co]:
-        way = Way(address, self._dial(address))
-        self._ways[way] = None
-        return way
+    def _new_endpoint(self, address: str) -> Endpoint[ChannelT_co]:
+        endpoint = Endpoint(address, self._dial(address))
+        self._endpoints[endpoint] = None
+        return endpoint
 
-    def _winner(self, under_way: dict[asyncio.Task[bool], Way[ChannelT_co]]) -> Way[ChannelT_co] | None:
-        """The first of the ways that is connected. Those that failed are taken out, and so are those it overtook."""
-        silent: list[Way[ChannelT_co]] = []
-        for task, way in tuple(under_way.items()):
+    def _winner(self, under_way: dict[asyncio.Task[bool], Endpoint[ChannelT_co]]) -> Endpoint[ChannelT_co] | None:
+        """The first endpoint that is connected. Those that failed are taken out, and so are those it overtook."""
+        silent: list[Endpoint[ChannelT_co]] = []
+        for task, endpoint in tuple(under_way.items()):
             if not task.done():
-                silent.append(way)
+                silent.append(endpoint)
             elif task.result():
                 self._note_silent(silent)
-                return way
+                return endpoint
             else:
                 del under_way[task]
-                self.failed(way.address, way.channel.why_not_ready, asyncio.get_running_loop().time())
+                self.failed(endpoint.address, endpoint.channel.why_not_ready, asyncio.get_running_loop().time())
         return None
 
-    def _note_silent(self, ways: Iterable[Way[ChannelT_co]]) -> None:
+    def _note_silent(self, endpoints: Iterable[Endpoint[ChannelT_co]]) -> None:
         """Others are tried first from now on; these were given too little time to say what is the matter with them."""
-        for way in ways:
-            self._itinerary.failed(way.address, asyncio.get_running_loop().time())
+        for endpoint in endpoints:
+            self._picker.failed(endpoint.address, asyncio.get_running_loop().time())
 
     def _resume_at_s(self, deadline_s: float) -> float:
         """When to begin the next round: after its pause, or at the last moment."""
-        resume_at_s = self._itinerary.resume_at_s
+        resume_at_s = self._picker.resume_at_s
         return resume_at_s if resume_at_s < deadline_s else deadline_s - _LAST_ROUND_SECONDS

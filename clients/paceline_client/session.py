@@ -62,7 +62,7 @@ class SessionState(Enum):
     ENDED = "ended"
 
 
-class Ending(Enum):
+class EndCause(Enum):
     """Why a session stopped taking requests."""
 
     UNANSWERED = "unanswered"
@@ -72,14 +72,14 @@ class Ending(Enum):
     DRAINING = "draining"
     """The server is going, or has no executor for all that was asked of it."""
     TURNED_AWAY = "turned away"
-    """The server said that it is not the one to ask: see `Parting.error`."""
+    """The server said that it is not the one to ask: see `SessionEnd.error`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class SessionEnd:
     """When and why a session stopped taking requests. `at_s` is the event loop's time."""
 
-    ending: Ending
+    cause: EndCause
     at_s: float
     error: PacelineError
     had_output: bool
@@ -110,7 +110,7 @@ class Session:
         self._num_owed_finishes: dict[str, int] = {}
         self._was_answered = False
         self._had_output = False
-        self._parting: Parting | None = None
+        self._end: SessionEnd | None = None
         self._num_silent_beats = 0
         self._state = SessionState.OPEN
         self._task = asyncio.create_task(self._run(), name="paceline-session")
@@ -121,9 +121,9 @@ class Session:
         return self._state
 
     @property
-    def parting(self) -> Parting | None:
+    def end(self) -> SessionEnd | None:
         """Why it takes no more requests; None while it is open."""
-        return self._parting
+        return self._end
 
     @property
     def was_answered(self) -> bool:
@@ -288,11 +288,11 @@ class Session:
                 self._fail(delta.request_id, ServerError("the server ended the request with an error it did not name"))
         for _, error in received.failures:
             if error.reason in NOT_HERE:
-                self._part(Ending.TURNED_AWAY, error)
+                self._stop_taking(EndCause.TURNED_AWAY, error)
             elif error.reason == _NOT_THIS_MODEL_HERE and not self._running:
-                self._part(Ending.DRAINING, error)
+                self._stop_taking(EndCause.DRAINING, error)
         if received.drain_reason is not None:
-            self._part(Ending.DRAINING, UnavailableError(f"the server drains: {received.drain_reason}"))
+            self._stop_taking(EndCause.DRAINING, UnavailableError(f"the server drains: {received.drain_reason}"))
 
     def _deliver(self, received: wire.ReceivedDelta) -> None:
         running = self._running.get(received.request_id)
@@ -329,14 +329,14 @@ class Session:
         if running is not None:
             running.inbox.interrupt(error)
 
-    def _part(self, ending: Ending, error: PacelineError) -> None:
+    def _stop_taking(self, cause: EndCause, error: PacelineError) -> None:
         """It takes no more requests; the first reason counts."""
-        if self._parting is None:
-            self._parting = Parting(ending, asyncio.get_running_loop().time(), error, self._had_output)
+        if self._end is None:
+            self._end = SessionEnd(cause, asyncio.get_running_loop().time(), error, self._had_output)
             self._state = SessionState.DRAINING
 
     def _end_all(self, make_error: ErrorFactory) -> None:
-        self._part(Ending.BROKEN if self._was_answered else Ending.UNANSWERED, make_error())
+        self._stop_taking(EndCause.BROKEN if self._was_answered else EndCause.UNANSWERED, make_error())
         self._state = SessionState.ENDED
         for running in self._running.values():
             running.inbox.interrupt(make_error())

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_client import AsyncClient, ClientClosedError, ConnectFailedError, Keepalive, Limits, Retry
+from paceline_client.address_picker import AddressPicker
 from paceline_client.addresses import Addresses, resolve_with_system
 from paceline_client.connection import Connection
-from paceline_client.itinerary import Itinerary
 from paceline_client.testing import FakeServer
 
 ADDRESSES = ("a:1", "b:1", "c:1")
@@ -102,7 +102,7 @@ async def test_closing_ends_a_look_that_somebody_waits_for():
 
     addresses = Addresses("dns:///x:1", resolve)
     connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
-    waiting = asyncio.create_task(connection.way(connect_seconds=3600))
+    waiting = asyncio.create_task(connection.endpoint(connect_seconds=3600))
     for _ in range(5):
         await asyncio.sleep(0)
     await connection.close()
@@ -152,7 +152,7 @@ async def test_a_name_that_leads_nowhere_is_the_reason():
     addresses = Addresses("dns:///pace.line:1", Names(unknown, unknown).resolve)
     connection = Connection(addresses, dial=pytest.fail, retry=Retry(), keepalive=Keepalive(), limits=Limits())
     with pytest.raises(ConnectFailedError) as caught:
-        await connection.way(connect_seconds=0.05)
+        await connection.endpoint(connect_seconds=0.05)
     assert str(caught.value) == ("cannot reach dns:///pace.line:1; cannot resolve pace.line: Name or service not known")
     await connection.close()
 
@@ -171,46 +171,46 @@ async def test_a_name_that_leads_nowhere_is_the_reason():
 )
 def test_a_round_tries_each_address_once(history):
     """Whatever happened before, and whatever servers say of each other."""
-    itinerary = Itinerary(Retry())
+    picker = AddressPicker(Retry())
     for now_s, (what, address) in enumerate(history):
         match what:
             case "failed" | "broke":
-                getattr(itinerary, what)(address, now_s)
+                getattr(picker, what)(address, now_s)
             case "went_away":
-                itinerary.went_away(address, ADDRESSES, now_s)
+                picker.went_away(address, ADDRESSES, now_s)
             case "next":
-                itinerary.next_address(ADDRESSES)
+                picker.next_address(ADDRESSES)
             case _:
-                getattr(itinerary, what)(address)
-    itinerary.end_round(len(history))
+                getattr(picker, what)(address)
+    picker.end_round(len(history))
     tried = []
-    while (address := itinerary.next_address(ADDRESSES)) is not None:
+    while (address := picker.next_address(ADDRESSES)) is not None:
         tried.append(address)
-        itinerary.failed(address, len(history))
-        itinerary.referred_to("a:1")
+        picker.failed(address, len(history))
+        picker.referred_to("a:1")
     assert sorted(tried) == sorted(ADDRESSES)
-    itinerary.end_round(len(history))
-    assert itinerary.resume_at_s > len(history)
+    picker.end_round(len(history))
+    assert picker.resume_at_s > len(history)
 
 
 def test_the_shortest_pause_that_a_server_asked_for_is_kept():
     """It counts from the last refusal; one address that only refused the connection asks for nothing."""
-    itinerary = Itinerary(Retry(draw=lambda: 0.5))
+    picker = AddressPicker(Retry(draw=lambda: 0.5))
     for address, asked_seconds in (("a:1", 3.0), ("b:1", 2.0)):
-        itinerary.failed(address, 10.0, asked_seconds=asked_seconds)
-    itinerary.end_round(10.0)
-    assert itinerary.resume_at_s == 12.0
-    itinerary.failed("a:1", 12.0, asked_seconds=3.0)
-    itinerary.failed("b:1", 12.0)
-    itinerary.end_round(12.0)
-    assert itinerary.resume_at_s == pytest.approx(12.15)
+        picker.failed(address, 10.0, asked_seconds=asked_seconds)
+    picker.end_round(10.0)
+    assert picker.resume_at_s == 12.0
+    picker.failed("a:1", 12.0, asked_seconds=3.0)
+    picker.failed("b:1", 12.0)
+    picker.end_round(12.0)
+    assert picker.resume_at_s == pytest.approx(12.15)
 
 
 def test_a_connection_that_broke_is_tried_again_once():
     """Then the next address; beside it while it is silent, the same one."""
-    itinerary = Itinerary(Retry())
-    itinerary.broke("b:1", 0.0)
-    assert itinerary.next_address(ADDRESSES) == "b:1"
-    assert itinerary.next_address(ADDRESSES, beside=["b:1"]) == "c:1"
-    itinerary.failed("b:1", 0.1)
-    assert itinerary.next_address(ADDRESSES) == "c:1"
+    picker = AddressPicker(Retry())
+    picker.broke("b:1", 0.0)
+    assert picker.next_address(ADDRESSES) == "b:1"
+    assert picker.next_address(ADDRESSES, beside=["b:1"]) == "c:1"
+    picker.failed("b:1", 0.1)
+    assert picker.next_address(ADDRESSES) == "c:1"

@@ -41,7 +41,7 @@ def now():
 async def connected(rig, seconds):
     """Where the connection leads to; None: it could not be made in so many seconds."""
     try:
-        return (await rig.connection.way(connect_seconds=seconds)).address
+        return (await rig.connection.endpoint(connect_seconds=seconds)).address
     except ConnectFailedError:
         return None
 
@@ -53,7 +53,7 @@ def test_the_error_says_what_the_last_whole_attempt_found(refuses_for_seconds, w
     async def scenario():
         rig = MemoryRig(LETTERS)
         rig.server.go_down()
-        connecting = asyncio.create_task(rig.connection.way(connect_seconds=10))
+        connecting = asyncio.create_task(rig.connection.endpoint(connect_seconds=10))
         await asyncio.sleep(refuses_for_seconds)
         rig.server.is_silent = True
         with pytest.raises(ConnectFailedError, match=f"^cannot reach memory: {why}$"):
@@ -75,7 +75,7 @@ def test_the_error_says_nothing_of_an_outage_that_is_over():
         await reading
         rig.server.is_silent = True
         with pytest.raises(ConnectFailedError, match=r"^cannot reach memory: no answer in time$"):
-            await rig.connection.way(connect_seconds=1)
+            await rig.connection.endpoint(connect_seconds=1)
 
     play(scenario)
 
@@ -173,9 +173,9 @@ def test_a_channel_that_was_left_stays_open_while_a_call_is_under_way():
 
     async def scenario():
         rig = MemoryRig(LETTERS)
-        way = await rig.connection.way(connect_seconds=1)
-        with rig.connection.use(way):
-            rig.connection.turned_away(way, UnavailableError("elsewhere"))
+        endpoint = await rig.connection.endpoint(connect_seconds=1)
+        with rig.connection.use(endpoint):
+            rig.connection.turned_away(endpoint, UnavailableError("elsewhere"))
             assert await connected(rig, 1) == "memory"
             assert [channel.is_closed for channel in rig.server.channels] == [False, False]
         await asyncio.sleep(0)

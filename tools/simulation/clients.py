@@ -15,7 +15,7 @@ from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
 from paceline_client.errors import PacelineError
-from paceline_client.exchange import Exchange
+from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, TokenIds
 from paceline_client.results import Delta, Result
 from paceline_scheduler.api import status
@@ -175,10 +175,10 @@ class ClientHost:
 
     async def _run(self, planned: PlannedRequest) -> None:
         await asyncio.sleep(planned.at_s)
-        exchange = Exchange(self._connection, as_request(planned), self._retry)
+        run = RequestRun(self._connection, as_request(planned), self._retry)
         num_deltas = 0
         try:
-            async with aclosing(exchange.deltas()) as deltas:
+            async with aclosing(run.deltas()) as deltas:
                 async for delta in deltas:
                     self._events.received(planned, delta)
                     num_deltas += 1
@@ -187,7 +187,7 @@ class ClientHost:
         except PacelineError as error:
             self._events.ended(planned, error)
             return
-        self._events.ended(planned, exchange.end if isinstance(exchange.end, Result) else None)
+        self._events.ended(planned, run.end if isinstance(run.end, Result) else None)
 
 
 def as_request(planned: PlannedRequest) -> Request:

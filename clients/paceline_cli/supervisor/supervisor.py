@@ -55,13 +55,13 @@ class Supervisor:
     ) -> None:
         self._grace_seconds = grace_seconds
         self._is_stopping = asyncio.Event()
-        self._posts = [_Post(program, listener, restarts, self._is_stopping) for program in programs]
-        self._post_of = {post.name: post for post in self._posts}
-        self._tasks: dict[_Post, asyncio.Task[None]] = {}
+        self._slots = [_Slot(program, listener, restarts, self._is_stopping) for program in programs]
+        self._slot_of = {slot.name: slot for slot in self._slots}
+        self._tasks: dict[_Slot, asyncio.Task[None]] = {}
 
     async def ready(self) -> None:
         """Return when every program has become ready. `ChildFailedError` when one will not."""
-        await self.during(_all_of([post.became_ready for post in self._posts]))
+        await self.during(_all_of([slot.became_ready for slot in self._slots]))
 
     async def forever(self) -> None:
         """Never return. `ChildFailedError` when a program ended for good."""
@@ -82,15 +82,15 @@ class Supervisor:
 
     def process_id(self, name: str) -> int | None:
         """The id of the process that runs a program now; None while none does. KeyError for an unknown name."""
-        return self._post_of[name].process_id
+        return self._slot_of[name].process_id
 
     def kill(self) -> None:
         """End every process at once; the end of the block then comes soon."""
-        for post in self._posts:
-            post.kill()
+        for slot in self._slots:
+            slot.kill()
 
     async def __aenter__(self) -> Self:
-        self._tasks = {post: asyncio.create_task(post.keep()) for post in self._posts}
+        self._tasks = {slot: asyncio.create_task(slot.keep()) for slot in self._slots}
         return self
 
     async def __aexit__(
@@ -101,27 +101,27 @@ class Supervisor:
     async def _stop(self) -> None:
         self._is_stopping.set()
         try:
-            for number in sorted({post.stop_stage for post in self._posts}):
-                stage = [post for post in self._posts if post.stop_stage == number]
-                for post in stage:
-                    post.terminate()
-                await asyncio.wait([self._tasks[post] for post in stage], timeout=self._grace_seconds)
-                for post in stage:
-                    post.kill()
+            for number in sorted({slot.stop_stage for slot in self._slots}):
+                stage = [slot for slot in self._slots if slot.stop_stage == number]
+                for slot in stage:
+                    slot.terminate()
+                await asyncio.wait([self._tasks[slot] for slot in stage], timeout=self._grace_seconds)
+                for slot in stage:
+                    slot.kill()
         finally:
             self.kill()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending:
+class _Exit:
     """How a process ended."""
 
     exit_code: int
     last_error: str | None
 
 
-class _Post:
+class _Slot:
     """One program's place: the process that fills it now, and when the next one does."""
 
     def __init__(self, program: Program, listener: Listener, restarts: Restarts, is_stopping: asyncio.Event) -> None:
@@ -151,9 +151,9 @@ class _Post:
     async def keep(self) -> None:
         """Start the program again and again, until told to stop. `ChildFailedError` when it is given up."""
         while not self._is_stopping.is_set():
-            ending = await self._run_once()
+            exited = await self._run_once()
             if not self._is_stopping.is_set():
-                await self._pause_after(ending)
+                await self._pause_after(exited)
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -172,25 +172,25 @@ class _Post:
             self._policy.became_ready(time.monotonic())
             self.became_ready.set()
 
-    async def _run_once(self) -> _Ending:
+    async def _run_once(self) -> _Exit:
         try:
             child = self._child = await start_child(self._program, self)
         except OSError as error:
-            return _Ending(os.EX_OSERR, f"it cannot be started: {error.strerror}")
+            return _Exit(os.EX_OSERR, f"it cannot be started: {error.strerror}")
         if self._is_stopping.is_set():
             # Nobody asked it to end, for it was not there yet; and it has nothing to finish.
             child.kill()
         exit_code = await child.wait()
-        return _Ending(exit_code, child.last_error(exit_code))
+        return _Exit(exit_code, child.last_error(exit_code))
 
-    async def _pause_after(self, ending: _Ending) -> None:
+    async def _pause_after(self, exited: _Exit) -> None:
         now = time.monotonic()
-        verdict = self._policy.exited(ending.exit_code, now)
+        verdict = self._policy.exited(exited.exit_code, now)
         if isinstance(verdict, GiveUp) or self._restarts is Restarts.NEVER:
-            self._listener.on_event(Exited(self._program.name, ending.exit_code, ending.last_error, None))
-            raise ChildFailedError(self._program.name, ending.exit_code, ending.last_error)
+            self._listener.on_event(Exited(self._program.name, exited.exit_code, exited.last_error, None))
+            raise ChildFailedError(self._program.name, exited.exit_code, exited.last_error)
         pause = max(verdict.seconds - now, self._program.min_restart_seconds)
-        self._listener.on_event(Exited(self._program.name, ending.exit_code, ending.last_error, pause))
+        self._listener.on_event(Exited(self._program.name, exited.exit_code, exited.last_error, pause))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._is_stopping.wait()

@@ -7,7 +7,7 @@ from paceline_client.addresses import Addresses
 from paceline_client.async_client import AsyncStream
 from paceline_client.config import Keepalive, Limits, Retry, Timeout
 from paceline_client.connection import Connection
-from paceline_client.exchange import Exchange
+from paceline_client.request_run import RequestRun
 from paceline_client.requests import Output, Request, Sampling, Scheduling, Stopping, Text
 from paceline_client.testing.memory import MemoryChannel, MemoryServer
 from paceline_client.testing.script import Script
@@ -64,7 +64,7 @@ class MemoryRig:
             scheduling=Scheduling(),
             timeout=Timeout(total_seconds=total_seconds),
         )
-        return AsyncStream(Exchange(self.connection, request, self._retry), request)
+        return AsyncStream(RequestRun(self.connection, request, self._retry), request)
 
     async def until(self, condition: Callable[[Seen], object]) -> None:
         """Let time pass until the server has seen this."""

@@ -211,7 +211,7 @@ def _cap_scores(softcap: jit.Float32, first_row: int, scratch: Scratch) -> None:
 
 
 @jit.compiled
-def _soften(first_row: int, scratch: Scratch) -> None:
+def _softmax(first_row: int, scratch: Scratch) -> None:
     """Every row's maximum, its scores as exponentials, and their sum.
 
     Loops over scores begin at 0, though those before the window hold anything and are never used: from another start
@@ -239,7 +239,7 @@ def _do_segment(
     if keys.itemsize == 1:
         int8.score(keys, values, head, table, first_row, scratch)
         _cap_scores(softcap, first_row, scratch)
-        int8.soften(values, head, table, first_row, scratch)
+        int8.softmax(values, head, table, first_row, scratch)
         int8.add_values(values, head, table, first_row, scratch)
     else:
         begin = _first_block(first_row, keys.shape[2], scratch)
@@ -247,7 +247,7 @@ def _do_segment(
         _score(keys, head, table, first_row, scratch)
         _cap_scores(softcap, first_row, scratch)
         _fetch_block(values, head, table, begin, begin + 1)
-        _soften(first_row, scratch)
+        _softmax(first_row, scratch)
         _weigh(values, head, table, first_row, group, scratch)
     return first_row
 

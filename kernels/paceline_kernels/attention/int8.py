@@ -161,7 +161,7 @@ def _place(keys: Cache, head: int, table: _Int32Array, slot: int) -> tuple[int, 
 
 
 @jit.compiled
-def soften(values: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
+def softmax(values: Cache, head: int, table: _Int32Array, first_row: int, scratch: Scratch) -> None:
     """Maximum, sum and rounded weights of every row; the weights of slots that a row does not see are zero."""
     block_size, head_dim, num_rows = values.shape[2], scratch.words.shape[1], scratch.num_rows[0]
     width, blocks = scratch.scores.shape[1], _blocks(block_size, first_row, scratch)

@@ -50,7 +50,7 @@ def _typed_read(_context: Ir, _address: Ir) -> Ir:
     return types.int64(types.int64), generate
 
 
-def _typed_rest(_context: Ir) -> Ir:
+def _typed_pause(_context: Ir) -> Ir:
     """Tell the processor that this is a waiting loop, where it has a word for that."""
 
     def generate(context: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
@@ -61,7 +61,7 @@ def _typed_rest(_context: Ir) -> Ir:
     return types.void(), generate
 
 
-def _typed_give_way(_context: Ir) -> Ir:
+def _typed_yield(_context: Ir) -> Ir:
     """Let another process have this core, if one waits for it."""
 
     def generate(_: Ir, builder: Ir, _signature: Ir, _args: Ir) -> Ir:
@@ -72,8 +72,8 @@ def _typed_give_way(_context: Ir) -> Ir:
 
 _add: Any = intrinsic(_typed_add)
 _read: Any = intrinsic(_typed_read)
-_rest: Any = intrinsic(_typed_rest)
-_give_way: Any = intrinsic(_typed_give_way)
+_pause: Any = intrinsic(_typed_pause)
+_yield: Any = intrinsic(_typed_yield)
 
 
 def new_counters(count: int) -> Counters:
@@ -120,10 +120,10 @@ def wait(counters: Counters, index: int, num_pieces: int) -> None:
     done = _address(counters, index)
     looks = 0
     while _read(done) < num_pieces:
-        _rest()
+        _pause()
         looks += 1
         if looks % _NUM_LOOKS == 0:
-            _give_way()
+            _yield()
 
 
 @compiled

@@ -37,7 +37,7 @@ class _Clock:
         return None if math.isinf(self._total) else max(self._started + self._total - self._loop.time(), 0.0)
 
 
-class Exchange:
+class RequestRun:
     """Runs one request. Sent again it says what has arrived, so nothing is ever delivered twice.
 
     It goes on elsewhere when more output is asked for, and not before: who does not read needs no more.

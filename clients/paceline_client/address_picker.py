@@ -20,8 +20,8 @@ where a connection was only cut: its server has the requests; a standby would fi
 """
 
 
-class Itinerary:
-    """The way of one client from address to address."""
+class AddressPicker:
+    """Picks the addresses of one client, one after another."""
 
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
