@@ -21,6 +21,7 @@ from paceline_client.errors import (
     StreamError,
     UnavailableError,
     UnsupportedError,
+    WrongServerError,
 )
 from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping
 from paceline_client.results import (
@@ -85,4 +86,5 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "Usage",
+    "WrongServerError",
 ]

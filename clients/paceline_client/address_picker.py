@@ -27,6 +27,7 @@ class AddressPicker:
         self._retry = retry
         self._first: str | None = None  # where a round begins
         self._referral: str | None = None
+        self._guest: str | None = None  # the one address that is tried although the target does not have it
         self._failures: dict[str, float] = {}  # in this round, with the pause that the server asked for
         self._last_failure_at_s = -math.inf
         self._num_failed_rounds = 0
@@ -40,12 +41,16 @@ class AddressPicker:
 
     def next_address(self, known: tuple[str, ...], beside: Collection[str] = ()) -> str | None:
         """The next one of this round, beside those that are being tried; None when none is left."""
+        tried = {*self._failures, *beside}
         referral, self._referral = self._referral, None
-        if referral in known and referral not in self._failures and referral not in beside:
+        if referral in known and referral not in tried:
             return referral
         start = known.index(self._first) if self._first in known else 0
-        left = (one for one in known[start:] + known[:start] if one not in self._failures and one not in beside)
-        return next(left, None)
+        in_turn = known[start:] + known[:start]
+        if self._guest is not None:
+            # What the target says comes first, unless the guest has shown that it serves.
+            in_turn = (self._guest, *in_turn) if self._guest == self._first else (*in_turn, self._guest)
+        return next((one for one in in_turn if one not in tried), None)
 
     def attempt_seconds(self, known: tuple[str, ...]) -> float:
         """How long an attempt may take."""
@@ -59,12 +64,17 @@ class AddressPicker:
         pause = self._retry.delay_seconds(self._num_failed_rounds, outage_seconds=now_s - began_s)
         self._resume_at_s = max(self._last_failure_at_s, began_s) + max(asked_seconds, pause)
         self._failures.clear()
+        if self._guest != self._first:
+            # Whoever named it may name it again.
+            self._guest = None
 
     # What happened
 
     def served(self, address: str) -> None:
         """The server at an address is the right one: whatever happens next is not about what happened before."""
         self._first = address
+        if address != self._guest:
+            self._guest = None
         self._failures.clear()
         self._num_failed_rounds = 0
         self._outage_began_s = None
@@ -81,6 +91,8 @@ class AddressPicker:
         self._outage_began_s = at_s
         if address in known:
             self._first = known[(known.index(address) + 1) % len(known)]
+        else:
+            self._first = self._guest = None
 
     def failed(self, address: str, at_s: float, *, asked_seconds: float = 0.0) -> None:
         """An attempt failed, or the server says that it is the wrong one, and when to ask again."""
@@ -92,3 +104,7 @@ class AddressPicker:
     def referred_to(self, address: str) -> None:
         """A server named the one that serves: it is tried next, unless it was in this round."""
         self._referral = address
+
+    def led_outside(self, address: str) -> None:
+        """A server of the target named one outside it: it is tried after all of the target, one such at a time."""
+        self._guest = address

@@ -6,6 +6,8 @@ Knows how a target is written and what its names stood for last. Refuses to know
 import asyncio
 import contextlib
 import functools
+import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,12 +17,16 @@ from paceline_client.requests import invalid
 
 Target = str | Sequence[str]
 """`host:port`, several of them with commas between them or as a list, or `dns:///name:port` for all that a name stands
-for. Other forms that gRPC has, `unix:path` say, are addresses as well."""
+for. A client adds the port where there is none. Other forms that gRPC has, `unix:path` say, are addresses as well."""
 
 Resolver = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """From a name and a port to the IP addresses it stands for; raises OSError."""
 
+DEFAULT_PORT = 50051
 _DNS_PREFIX = "dns:///"
+_GRPC_SCHEMES = frozenset({"dns", "google-c2p", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
+_URL_SCHEMES = frozenset({"grpc", "grpcs", "http", "https"})
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})")
 _MAX_ADDRESSES = 1024
 
 
@@ -62,11 +68,14 @@ def _look_up(name: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyn
 class Addresses:
     """Where one target leads to. A name that cannot be looked up keeps its last answer. Made without I/O.
 
-    `InvalidRequestError` for a target that says nothing, or is no text.
+    `default_port` completes what names none; None leaves it as it is. `InvalidRequestError` for a target that says
+    nothing, is no text, or is a URL.
     """
 
-    def __init__(self, target: Target, resolve: Resolver = resolve_with_system) -> None:
-        self._parts = _parse(target)
+    def __init__(
+        self, target: Target, resolve: Resolver = resolve_with_system, *, default_port: int | None = None
+    ) -> None:
+        self._parts = _parse(target, default_port)
         self._resolve = resolve
         self._names = tuple(part for part in self._parts if isinstance(part, _Name))
         self._answers: dict[_Name, tuple[str, ...]] = {}
@@ -132,7 +141,30 @@ class Addresses:
         )
 
 
-def _parse(target: Target) -> tuple[str | _Name, ...]:
+def may_be_followed(address: str, named_by: str) -> bool:
+    """Whether a client goes to an address that is not in its target, because a server of its target named it.
+
+    It has to be a host and a port, no other form that gRPC knows. One that means "this machine" is followed only where
+    the server that named it is reached on this machine: it was said there, and would lead elsewhere from here.
+    """
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or match["host"] in _GRPC_SCHEMES or not 0 < int(match["port"]) < 65536:
+        return False
+    return not _is_here(address) or _is_here(named_by)
+
+
+def _is_here(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost" or address.startswith(("unix:", "unix-abstract:")):
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return ip.is_loopback or ip.is_unspecified
+
+
+def _parse(target: Target, default_port: int | None) -> tuple[str | _Name, ...]:
     try:
         texts = target.split(",") if isinstance(target, str) else list(target)
         parts = [text.strip() for text in texts]
@@ -141,13 +173,31 @@ def _parse(target: Target) -> tuple[str | _Name, ...]:
         raise invalid("target", str(error)) from None
     if not all(parts) or not parts:
         raise invalid("target", f"{target!r} has an empty address: write host:port, host:port,... or dns:///name:port")
-    return tuple(dict.fromkeys(_parse_part(part) for part in parts))
+    return tuple(dict.fromkeys(_parse_part(part, default_port) for part in parts))
 
 
-def _parse_part(part: str) -> str | _Name:
+def _parse_part(part: str, default_port: int | None) -> str | _Name:
+    scheme, is_url, rest = part.partition("://")
+    if is_url and scheme.lower() in _URL_SCHEMES:
+        raise invalid("target", f"{part!r} is a URL: write {rest.partition('/')[0]!r}, without {scheme}://")
     if not part.startswith(_DNS_PREFIX):
-        return part
+        is_known_to_grpc = part.partition(":")[0] in _GRPC_SCHEMES
+        return part if default_port is None or is_known_to_grpc else _with_port(part, default_port)
     host, _, port = part.removeprefix(_DNS_PREFIX).rpartition(":")
+    if not host and default_port is not None:
+        host, port = port, str(default_port)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise invalid("target", f"{part!r} is not of the form dns:///name:port")
     return _Name(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _with_port(part: str, default_port: int) -> str:
+    """gRPC would dial port 443 where none is named, and look up what looks like none."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(part.removeprefix("[").removesuffix("]")).version == 6:
+            return f"[{part.removeprefix('[').removesuffix(']')}]:{default_port}"
+    complete = part if ":" in part else f"{part}:{default_port}"
+    host, _, port = complete.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise invalid("target", f"{part!r} is not of the form host:port")
+    return complete

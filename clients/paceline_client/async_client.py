@@ -4,6 +4,7 @@ Knows the calls a user makes. Refuses to know how they travel: `connection`, `se
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,10 +12,11 @@ from typing import Self, TypeVar
 import grpc.aio
 
 from paceline_client import wire
-from paceline_client.addresses import Addresses, Target
+from paceline_client.addresses import DEFAULT_PORT, Addresses, Target
 from paceline_client.channel import GrpcChannel
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
+from paceline_client.dialler import Endpoint
 from paceline_client.errors import (
     ConnectionLostError,
     PacelineError,
@@ -25,20 +27,23 @@ from paceline_client.errors import (
 from paceline_client.request_run import RequestRun
 from paceline_client.requests import (
     MessageLike,
-    Output,
+    OutputLike,
     Prompt,
     Request,
-    Sampling,
-    Scheduling,
-    Stopping,
+    SamplingLike,
+    SchedulingLike,
+    StoppingLike,
+    TimeoutLike,
     make_prompt,
-    new_request_id,
+    make_request,
+    make_timeout,
 )
 from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
 from paceline_client.session import NOT_HERE
+from paceline_client.tracebacks import at_the_call
 from paceline_client.wire_requests import sendable_seconds
 
-DEFAULT_TARGET = "localhost:50051"
+DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
 _READY_PAUSE_SECONDS = 0.1
 
 Answer = TypeVar("Answer")
@@ -75,13 +80,16 @@ class AsyncStream:
             case Result() as result:
                 return result
             case PacelineError() as error:
-                raise error
+                raise at_the_call(error) from None
         raise ValueError(f"request {self.request_id} has no result yet: read its deltas to the end")
 
     async def collect(self) -> Result:
         """Read the rest and return the result."""
-        async for _ in self:
-            pass
+        try:
+            async for _ in self:
+                pass
+        except PacelineError as error:
+            raise at_the_call(error) from None
         return self.result
 
     async def aclose(self) -> None:
@@ -100,10 +108,12 @@ class AsyncStream:
                 raise StopAsyncIteration
             try:
                 return await anext(self._deltas)
-            except RequestCancelledError:
+            except RequestCancelledError as error:
                 if not self._is_closed:
-                    raise
+                    raise at_the_call(error) from None
                 raise StopAsyncIteration from None
+            except PacelineError as error:
+                raise at_the_call(error, is_logged=False) from None
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,8 +127,9 @@ class AsyncStream:
 class AsyncClient:
     """Talks to a scheduler. Made without I/O; connects when it is first used, and again whenever that is needed.
 
-    `target` is `host:port`; several of them, in one text with commas or as a list, where schedulers stand by for each
-    other; or `dns:///name:port` for all addresses of a name. `InvalidRequestError` when it is none of these.
+    `target` is `host:port`, or `host` where the port is 50051; several of them, in one text with commas or as a list,
+    where schedulers stand by for each other; or `dns:///name:port` for all addresses of a name. `InvalidRequestError`
+    when it is none of these.
 
     Use it on one event loop, and close it: `async with AsyncClient("localhost:50051") as client`.
     """
@@ -128,15 +139,15 @@ class AsyncClient:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._timeout = timeout or Timeout()
+        self._timeout = make_timeout(timeout, Timeout())
         self._retry = retry or Retry()
         self._limits = limits or Limits()
-        addresses = Addresses(target)
+        addresses = Addresses(target, default_port=DEFAULT_PORT)
         self._connection = Connection(
             addresses,
             dial=lambda address: GrpcChannel(address, tls, server_name=addresses.name_of(address)),
@@ -151,7 +162,7 @@ class AsyncClient:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
-        timeout: Timeout | None = None,  # noqa: ASYNC109  limits of several kinds, which asyncio.timeout cannot hold
+        timeout: TimeoutLike | None = None,  # noqa: ASYNC109  limits of several kinds, which asyncio.timeout cannot hold
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
@@ -167,7 +178,15 @@ class AsyncClient:
 
     async def ensure_connected(self) -> None:
         """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
-        await self._connection.endpoint(connect_seconds=self._timeout.connect_seconds)
+        try:
+            await self._endpoint()
+        except PacelineError as error:
+            raise at_the_call(error, is_logged=False) from None
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the client from a server at this moment, in words; empty while nothing does."""
+        return self._connection.trouble
 
     async def generate(
         self,
@@ -175,14 +194,14 @@ class AsyncClient:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
-        timeout: Timeout | None = None,  # noqa: ASYNC109  it travels with the request, and the server keeps it too
+        timeout: TimeoutLike | None = None,  # noqa: ASYNC109  it travels with the request, and the server keeps it too
     ) -> Result:
         """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
         stream = self.stream(
@@ -199,7 +218,10 @@ class AsyncClient:
             timeout=timeout,
         )
         async with stream:
-            return await stream.collect()
+            try:
+                return await stream.collect()
+            except PacelineError as error:
+                raise at_the_call(error) from None
 
     def stream(
         self,
@@ -207,26 +229,26 @@ class AsyncClient:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
     ) -> AsyncStream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
-        request = Request(
-            prompt=make_prompt(prompt, messages, token_ids),
-            request_id=request_id or new_request_id(),
+        request = make_request(
+            make_prompt(prompt, messages, token_ids),
+            sampling=sampling,
+            stopping=stopping,
+            output=output,
+            scheduling=scheduling,
+            model=model,
             tenant=tenant,
-            model=model or "",
-            sampling=sampling or Sampling(),
-            stopping=stopping or Stopping(),
-            output=output or Output(),
-            scheduling=scheduling or Scheduling(),
-            timeout=timeout or self._timeout,
+            timeout=make_timeout(timeout, self._timeout),
+            request_id=request_id,
         )
         return AsyncStream(RequestRun(self._connection, request, self._retry), request)
 
@@ -236,25 +258,24 @@ class AsyncClient:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
-        timeout: Timeout | None = None,  # noqa: ASYNC109  the one that the request would have
+        timeout: TimeoutLike | None = None,  # noqa: ASYNC109  the one that the request would have
     ) -> Estimate:
         """What would become of a request if it were sent now; nothing is run."""
-        request = Request(
-            prompt=make_prompt(prompt, messages, token_ids),
-            request_id=new_request_id(),
+        request = make_request(
+            make_prompt(prompt, messages, token_ids),
+            sampling=sampling,
+            stopping=stopping,
+            output=output,
+            scheduling=scheduling,
+            model=model,
             tenant=tenant,
-            model=model or "",
-            sampling=sampling or Sampling(),
-            stopping=stopping or Stopping(),
-            output=output or Output(),
-            scheduling=scheduling or Scheduling(),
-            timeout=timeout or self._timeout,
+            timeout=make_timeout(timeout, self._timeout),
         )
         return await self._call(
             lambda channel, seconds: wire.estimate(
@@ -344,9 +365,15 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
+        try:
+            return await self._call_until_answered(call)
+        except PacelineError as error:
+            raise at_the_call(error, is_logged=False) from None
+
+    async def _call_until_answered(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
         """A short call. It is made again where another server is to be asked, or the connection was lost."""
         loop = asyncio.get_running_loop()
-        endpoint = await self._connection.endpoint(connect_seconds=self._timeout.connect_seconds)
+        endpoint = await self._endpoint()
         deadline = loop.time() + self._timeout.call_seconds
         num_losses = 0
         while True:
@@ -356,7 +383,7 @@ class AsyncClient:
             except grpc.aio.AioRpcError as refusal:
                 error = wire.error_from_call(refusal)
                 if wire.is_answered(refusal) and error.reason not in NOT_HERE:
-                    raise error from None
+                    raise await self._connection.explained(error, endpoint) from None
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -372,6 +399,10 @@ class AsyncClient:
             is_given_up = isinstance(error, RequestTimeoutError) or num_losses >= self._retry.max_attempts
             if is_given_up or loop.time() + (error.retry_after or 0.0) >= deadline:
                 raise error
-            endpoint = await self._connection.endpoint(
-                connect_seconds=min(self._timeout.connect_seconds, deadline - loop.time()),
-            )
+            endpoint = await self._endpoint(deadline - loop.time())
+
+    async def _endpoint(self, at_most_seconds: float = math.inf) -> Endpoint[GrpcChannel]:
+        return await self._connection.endpoint(
+            connect_seconds=min(self._timeout.connect_seconds, at_most_seconds),
+            refused_seconds=self._timeout.refused_seconds,
+        )

@@ -32,6 +32,9 @@ class Channel(Protocol):
     def why_not_ready(self) -> str:
         """What became of an attempt that failed, for people; empty while nothing has answered."""
 
+    async def what_serves(self) -> str:
+        """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
+
     def open_session(self) -> wire.SessionCall:
         """Start a session; nothing is known of the server until its first message."""
 
@@ -90,6 +93,10 @@ class GrpcChannel:
             details = error.details() or error.code().name
             return _GRPC_PREFIXES.sub("", details.rpartition("last error: ")[2])
         return ""
+
+    async def what_serves(self) -> str:
+        """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
+        return await wire.what_serves(self._channel, timeout_seconds=_WHY_SECONDS)
 
     def open_session(self) -> wire.SessionCall:
         """Start the Session call."""

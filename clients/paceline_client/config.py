@@ -17,6 +17,9 @@ class Timeout:
 
     connect_seconds: float = 10.0
     """Until a connection stands, over all attempts to make one."""
+    refused_seconds: float = 2.0
+    """The same where every address refuses the connection: nothing is there, and nobody is only slow. A request that
+    was running is not given up so soon; see `Retry.max_outage_seconds`."""
     call_seconds: float = 10.0
     """For each short call: listing models, tokenising, cancelling."""
     total_seconds: float | None = None
@@ -24,6 +27,7 @@ class Timeout:
 
     def __post_init__(self) -> None:
         _require_positive("connect_seconds", self.connect_seconds)
+        _require_positive("refused_seconds", self.refused_seconds)
         _require_positive("call_seconds", self.call_seconds)
         if self.total_seconds is not None:
             _require_positive("total_seconds", self.total_seconds)

@@ -6,6 +6,7 @@ to know requests, but for the names of those that were left while there was nobo
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Generic
@@ -13,7 +14,7 @@ from typing import Generic
 from paceline_client.addresses import Addresses
 from paceline_client.config import Keepalive, Limits, Retry
 from paceline_client.dialler import ChannelT_co, Dialler, Endpoint
-from paceline_client.errors import PacelineError
+from paceline_client.errors import PacelineError, UnsupportedError, WrongServerError
 from paceline_client.session import EndCause, Session, SessionEnd, SessionState
 
 # A server that drains keeps its sessions until their requests are done; a client that meets more than this many
@@ -52,21 +53,39 @@ class Connection(Generic[ChannelT_co]):
         """What the client holds at most."""
         return self._limits
 
-    async def endpoint(self, *, connect_seconds: float) -> Endpoint[ChannelT_co]:
-        """A channel that is connected. `ConnectFailedError` when none can be made in time."""
+    @property
+    def trouble(self) -> str:
+        """Why there is no server now, in words; empty when there is one, or nothing was tried yet."""
+        return self._dialler.trouble
+
+    async def endpoint(self, *, connect_seconds: float, refused_seconds: float = math.inf) -> Endpoint[ChannelT_co]:
+        """A channel that is connected. `ConnectFailedError` when none can be made in time.
+
+        `refused_seconds` is that time where every address answers that nothing is there.
+        """
+        refused_deadline = asyncio.get_running_loop().time() + refused_seconds
         async with self._turn(connect_seconds) as deadline:
-            return await self._dialler.connect(deadline)
+            return await self._dialler.connect(deadline, refused_deadline_s=refused_deadline)
 
     def use(self, endpoint: Endpoint[ChannelT_co]) -> AbstractContextManager[ChannelT_co]:
         """Make a short call on the channel: it stays open meanwhile, whatever becomes of its server."""
         return self._dialler.use(endpoint)
 
-    async def session(self, *, connect_seconds: float) -> Session:
-        """A session that takes requests. `ConnectFailedError` when none can be made in time."""
+    async def session(self, *, connect_seconds: float, refused_seconds: float = math.inf) -> Session:
+        """A session that takes requests. `ConnectFailedError` when none can be made in time; see `endpoint`."""
         if self._session is not None and self._session.state is SessionState.OPEN:
             return self._session
+        refused_deadline = asyncio.get_running_loop().time() + refused_seconds
         async with self._turn(connect_seconds) as deadline:
-            return await self._open_session(deadline)
+            return await self._open_session(deadline, refused_deadline)
+
+    async def explained(self, error: PacelineError, endpoint: Endpoint[ChannelT_co] | None = None) -> PacelineError:
+        """A refusal that is gRPC's own, as an error that says whose port it is; any other error as it is."""
+        asked = endpoint or self._session_endpoint
+        if type(error) is not UnsupportedError or error.reason is not None or error.violations or asked is None:
+            return error
+        what = await asked.channel.what_serves()
+        return WrongServerError(f"{asked.address} is {what}", reason="WRONG_SERVER") if what else error
 
     def served(self, endpoint: Endpoint[ChannelT_co]) -> None:
         """A short call was answered."""
@@ -120,12 +139,12 @@ class Connection(Generic[ChannelT_co]):
 
     # Sessions
 
-    async def _open_session(self, deadline: float) -> Session:
+    async def _open_session(self, deadline: float, refused_deadline: float) -> Session:
         if self._session is not None and self._session.state is SessionState.OPEN:
             # Another request opened it while this one waited for its turn.
             return self._session
         await self._set_aside()
-        endpoint = self._session_endpoint = await self._dialler.connect(deadline)
+        endpoint = self._session_endpoint = await self._dialler.connect(deadline, refused_deadline_s=refused_deadline)
         self._dialler.hold(endpoint)
         self._session = Session(endpoint.channel.open_session(), keepalive=self._keepalive, limits=self._limits)
         now = asyncio.get_running_loop().time()

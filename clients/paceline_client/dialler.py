@@ -6,12 +6,13 @@ there are. Refuses to know what channels are for.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline_client.address_picker import HEAD_START_SECONDS, AddressPicker
-from paceline_client.addresses import Addresses
+from paceline_client.addresses import Addresses, may_be_followed
 from paceline_client.channel import Channel
 from paceline_client.config import Retry
 from paceline_client.errors import ClientClosedError, ConnectFailedError, PacelineError
@@ -47,13 +48,21 @@ class Dialler(Generic[ChannelT_co]):
         self._endpoints: dict[Endpoint[ChannelT_co], None] = {}  # all whose channels are not closed yet
         self._closing: set[asyncio.Task[None]] = set()
         self._whys: dict[str, str] = {}  # what was the matter with an address since it last connected
+        self._outside: str | None = None  # the address that a server of the target named last, and it has not
+        self._answered: set[str] = set()  # addresses whose servers said that another one is to be asked
+        self._refusing: set[str] = set()  # addresses whose last attempt was answered with a failure
         self._stopped = asyncio.Event()
 
-    async def connect(self, deadline_s: float) -> Endpoint[ChannelT_co]:
+    @property
+    def trouble(self) -> str:
+        """Why nothing is connected now, in words; empty when something is, or nothing was tried yet."""
+        return str(self.failure()) if self._endpoint is None and self._whys else ""
+
+    async def connect(self, deadline_s: float, *, refused_deadline_s: float = math.inf) -> Endpoint[ChannelT_co]:
         """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop.
 
-        The caller cuts it short then: what an unfinished attempt would have found is not known, and `failure` says what
-        those before it found.
+        Where every address refuses, which is an answer, the second time counts. The caller cuts it short at the first:
+        what an unfinished attempt would have found is not known, and `failure` says what those before it found.
         """
         loop = asyncio.get_running_loop()
         await self.pause(0.0)
@@ -67,22 +76,25 @@ class Dialler(Generic[ChannelT_co]):
             await self.pause(resume_at_s - loop.time())
             await self._addresses.look()
             await self.pause(0.0)
-            if (endpoint := await self._go_round(deadline_s)) is not None:
+            if (endpoint := await self._go_round(deadline_s, refused_deadline_s)) is not None:
                 self._endpoint = endpoint
                 self._whys.pop(endpoint.address, None)
+                self._refusing.discard(endpoint.address)
                 return endpoint
             resume_at_s = self._resume_at_s(deadline_s)
 
     def failure(self) -> ConnectFailedError:
         """The error that says of each address why it cannot be reached."""
-        known = self._addresses.known
+        known = self._addresses.known + (() if self._outside is None else (self._outside,))
         whys = {address: " ".join((self._whys.get(address) or _NO_ANSWER).split()) for address in known}
         if len(known) == 1:
             what = f"{known[0]}: {whys[known[0]]}"
         else:
             what = ", ".join(f"{address} ({why})" for address, why in whys.items()) or str(self._addresses)
         trouble = f"; {self._addresses.trouble}" if self._addresses.trouble else ""
-        return ConnectFailedError(f"cannot reach {what}{trouble}", reason="CONNECT_FAILED")
+        # Who was answered, if only by words, need not ask whether something runs there.
+        reason = "NOT_SERVED" if self._answered else "CONNECT_FAILED"
+        return ConnectFailedError(f"cannot reach {what}{trouble}", reason=reason)
 
     async def pause(self, seconds: float) -> None:
         """Wait for so long; `ClientClosedError` as soon as the client is closed."""
@@ -159,13 +171,23 @@ class Dialler(Generic[ChannelT_co]):
     def failed(self, address: str, why: str, at_s: float) -> None:
         """A server took nothing."""
         self._whys[address] = why
+        self._answered.discard(address)
         self._picker.failed(address, at_s)
 
     def refused(self, address: str, error: PacelineError, at_s: float) -> None:
         """A server says that another one is to be asked, perhaps which, and when it may be asked again itself."""
         self._whys[address] = str(error)
+        self._answered.add(address)
         self._picker.failed(address, at_s, asked_seconds=error.retry_after or 0.0)
-        self._picker.referred_to(error.metadata.get("active_address", ""))
+        active, known = error.metadata.get("active_address", ""), self._addresses.known
+        if address in known:
+            self._outside = None
+        if active in known:
+            self._picker.referred_to(active)
+        elif address in known and may_be_followed(active, named_by=address):
+            # One step outside the target and no further: only what the caller named is believed.
+            self._outside = active
+            self._picker.led_outside(active)
 
     def broke(self, address: str, at_s: float) -> None:
         """The connection to a server that had answered broke, or the server fell silent."""
@@ -177,7 +199,7 @@ class Dialler(Generic[ChannelT_co]):
 
     # One attempt after another, and beside those that are silent
 
-    async def _go_round(self, deadline_s: float) -> Endpoint[ChannelT_co] | None:
+    async def _go_round(self, deadline_s: float, refused_deadline_s: float) -> Endpoint[ChannelT_co] | None:
         """Try what is left of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
         loop, known = asyncio.get_running_loop(), self._addresses.known
         dialled: list[Endpoint[ChannelT_co]] = []
@@ -186,7 +208,8 @@ class Dialler(Generic[ChannelT_co]):
                 dialled.remove(endpoint)
                 return endpoint
             self._picker.end_round(loop.time())
-            if self._picker.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time():
+            is_refused = set(known) <= self._refusing and self._picker.resume_at_s >= refused_deadline_s
+            if is_refused or (self._picker.resume_at_s >= deadline_s and self._resume_at_s(deadline_s) <= loop.time()):
                 raise self.failure()
             return None
         finally:
@@ -237,12 +260,15 @@ class Dialler(Generic[ChannelT_co]):
                 return endpoint
             else:
                 del under_way[task]
-                self.failed(endpoint.address, endpoint.channel.why_not_ready, asyncio.get_running_loop().time())
+                why = endpoint.channel.why_not_ready
+                (self._refusing.add if why else self._refusing.discard)(endpoint.address)
+                self.failed(endpoint.address, why, asyncio.get_running_loop().time())
         return None
 
     def _note_silent(self, endpoints: Iterable[Endpoint[ChannelT_co]]) -> None:
         """Others are tried first from now on; these were given too little time to say what is the matter with them."""
         for endpoint in endpoints:
+            self._refusing.discard(endpoint.address)
             self._picker.failed(endpoint.address, asyncio.get_running_loop().time())
 
     def _resume_at_s(self, deadline_s: float) -> float:

@@ -9,6 +9,7 @@
     ├── OverloadedError            the queue is full; `retry_after` says when to try again
     ├── UnavailableError           nothing serves the request now
     │   ├── ConnectFailedError     no connection within `Timeout.connect_seconds`
+    │   ├── WrongServerError       what answers there is another service
     │   └── ConnectionLostError    the connection broke while the request ran, and nobody went on with it in time
     ├── RequestTimeoutError        the request's time is up
     ├── RequestCancelledError      the request was cancelled before its end
@@ -94,6 +95,10 @@ class UnavailableError(PacelineError):
 
 class ConnectFailedError(UnavailableError):
     """No connection could be made within `Timeout.connect_seconds`."""
+
+
+class WrongServerError(UnavailableError):
+    """What answers at the address is another service, or another port of a scheduler."""
 
 
 class ConnectionLostError(UnavailableError):

@@ -67,6 +67,11 @@ class Recovery:
         """Whether a server may have the request, also while no session of this client has it."""
         return self._may_be_known
 
+    @property
+    def is_in_outage(self) -> bool:
+        """Whether the request has lost its server, or was told to wait for one."""
+        return self._outage is not None
+
     def next_attachment(self, now_s: float, held: tuple[Held, ...]) -> Attachment:
         """What the request is sent with now. A request that was only ever refused is still one that comes first."""
         if self._may_be_known or not self._number:

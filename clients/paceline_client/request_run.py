@@ -72,8 +72,8 @@ class RequestRun:
                 received = await self._next(clock)
             self._end = received
         except PacelineError as error:
-            self._end = error
-            raise
+            self._end = await self._connection.explained(error)
+            raise self._end from None
         finally:
             self.leave()
             self._cancel()
@@ -128,7 +128,10 @@ class RequestRun:
             connect_seconds = self._recovery.seconds_to_connect(
                 clock.now_s(), self._request.timeout.connect_seconds, clock.remaining_seconds()
             )
-            session = await self._connection.session(connect_seconds=connect_seconds)
+            session = await self._connection.session(
+                connect_seconds=connect_seconds,
+                refused_seconds=math.inf if self._recovery.is_in_outage else self._request.timeout.refused_seconds,
+            )
             attachment = self._recovery.next_attachment(clock.now_s(), self._inbox.held())
             session.submit(self._request, self._inbox, attachment)
             self._connection.keep(self._request.tenant, self._request.request_id)

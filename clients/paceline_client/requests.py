@@ -4,9 +4,11 @@ Knows how the parts of a request are spelled. Ranges are the server's to check, 
 what would be a different request than the one meant is refused here.
 """
 
+import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from paceline_client.config import Timeout
 from paceline_client.errors import FieldViolation, InvalidRequestError
@@ -117,6 +119,14 @@ class TokenIds:
 
 Prompt = Text | Chat | TokenIds
 MessageLike = Message | Mapping[str, str]
+SamplingLike = Sampling | Mapping[str, Any]
+StoppingLike = Stopping | Mapping[str, Any]
+OutputLike = Output | Mapping[str, Any]
+SchedulingLike = Scheduling | Mapping[str, Any]
+TimeoutLike = Timeout | float
+"""A number is the seconds that a whole request may take."""
+
+Value = TypeVar("Value", Sampling, Stopping, Output, Scheduling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +149,44 @@ class Request:
         return self.sampling.n or 1
 
 
+def make_request(
+    prompt: Prompt,
+    *,
+    sampling: SamplingLike | None,
+    stopping: StoppingLike | None,
+    output: OutputLike | None,
+    scheduling: SchedulingLike | None,
+    model: str | None,
+    tenant: str,
+    timeout: Timeout,
+    request_id: str | None = None,
+) -> Request:
+    """A request of what a caller gave; `InvalidRequestError` for what is of another type."""
+    return Request(
+        prompt=prompt,
+        request_id=request_id or new_request_id(),
+        tenant=tenant,
+        model=model or "",
+        sampling=_as_value("sampling", Sampling, sampling),
+        stopping=_as_value("stopping", Stopping, stopping),
+        output=_as_value("output", Output, output),
+        scheduling=_as_value("scheduling", Scheduling, scheduling),
+        timeout=timeout,
+    )
+
+
+def make_timeout(value: TimeoutLike | None, default: Timeout) -> Timeout:
+    """The times to wait: a number bounds the whole request and leaves the rest as it is."""
+    if value is None or isinstance(value, Timeout):
+        return value or default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise invalid("timeout", f"must be a number of seconds or a Timeout, not {type(value).__name__}")
+    try:
+        return dataclasses.replace(default, total_seconds=value)
+    except ValueError as error:
+        raise invalid("timeout", str(error)) from None
+
+
 def make_prompt(
     text: str | None, messages: Sequence[MessageLike] | None, token_ids: Sequence[int] | None = None
 ) -> Prompt:
@@ -147,8 +195,12 @@ def make_prompt(
     if len(given) != 1:
         raise invalid("prompt", f"give exactly one of prompt, messages and token_ids, not {len(given)}")
     if text is not None:
+        if not isinstance(text, str):
+            raise invalid("prompt", f"must be a str, not {type(text).__name__}")
         return Text(text)
     if messages is not None:
+        if isinstance(messages, str | bytes | Mapping):
+            raise invalid("messages", f"must be a list of messages, not {type(messages).__name__}")
         return Chat(tuple(_as_message(message) for message in messages))
     try:
         return TokenIds(tuple(token_ids if token_ids is not None else ()))
@@ -168,9 +220,26 @@ def invalid(name: str, description: str) -> InvalidRequestError:
     )
 
 
+def _as_value(name: str, kind: type[Value], given: Value | Mapping[str, Any] | None) -> Value:
+    if given is None or isinstance(given, kind):
+        return given or kind()
+    if not isinstance(given, Mapping):
+        raise invalid(name, f"must be a {kind.__name__} or a dict, not {type(given).__name__}")
+    known = [part.name for part in dataclasses.fields(kind)]
+    unknown = [str(key) for key in given if key not in known]
+    if unknown:
+        raise invalid(name, f"has no {', '.join(map(repr, unknown))}; there is {', '.join(known)}")
+    return kind(**given)
+
+
 def _as_message(value: MessageLike) -> Message:
     if isinstance(value, Message):
         return value
+    if not isinstance(value, Mapping):
+        raise invalid("messages", f"a message is a Message or a dict, not {type(value).__name__}")
     if set(value) != {"role", "content"}:
-        raise invalid("messages", f"a message has 'role' and 'content', not {sorted(value)}")
+        raise invalid("messages", f"a message has 'role' and 'content', not {sorted(map(str, value))}")
+    for part in ("role", "content"):
+        if not isinstance(value[part], str):
+            raise invalid("messages", f"{part!r} must be a str, not {type(value[part]).__name__}")
     return Message(value["role"], value["content"])

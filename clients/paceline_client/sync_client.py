@@ -12,11 +12,19 @@ from typing import Any, Self, TypeVar
 
 from paceline_client.addresses import Target
 from paceline_client.async_client import DEFAULT_TARGET, AsyncClient, AsyncStream
-from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
+from paceline_client.config import Keepalive, Limits, Retry, Tls
 from paceline_client.errors import ClientClosedError, PacelineError
 from paceline_client.loop_thread import LoopThread
-from paceline_client.requests import MessageLike, Output, Sampling, Scheduling, Stopping
+from paceline_client.requests import (
+    MessageLike,
+    OutputLike,
+    SamplingLike,
+    SchedulingLike,
+    StoppingLike,
+    TimeoutLike,
+)
 from paceline_client.results import Delta, Estimate, Explanation, Model, Result, Tokens
+from paceline_client.tracebacks import at_the_call
 
 Answer = TypeVar("Answer")
 
@@ -47,7 +55,7 @@ class Stream:
 
     def collect(self) -> Result:
         """Read the rest and return the result."""
-        return self._loop_thread.run(self._stream.collect())
+        return _wait_for(self._loop_thread, self._stream.collect())
 
     def close(self) -> None:
         """Stop. A request that still runs is cancelled; the iteration of a thread that waits for a delta ends."""
@@ -58,7 +66,7 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        delta = self._loop_thread.run(_next(self._stream))
+        delta = _wait_for(self._loop_thread, _next(self._stream))
         if delta is None:
             raise StopIteration
         return delta
@@ -84,7 +92,7 @@ class Client:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
@@ -100,7 +108,7 @@ class Client:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
@@ -116,7 +124,12 @@ class Client:
 
     def ensure_connected(self) -> None:
         """Connect now rather than at the first request. `ConnectFailedError` when the server cannot be reached."""
-        self._run(self._client.ensure_connected())
+        _wait_for(self._loop_thread, self._client.ensure_connected())
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the client from a server at this moment, in words; empty while nothing does."""
+        return self._client.trouble
 
     def generate(
         self,
@@ -124,17 +137,18 @@ class Client:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
     ) -> Result:
         """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
-        return self._run(
+        return _wait_for(
+            self._loop_thread,
             self._client.generate(
                 prompt,
                 messages=messages,
@@ -147,7 +161,7 @@ class Client:
                 tenant=tenant,
                 request_id=request_id,
                 timeout=timeout,
-            )
+            ),
         )
 
     def stream(
@@ -156,14 +170,14 @@ class Client:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
         request_id: str | None = None,
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
     ) -> Stream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
         stream = self._client.stream(
@@ -187,16 +201,17 @@ class Client:
         *,
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        output: Output | None = None,
-        scheduling: Scheduling | None = None,
+        sampling: SamplingLike | None = None,
+        stopping: StoppingLike | None = None,
+        output: OutputLike | None = None,
+        scheduling: SchedulingLike | None = None,
         model: str | None = None,
         tenant: str = "",
-        timeout: Timeout | None = None,
+        timeout: TimeoutLike | None = None,
     ) -> Estimate:
         """What would become of a request if it were sent now; nothing is run."""
-        return self._run(
+        return _wait_for(
+            self._loop_thread,
             self._client.estimate(
                 prompt,
                 messages=messages,
@@ -208,24 +223,24 @@ class Client:
                 model=model,
                 tenant=tenant,
                 timeout=timeout,
-            )
+            ),
         )
 
     def explain(self, request_id: str, *, tenant: str = "") -> Explanation:
         """Where a request is and what it waits for. `NotFoundError` when it is unknown or forgotten."""
-        return self._run(self._client.explain(request_id, tenant=tenant))
+        return _wait_for(self._loop_thread, self._client.explain(request_id, tenant=tenant))
 
     def cancel(self, request_id: str, *, tenant: str = "") -> None:
         """End a request wherever it is, also one of another client. `NotFoundError` when it is unknown or finished."""
-        self._run(self._client.cancel(request_id, tenant=tenant))
+        _wait_for(self._loop_thread, self._client.cancel(request_id, tenant=tenant))
 
     def list_models(self) -> list[Model]:
         """The models that can be used now."""
-        return self._run(self._client.list_models())
+        return _wait_for(self._loop_thread, self._client.list_models())
 
     def get_model(self, model: str | None = None) -> Model:
         """One model; None is the only one there is. `NotFoundError` when it is not served."""
-        return self._run(self._client.get_model(model))
+        return _wait_for(self._loop_thread, self._client.get_model(model))
 
     def tokenize(
         self,
@@ -236,17 +251,21 @@ class Client:
         with_texts: bool = False,
     ) -> Tokens:
         """The tokens that `generate` would make of a text or a chat."""
-        return self._run(self._client.tokenize(text, messages=messages, model=model, with_texts=with_texts))
+        return _wait_for(
+            self._loop_thread, self._client.tokenize(text, messages=messages, model=model, with_texts=with_texts)
+        )
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool | None = None
     ) -> str:
         """The text of token ids. `InvalidRequestError` when one is outside the vocabulary."""
-        return self._run(self._client.detokenize(token_ids, model=model, skip_special_tokens=skip_special_tokens))
+        return _wait_for(
+            self._loop_thread, self._client.detokenize(token_ids, model=model, skip_special_tokens=skip_special_tokens)
+        )
 
     def wait_until_ready(self, timeout_seconds: float, *, num_executors: int = 1) -> list[Model]:
         """The models, once this many executors serve any. `UnavailableError` when that does not come in time."""
-        return self._run(self._client.wait_until_ready(timeout_seconds, num_executors=num_executors))
+        return _wait_for(self._loop_thread, self._client.wait_until_ready(timeout_seconds, num_executors=num_executors))
 
     def close(self) -> None:
         """Cancel what runs, disconnect, and join the thread. Closing twice does nothing."""
@@ -260,8 +279,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        return self._loop_thread.run(work)
+
+def _wait_for(loop_thread: LoopThread, work: Coroutine[Any, Any, Answer]) -> Answer:
+    try:
+        return loop_thread.run(work)
+    except PacelineError as error:
+        raise at_the_call(error) from None
 
 
 async def _next(stream: AsyncStream) -> Delta | None:

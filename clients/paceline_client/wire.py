@@ -4,7 +4,7 @@ Knows message types, the stub and channel options. Refuses to know state: every 
 channel that `open_channel` makes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -99,6 +99,16 @@ class Received:
     drain_reason: str | None
 
 
+# A method of each other service that a port of ours may have, and what the port is then.
+_OTHER_SERVICES = {
+    "/paceline.v1.InferenceService/ListModels": "",
+    "/paceline.v1.AdminService/ListExecutors": "the admin port of a scheduler; its API has another port, with "
+    "`paceline up` the one before it",
+    "/paceline.v1.ExecutorService/GetState": "the port of an executor; requests go to the API of a scheduler",
+    "/grpc.health.v1.Health/Check": "a health port; the API of a scheduler has another port, with `paceline up` two "
+    "before it",
+}
+
 # Channels
 
 
@@ -134,6 +144,22 @@ def open_session(channel: grpc.aio.Channel) -> SessionCall:
 def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
     """The error for a call that ended with a status."""
     return error_from_status(error.code().value[0], error.details() or "", _details(error.trailing_metadata()))
+
+
+async def what_serves(channel: grpc.aio.Channel, *, timeout_seconds: float) -> str:
+    """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
+    for method, what in _OTHER_SERVICES.items():
+        try:
+            # Empty bytes are a message of any type.
+            call: Callable[..., Awaitable[bytes]] = channel.unary_unary(method)
+            await call(b"", timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                continue
+            if error.code() in _STATUSES_OF_A_LOSS:
+                return ""
+        return what
+    return "a gRPC server of something else, not the API of a scheduler"
 
 
 def is_answered(error: grpc.aio.AioRpcError) -> bool:

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_client import AsyncClient, ClientClosedError, ConnectFailedError, Keepalive, Limits, Retry
+from paceline_client import (
+    AsyncClient,
+    ClientClosedError,
+    ConnectFailedError,
+    InvalidRequestError,
+    Keepalive,
+    Limits,
+    Retry,
+)
 from paceline_client.address_picker import AddressPicker
-from paceline_client.addresses import Addresses, resolve_with_system
+from paceline_client.addresses import Addresses, may_be_followed, resolve_with_system
 from paceline_client.connection import Connection
 from paceline_client.testing import FakeServer
 
@@ -43,6 +51,64 @@ class Names:
 def test_a_target_lists_addresses(target, known):
     """In one text or in several, each once, in their order."""
     assert Addresses(target).known == known
+
+
+@pytest.mark.parametrize(
+    ("target", "known"),
+    [
+        ("localhost", "localhost:50051"),
+        ("10.0.0.1", "10.0.0.1:50051"),
+        ("::1", "[::1]:50051"),
+        ("[::1]", "[::1]:50051"),
+        ("host:7", "host:7"),
+        ("[::1]:7", "[::1]:7"),
+        ("unix:/run/paceline", "unix:/run/paceline"),
+    ],
+)
+def test_a_host_without_a_port_gets_the_usual_one(target, known):
+    """gRPC itself would dial port 443."""
+    assert Addresses(target, default_port=50051).known == (known,)
+
+
+async def test_a_name_without_a_port_gets_the_usual_one():
+    """As a host does."""
+    addresses = Addresses("dns:///pace.line", Names(("10.0.0.1",)).resolve, default_port=50051)
+    await addresses.look()
+    assert addresses.known == ("10.0.0.1:50051",)
+
+
+def test_a_url_is_refused_with_what_to_write_instead():
+    """A resolver's words about it would help nobody."""
+    with pytest.raises(InvalidRequestError, match=r"'http://pace:1/v1' is a URL: write 'pace:1', without http://"):
+        Addresses("http://pace:1/v1")
+
+
+@pytest.mark.parametrize(
+    ("address", "named_by", "is_followed"),
+    [
+        ("10.0.0.2:1", "10.0.0.1:1", True),
+        ("pace.line:1", "10.0.0.1:1", True),
+        ("[fd00::2]:1", "pace.line:1", True),
+        ("127.0.0.1:2", "localhost:1", True),
+        ("localhost:2", "127.0.0.1:1", True),
+        ("[::1]:2", "unix:/run/paceline", True),
+        ("127.0.0.1:2", "10.0.0.1:1", False),
+        ("0.0.0.0:2", "pace.line:1", False),
+        ("localhost:2", "pace.line:1", False),
+        ("unix:/run/other", "localhost:1", False),
+        ("unix:5", "localhost:1", False),
+        ("dns:///pace.line:1", "localhost:1", False),
+        ("pace.line", "localhost:1", False),
+        ("pace.line:0", "localhost:1", False),
+        ("pace.line:70000", "localhost:1", False),
+        ("-x:1", "localhost:1", False),
+        ("a:1,b:1", "localhost:1", False),
+        ("", "localhost:1", False),
+    ],
+)
+def test_only_a_host_and_port_that_mean_the_same_here_are_followed(address, named_by, is_followed):
+    """What means the server's own machine is followed only on that machine."""
+    assert may_be_followed(address, named_by) is is_followed
 
 
 async def test_a_name_stands_for_all_its_addresses():

@@ -39,6 +39,29 @@ async def test_nobody_there(free_port):
             await client.list_models()
 
 
+async def test_where_every_address_refuses_the_time_for_that_counts(free_port):
+    """Nobody is slow there: long before the time to connect is up."""
+    timeout = Timeout(connect_seconds=3600, refused_seconds=0.2)
+    async with AsyncClient(f"127.0.0.1:{free_port},localhost:{free_port}", timeout=timeout) as client:
+        for call in (client.generate("?"), client.list_models(), client.ensure_connected()):
+            with pytest.raises(ConnectFailedError, match="refused"):
+                await call
+
+
+async def test_a_server_that_is_only_slow_is_given_the_time_to_connect(free_port):
+    """One address refuses, the other one says nothing: that one may yet answer."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        target = f"127.0.0.1:{free_port},127.0.0.1:{mute.getsockname()[1]}"
+        async with AsyncClient(target, timeout=Timeout(connect_seconds=1, refused_seconds=0.01)) as client:
+            connecting = asyncio.create_task(client.ensure_connected())
+            await asyncio.sleep(0.5)
+            assert not connecting.done()
+            with pytest.raises(ConnectFailedError):
+                await connecting
+
+
 async def test_connect_fails_early(free_port):
     """`connect` tells at once what a request would tell later."""
     with pytest.raises(ConnectFailedError):

@@ -126,6 +126,94 @@ def test_a_standby_that_names_nobody_known_leads_to_the_next_address():
     assert play(scenario) == 0
 
 
+def test_a_standby_that_is_the_only_address_leads_to_the_server_that_it_names():
+    """After a takeover the usual address is the standby's. The one that serves is kept while it does."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1"])
+        rig.servicer.refusal = standby("b:1")
+        assert (await rig.stream("first").collect()).text == "abcdef"
+        rig.servers["b:1"].servicer.die()
+        assert (await rig.stream("second").collect()).text == "abcdef"
+        assert num_dialled(rig) == {"a:1": 1, "b:1": 2}
+        return now()
+
+    assert play(scenario) == 0
+
+
+def test_what_is_named_outside_the_target_is_tried_after_all_of_the_target():
+    """The target is what the caller trusts."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS, names=["a:1", "b:1"], others=["c:1"])
+        rig.servicer.refusal = standby("c:1")
+        assert (await rig.stream().collect()).text == "abcdef"
+        assert num_dialled(rig) == {"a:1": 1, "b:1": 1, "c:1": 0}
+
+    play(scenario)
+
+
+def test_one_step_leads_outside_the_target_and_no_second():
+    """Who is there only because another one named it is not believed about a third."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS, names=["a:1"], others=["b:1", "c:1"], retry=Retry(max_outage_seconds=3))
+        rig.servicer.refusal = standby("b:1")
+        rig.servers["b:1"].servicer.refusal = standby("c:1")
+        with pytest.raises(UnavailableError, match="stands by"):
+            await rig.stream().collect()
+        assert rig.servers["b:1"].num_dialled > 0
+        assert rig.servers["c:1"].num_dialled == 0
+
+    play(scenario)
+
+
+def test_a_server_outside_the_target_that_goes_is_left_for_the_target():
+    """The roles may have changed back."""
+
+    async def scenario():
+        rig = MemoryRig(HALF, names=["a:1"], others=["b:1"])
+        rig.servicer.refusal = standby("b:1")
+        rig.servicer.released.set()
+        stream = rig.stream()
+        await anext(stream)
+        rig.servicer.refusal = None
+        rig.servers["b:1"].go_down()
+        assert (await stream.collect()).text == "ab"
+        assert num_dialled(rig) == {"a:1": 2, "b:1": 2}
+
+    play(scenario)
+
+
+def test_where_the_server_that_a_standby_names_is_not_reached_both_are_said():
+    """So that who reads it knows what to mend."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS, names=["a:1"])
+        rig.servicer.refusal = standby("b:1")
+        waiting = asyncio.create_task(rig.stream().collect())
+        await asyncio.sleep(1)
+        trouble = rig.connection.trouble
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return trouble
+
+    trouble = play(scenario)
+    assert trouble == "cannot reach a:1 (this scheduler stands by; b:1 serves), b:1 (connection refused)"
+
+
+def test_while_nothing_is_wrong_there_is_no_trouble():
+    """Neither before a connection nor with one."""
+
+    async def scenario():
+        rig = MemoryRig(LETTERS)
+        before = rig.connection.trouble
+        await rig.stream().collect()
+        return before, rig.connection.trouble
+
+    assert play(scenario) == ("", "")
+
+
 @pytest.mark.parametrize("refusal", [GIVEN_UP, DRAINING], ids=lambda refusal: refusal.reason)
 def test_who_gives_up_or_drains_leads_to_the_next_address_at_once(refusal):
     """The pause that it asks for is about itself."""

@@ -79,9 +79,15 @@ async def test_what_has_no_place_in_a_short_call_is_refused_by_name(call, field)
     assert caught.value.violations[0].field == field
 
 
-@pytest.mark.parametrize("target", ["\udcff:1", b"localhost:1", 5, "", "a:1,,b:1", [], "dns:///name", "dns:///x:0"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("\udcff:1", b"localhost:1", 5, "", "a:1,,b:1", []),
+        *("dns:///", "dns:///x:0", "a:b", ":1", "a:70000", "http://localhost:1/v1"),
+    ],
+)
 def test_a_target_that_leads_nowhere_is_refused_by_name(target):
-    """No text, an empty address, a name without a port."""
+    """No text, an empty address, a port that is none, a URL."""
     with pytest.raises(InvalidRequestError) as caught:
         AsyncClient(target)
     assert caught.value.violations[0].field == "target"

@@ -88,6 +88,7 @@ class SimulatedChannel:
         self._scheduler = scheduler
         self._calls: list[Call] = []
         self._is_ready = False
+        self._why_not_ready = ""
 
     @property
     def is_ready(self) -> bool:
@@ -100,7 +101,10 @@ class SimulatedChannel:
         try:
             async with asyncio.timeout(seconds):
                 await call.answer()
-        except (CallEndedError, TimeoutError):
+        except TimeoutError:
+            return False
+        except CallEndedError:
+            self._why_not_ready = f"{self._scheduler} does not answer"
             return False
         finally:
             call.cancel()
@@ -109,8 +113,12 @@ class SimulatedChannel:
 
     @property
     def why_not_ready(self) -> str:
-        """The reason why it does not connect."""
-        return f"{self._scheduler} does not answer"
+        """The reason why it does not connect; empty where nothing came back."""
+        return self._why_not_ready
+
+    async def what_serves(self) -> str:
+        """Here everybody serves the API."""
+        return ""
 
     def open_session(self) -> wire.SessionCall:
         """Start the Session call."""
@@ -212,7 +220,8 @@ def as_request(planned: PlannedRequest) -> Request:
         ),
         output=Output(logprobs=planned.logprobs, prompt_logprobs=planned.prompt_logprobs),
         scheduling=Scheduling(),
-        timeout=Timeout(total_seconds=planned.timeout_s),
+        # As long as for a server that says nothing: here everybody is down at times, and nobody waits in vain.
+        timeout=Timeout(total_seconds=planned.timeout_s, refused_seconds=10.0),
     )
 
 

@@ -81,6 +81,10 @@ class MemoryChannel:
         """A server that is down refuses."""
         return "" if self._server.is_up or self._server.is_silent else "connection refused"
 
+    async def what_serves(self) -> str:
+        """What is played here is the API."""
+        return ""
+
     def open_session(self) -> "MemoryCall":
         """Start a session."""
         return self._server.open_call()

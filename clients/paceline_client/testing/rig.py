@@ -30,14 +30,23 @@ class MemoryRig:
         heartbeat_seconds: float | None = 0.5,
         break_after: Sequence[int] = (),
         names: Sequence[str] = ("memory",),
+        others: Sequence[str] = (),
     ) -> None:
-        """`names` are the addresses of servers that all play the script; `servicer` and `server` are the first one."""
-        servicers = [FakeServicer(script, heartbeat_seconds=heartbeat_seconds, break_after=break_after) for _ in names]
-        self.servers = {name: MemoryServer(servicer) for name, servicer in zip(names, servicers, strict=True)}
+        """`names` are the addresses of servers that all play the script; `servicer` and `server` are the first one.
+
+        So do those at `others`, which the client's target does not have. Elsewhere connections are refused.
+        """
+        everybody = [*names, *others]
+        servicers = [
+            FakeServicer(script, heartbeat_seconds=heartbeat_seconds, break_after=break_after) for _ in everybody
+        ]
+        self.servers = {name: MemoryServer(servicer) for name, servicer in zip(everybody, servicers, strict=True)}
+        self._nowhere = MemoryServer(servicers[0])
+        self._nowhere.go_down()
         self.servicer, self.server = servicers[0], self.servers[names[0]]
         self.connection: Connection[MemoryChannel] = Connection(
             Addresses(list(names)),
-            dial=lambda address: self.servers[address].dial(),
+            dial=lambda address: self.servers.get(address, self._nowhere).dial(),
             retry=retry,
             keepalive=Keepalive(),
             limits=limits or Limits(),
