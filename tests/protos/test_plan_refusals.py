@@ -208,6 +208,14 @@ def test_a_snapshot_with_less_keys_than_blocks_is_refused():
     assert refusal.value.field == "tags.keys"
 
 
+@pytest.mark.parametrize("fields", [{"last": True}, {"num_parts": 2}], ids=str)
+def test_only_the_last_part_of_a_snapshot_says_how_many_there_are(fields):
+    """Another one would be taken for the end, or the end for a part."""
+    with pytest.raises(MalformedError) as refusal:
+        decode_response(plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(**fields)).SerializeToString())
+    assert refusal.value.field == "num_parts"
+
+
 def test_an_unknown_reason_or_finish_is_refused():
     """Of a newer peer; it is not taken for another one."""
     unknown = plan_pb2.FinalRelease(reason=max(FinishReason) + 1)

@@ -34,7 +34,7 @@ from paceline_scheduler.testing.rogue_executor import NUM_ADDRESSES, Script, rog
 
 GENEROUS_S = 60.0
 MAX_GROWTH_BYTES = 384 * 1024 * 1024
-LAST = plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(num_parts=1))
+LAST = plan_pb2.AttachResponse(snapshot=plan_pb2.SnapshotPart(last=True, num_parts=1))
 
 
 def response(**member):
@@ -70,7 +70,7 @@ def lies_beyond_bounds():
 def snapshot(**fields):
     """An executor that accepts and has this row."""
     row = plan_pb2.RowState(id=plan_pb2.RecordId(request_id="r"), prompt_token_ids=column(1), **fields)
-    part = plan_pb2.SnapshotPart(rows=[row], num_parts=1)
+    part = plan_pb2.SnapshotPart(rows=[row], last=True, num_parts=1)
     return (response(welcome=welcome()), response(snapshot=part))
 
 

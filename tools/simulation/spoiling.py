@@ -153,20 +153,25 @@ def _a_request_without_a_name(plan: BatchPlan) -> BatchPlan | None:
 
 
 def _all_tokens_cached(plan: BatchPlan) -> BatchPlan | None:
-    cached = tuple(replace(new, num_cached_tokens=_FAR, num_prompt_logprobs=None) for new in plan.new_requests)
+    cached = tuple(_with_cached(new, _FAR) for new in plan.new_requests)
     return replace(plan, new_requests=cached) if cached else None
 
 
 def _nothing_left_to_compute(plan: BatchPlan) -> BatchPlan | None:
-    cached = tuple(replace(new, num_cached_tokens=_num_known(new)) for new in plan.new_requests)
+    cached = tuple(_with_cached(new, _num_known(new)) for new in plan.new_requests)
     return replace(plan, new_requests=cached) if cached else None
 
 
 def _cached_tokens_in_blocks_of_nobody(plan: BatchPlan) -> BatchPlan | None:
-    cached = tuple(replace(new, num_cached_tokens=_num_known(new) - 1) for new in plan.new_requests)
+    cached = tuple(_with_cached(new, _num_known(new) - 1) for new in plan.new_requests)
     is_long = any(new.num_cached_tokens for new in cached)
     nothing = np.zeros(0, dtype=np.int32)
     return replace(plan, new_requests=cached, grants=BlockGrants(nothing, nothing, nothing)) if is_long else None
+
+
+def _with_cached(new: NewRequest, num_cached: int) -> NewRequest:
+    """Without log-probabilities of the prompt, with which the request would fail alone."""
+    return replace(new, num_cached_tokens=num_cached, num_prompt_logprobs=None)
 
 
 def _num_known(new: NewRequest) -> int:

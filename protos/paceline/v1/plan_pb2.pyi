@@ -1451,13 +1451,16 @@ class SnapshotPart(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
-    NUM_PARTS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
     EXPORTS_FIELD_NUMBER: _builtins.int
+    NUM_PARTS_FIELD_NUMBER: _builtins.int
+    last: _builtins.bool
+    """last says that nothing follows; plan 1 may be sent."""
     num_parts: _builtins.int
-    """num_parts is set in the last part only: how many parts the snapshot has, this one included. Plan 1 may be sent.
-    Another number of parts ends the stream.
+    """num_parts is how many parts the snapshot has; set in the last one, which counts too. Another number of parts ends
+    the stream.
     """
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowState]:
@@ -1490,14 +1493,15 @@ class SnapshotPart(_message.Message):
         *,
         rows: _abc.Iterable[Global___RowState] | None = ...,
         tags: Global___BlockTags | None = ...,
-        num_parts: _builtins.int = ...,
+        last: _builtins.bool = ...,
         adapters: _abc.Iterable[Global___AdapterLoad] | None = ...,
         imports: _abc.Iterable[Global___BlockTransfer] | None = ...,
         exports: _abc.Iterable[Global___BlockTransfer] | None = ...,
+        num_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "exports", b"exports", "imports", b"imports", "num_parts", b"num_parts", "rows", b"rows", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "exports", b"exports", "imports", b"imports", "last", b"last", "num_parts", b"num_parts", "rows", b"rows", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -308,10 +308,11 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     plan_pb2.SnapshotPart: {
         "rows": Many(1 << 14),
         "tags": _MESSAGE,
-        "num_parts": Whole(0, 4096),
+        "last": _BIT,
         "adapters": _TRANSFERS,
         "imports": _TRANSFERS,
         "exports": _TRANSFERS,
+        "num_parts": Whole(0, 4096),
     },
     plan_pb2.RowState: {
         "id": _MESSAGE,

@@ -25,12 +25,17 @@ from paceline.v1 import plan_pb2
 
 def write_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:
     return plan_pb2.SnapshotPart(
-        rows=[_write_row_state(state) for state in part.rows], tags=write_tags(part.tags), num_parts=part.num_parts
+        rows=[_write_row_state(state) for state in part.rows],
+        tags=write_tags(part.tags),
+        last=bool(part.num_parts),
+        num_parts=part.num_parts,
     )
 
 
 def read_snapshot(message: plan_pb2.SnapshotPart) -> SnapshotPart:
     refuse_unsupported(message, "adapters", "imports", "exports")
+    if message.last != bool(message.num_parts):
+        raise MalformedError("num_parts", "num_parts is set in the last part of a snapshot, and in no other")
     return SnapshotPart(
         rows=tuple(_read_row_state(state) for state in message.rows),
         tags=read_tags(message.tags),
