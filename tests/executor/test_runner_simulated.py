@@ -10,7 +10,7 @@ from paceline_executor.runner.interface import KvGeometry
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.testing.driving import Draw, DrivenRow, Driver, step_batch
-from paceline_executor.testing.hash_runner import continuation, next_token
+from paceline_executor.testing.hash_runner import HashRule, HashRunner, continuation, next_token
 
 VOCAB_SIZE = 1000
 LINE = StepTimes(((1, 2000.0), (11, 12000.0)))  # 1 us, and 1 us per token
@@ -73,6 +73,34 @@ def test_tokens_are_drawn_from_those_that_it_is_given():
 
     assert output == continuation([1, 2, 3], 40, range(32, 127))
     assert set(output) <= set(range(32, 127))
+
+
+@pytest.mark.parametrize("change", ["lost", "doubled", "swapped", "other"])
+def test_a_token_that_is_wrong_anywhere_changes_what_follows(change):
+    """The hash depends on every token and on its place."""
+    wrong = {"lost": [5, 6, 8], "doubled": [5, 6, 6, 7, 8], "swapped": [6, 5, 7, 8], "other": [5, 6, 9, 8]}[change]
+    assert continuation([5, 6, 7, 8], 3, VOCAB_SIZE, seed=1) != continuation(wrong, 3, VOCAB_SIZE, seed=1)
+
+
+def test_end_tokens_come_about_as_often_as_asked():
+    """With the given probability, and never otherwise; none before the minimum."""
+    rule = HashRule(50, (7,), 0.1)
+    lengths = [len(rule.output([1, 2], 40, seed, (7,))) for seed in range(200)]
+    assert 7 < sum(lengths) / 200 < 12.5
+    assert len(HashRule(50, (7,)).output([1, 2], 40, 3, (7,))) == 40
+    assert min(len(rule.output([1, 2], 40, seed, (7,), min_tokens=5)) for seed in range(200)) == 6
+
+
+def test_rules_of_another_salt_draw_otherwise():
+    """As devices do whose arithmetic differs."""
+    assert HashRule(1000).output([1], 5, 0) != HashRule(1000, salt=1).output([1], 5, 0)
+
+
+@pytest.mark.parametrize("rule", [HashRule(50, (7,), 0.2), HashRule(50, salt=3), HashRule(50, drawn=range(9, 30))])
+def test_a_runner_draws_by_the_rule_that_it_is_given(rule):
+    """End tokens included."""
+    driver = Driver(HashRunner(64, 4, 50, rule))
+    assert driver.run([driver.add([1, 2, 3])], 30) == [rule.output([1, 2, 3], 30, 0)]
 
 
 def batch_of(row, num_tokens, *, is_sampled=True):

@@ -8,8 +8,8 @@ from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32, placement, plan
-from paceline_executor.testing.rule_runner import HashRule
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import TimedRunner
 from simulation.drafting import DraftingSlots
@@ -23,9 +23,10 @@ CELLS = [(0, 0, 3), (0, 1, 4)]
 class Audited:
     """An executor's rows with the auditor, and what it tells."""
 
-    def __init__(self):
+    def __init__(self, num_tokens=lambda num_drafts: 2):
         self.told, self.failing = [], set()
-        slots = DraftingSlots(LIMITS.num_blocks, LIMITS.block_size, HashRule(1000), self.told.append, 0)
+        report = self.told.append
+        slots = DraftingSlots(LIMITS.num_blocks, LIMITS.block_size, HashRule(1000), report, num_tokens)
         device = TimedRunner(slots, lambda num_tokens: 0, lambda: 0)
         self.audit = PlanAudit(LIMITS, lambda plan, sentence: self.told.append(sentence))
         self.table = AuditedTable(LIMITS, self.audit, slots, device, lambda plan: None, self.failing)
@@ -38,6 +39,11 @@ class Audited:
         for each in plans:
             self.engine.collect(self.engine.launch(each))
         return self.rules()
+
+    def result(self, each):
+        """Let a plan arrive and run; returns what came of it."""
+        self.audit.arrives(each, self.table)
+        return self.engine.collect(self.engine.launch(each)).result
 
     def rules(self):
         """The rules that were broken, without where; and forget them."""
@@ -178,3 +184,67 @@ def test_drafts_bring_more_tokens_and_the_same_ones(executor):
     plainly.run(*(plan([(0, 1)]) for _ in range(row.output_token_ids.size - 1)))
     assert row.output_token_ids.tolist() == plainly.table.states()[0].output_token_ids.tolist()
     assert row.num_computed_tokens == 4 + row.output_token_ids.size
+
+
+@pytest.mark.parametrize(
+    ("num_scheduled", "num_drafts", "fault"),
+    [
+        (3, [1], "is scheduled beyond its known tokens"),
+        (3, [3], "drafts follow a token that is none"),
+        (3, [-1], "drafts follow a token that is none"),
+        (3, [2, 0], "columns have the same length"),
+        (8, [7], "no row is scheduled beyond its last token"),
+        (4, [3], "drafts lie in blocks of their row"),
+        (17, [16], "no more tokens than a step takes"),
+    ],
+)
+def test_drafts_follow_the_last_known_token_in_blocks_of_the_row(num_scheduled, num_drafts, fault):
+    """The row knows the token at position 5, may compute position 11 as its last one, and has blocks up to 7."""
+    executor = Audited()
+    executor.run(plan([(0, 5)], place=[placement(0, PROMPT, max_tokens=8)], grants=CELLS))
+    before = repr(executor.table.states())
+    with pytest.raises(PlanError, match=fault):
+        executor.run(replace(plan([(0, num_scheduled)]), num_draft_tokens=int32(num_drafts)))
+    assert repr(executor.table.states()) == before
+
+
+def test_no_draft_follows_a_chunk_that_ends_before_the_last_known_token():
+    """What comes next is known."""
+    executor = Audited()
+    placed = plan([(0, 4)], place=[placement(0, PROMPT)], grants=CELLS)
+    with pytest.raises(PlanError, match="drafts follow the last known token"):
+        executor.run(replace(placed, num_draft_tokens=int32([2])))
+
+
+@pytest.mark.parametrize("num_tokens", range(4))
+def test_accepted_drafts_are_the_tokens_that_come_anyway_and_refused_ones_fill_nothing(num_tokens):
+    """From none to three tokens; a block with a refused draft in it cannot be tagged."""
+    executor, plainly = Audited(lambda num_drafts: num_tokens), Audited()
+    for each in (executor, plainly):
+        each.run(plan([(0, 5)], place=[placement(0, PROMPT)], grants=CELLS))
+    result = executor.result(replace(plan([(0, 3)]), num_draft_tokens=int32([2])))
+    plainly.run(*(plan([(0, 1)]) for _ in range(3)))
+    (row,), (whole,) = executor.table.states(), plainly.table.states()
+    assert result.num_accepted.tolist() == [num_tokens]
+    assert result.num_draft_tokens.tolist() == [2 if num_tokens else 0]
+    assert row.output_token_ids.tolist() == whole.output_token_ids[: 1 + num_tokens].tolist()
+    assert row.num_computed_tokens == 5 + num_tokens
+    assert executor.audit._is_full(4) == (num_tokens == 3)
+    assert executor.rules() == []
+
+
+def test_a_row_that_a_step_left_as_it_was_goes_on_beside_one_that_got_on():
+    """The first row gets no token, the second two; both end up with the output that they have without drafts."""
+    numbers = iter((0, 2))
+    executor = Audited(lambda num_drafts: next(numbers))
+    both = [placement(0, PROMPT), placement(1, PROMPT[:4])]
+    cells = [*CELLS, (0, 2, 5), (1, 0, 6), (1, 1, 7)]
+    executor.run(plan([(0, 5), (1, 4)], place=both, grants=cells))
+    result = executor.result(replace(plan([(0, 2), (1, 2)]), num_draft_tokens=int32([1, 1])))
+    assert result.num_accepted.tolist() == [0, 2]
+    executor.run(plan([(0, 1)]), plan([(0, 1)]))
+    states = executor.table.states()
+    assert [state.output_token_ids.size for state in states] == [3, 3]
+    for state in states:
+        prompt = state.prompt_token_ids.tolist()
+        assert state.output_token_ids.tolist() == HashRule(1000).output(prompt, 3, 0)

@@ -8,16 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
 from paceline_executor.runner.interface import Int32Array, KvGeometry, Runner, StepBatch, StepHandle, StepOutput
-from paceline_executor.testing.rule_runner import HashRule, RuleRunner
+from paceline_executor.runner.simulated import EMPTY_SLOT
+from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.testing.hash_runner import HashRule, HashRunner
 
-_UNWRITTEN = -1
+_NO_TIME = StepTimes()
 _ROUNDING_S = 1e-6
 NANOSECONDS = 1_000_000_000
 
@@ -26,22 +25,37 @@ class InjectedError(Exception):
     """A step fails because a fault wants it to."""
 
 
-class SlotRunner(RuleRunner):
+class SlotRunner(HashRunner):
     """A hash runner that minds which slots were written since their blocks were granted; `report` hears of others."""
 
-    def __init__(self, num_blocks: int, block_size: int, rule: HashRule, report: Callable[[str], None]) -> None:
-        super().__init__(num_blocks, block_size, rule.vocab_size, rule)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        rule: HashRule,
+        report: Callable[[str], None],
+        step_times: StepTimes = _NO_TIME,
+    ) -> None:
+        super().__init__(num_blocks, block_size, rule.vocab_size, rule, step_times)
         self._report = report
 
     def forget(self, block_ids: Int32Array) -> None:
         """What blocks hold counts no more."""
-        self._slots[block_ids] = _UNWRITTEN
+        self._slots[block_ids], self._digests[block_ids] = EMPTY_SLOT, 0
 
-    def _context(self, batch: StepBatch, row: int) -> npt.NDArray[np.int64]:
-        context = super()._context(batch, row)
-        if (context == _UNWRITTEN).any():
-            self._report(f"read of an unwritten slot: position {int(context.argmin())}")
-        return context
+    def _draw(self, batch: StepBatch) -> Int32Array:
+        for row in batch.sampled.tolist():
+            context = self.context(batch, row)
+            if (context == EMPTY_SLOT).any():
+                self._report(f"read of an unwritten slot: position {int(context.argmin())}")
+        return super()._draw(batch)
+
+    def context(self, batch: StepBatch, row: int) -> Int32Array:
+        """The token ids that a batch row's block table leads to."""
+        num_tokens = int(batch.context_lens[row])
+        num_blocks = -(-num_tokens // self._slots.shape[1])
+        read: Int32Array = self._slots[batch.block_tables[row, :num_blocks]].reshape(-1)[:num_tokens]
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,11 @@ class InlineThread:
         self._commands.append(command)
         if self._waiter is not None:
             _wake(self._waiter)
+
+    def cancel(self) -> None:
+        """End at once, whatever runs."""
+        if self._task is not None:
+            self._task.cancel()
 
     def join(self, timeout_s: float) -> bool:
         """Tell whether it has ended: nothing else can run meanwhile."""

@@ -6,7 +6,6 @@ them. Nothing may be launched ahead of such a step. What becomes of several toke
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 
@@ -15,8 +14,10 @@ from paceline_executor.errors import PlanError, PlanFault
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepBatch, StepOutput
-from paceline_executor.runner.simulated import logprobs_of
-from paceline_executor.testing.rule_runner import HashRule
+from paceline_executor.runner.simulated import EMPTY_SLOT, logprobs_of
+from paceline_executor.runner.step_times import StepTimes
+from paceline_executor.testing.hash_runner import HashRule
+from paceline_executor.testing.hiding_runner import kept_rows
 from simulation.device import SlotRunner
 
 _NO_DRAFTS: Int32Array = np.zeros(0, dtype=np.int32)
@@ -25,15 +26,22 @@ _NO_DRAFTS: Int32Array = np.zeros(0, dtype=np.int32)
 class DraftingSlots(SlotRunner):
     """A runner that draws up to a token more than a row has drafts; those that are wrong leave their slots unwritten.
 
-    `num_drafts`: of each row of the next batch, whose block tables are whole then.
+    `num_drafts`: of each row of the next batch, whose block tables are whole then. `num_tokens` says how many tokens a
+    row gets that has so many drafts, none for a row that is left for another step.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, rule: HashRule, report: Callable[[str], None], seed: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        rule: HashRule,
+        report: Callable[[str], None],
+        num_tokens: Callable[[int], int],
+        step_times: StepTimes = StepTimes(),  # noqa: B008 - it never changes
     ) -> None:
-        super().__init__(num_blocks, block_size, rule, report)
+        super().__init__(num_blocks, block_size, rule, report, step_times)
         self.num_drafts = _NO_DRAFTS
-        self._random = Random(seed)  # noqa: S311 - nothing secret
+        self._num_tokens = num_tokens
 
     def launch(self, batch: StepBatch) -> StepOutput:
         """See Runner."""
@@ -58,17 +66,17 @@ class DraftingSlots(SlotRunner):
         """Go on with as many drafts as are right; a row with rules has none."""
         row, sampling, block_size = int(batch.sampled[index]), batch.sampling, self._slots.shape[1]
         end, block_table = int(batch.context_lens[row]), batch.block_tables[row]
-        context = self._context(batch, row).tolist()
-        num_right = 0 if sampling.rules is not None else self._random.randint(0, num_drafts)
+        context = self.context(batch, row).tolist()
+        num_tokens = self._num_tokens(num_drafts) if num_drafts and sampling.rules is None else 1
         seed, offset = int(sampling.seeds[index]), int(sampling.offsets[index])
-        while len(tokens) <= num_right and tokens[-1] not in self.rule.end_token_ids:
-            position = len(context)
-            self._slots[block_table[position // block_size], position % block_size] = tokens[-1]
+        while len(tokens) < num_tokens and tokens[-1] not in self.rule.end_token_ids:
             context.append(tokens[-1])
             tokens.append(self.rule.next_token(context, seed, offset + len(tokens)))
-        positions = np.arange(len(context), end + num_drafts)
-        self._slots[block_table[positions // block_size], positions % block_size] = -1
-        return tokens
+        positions = np.arange(end, end + num_drafts, dtype=np.int32)
+        written = np.full(num_drafts, EMPTY_SLOT, dtype=np.int32)  # those that are wrong
+        written[: len(tokens) - 1] = tokens[:-1]
+        self._put(block_table[positions // block_size], positions % block_size, written)
+        return tokens if num_tokens else []
 
 
 class DraftingTable(RowTable):
@@ -88,18 +96,71 @@ class DraftingTable(RowTable):
         self.slots.num_drafts = _NO_DRAFTS
         if not plan.num_draft_tokens.size:
             return super().launch(plan, now_ns, is_carried=is_carried)
-        num_scheduled = plan.num_scheduled_tokens - plan.num_draft_tokens
+        num_scheduled = self._num_scheduled(plan)
         sober = replace(plan, num_scheduled_tokens=num_scheduled, num_draft_tokens=_NO_DRAFTS)
         launched = super().launch(sober, now_ns, is_carried=is_carried)
-        launched = self._in_flight[-1] = self._with_drafts(replace(launched, plan=plan))
+        try:
+            launched = self._in_flight[-1] = self._with_drafts(replace(launched, plan=plan))
+        except PlanError:
+            self._in_flight.pop().undo.roll_back()
+            raise
         return launched
+
+    def _num_scheduled(self, plan: BatchPlan) -> Int32Array:
+        """How many tokens of each row are no drafts."""
+        num_tokens, num_drafts = plan.num_scheduled_tokens, plan.num_draft_tokens
+        if num_tokens.size != num_drafts.size:
+            raise PlanError(PlanFault.COLUMN_LENGTH, "columns have the same length")
+        if ((num_drafts < 0) | (num_drafts >= num_tokens)).any():
+            raise PlanError(PlanFault.TOKENS_UNKNOWN, "drafts follow a token that is none")
+        if plan.num_tokens > self.limits.max_num_batched_tokens:
+            raise PlanError(PlanFault.TOO_MANY_TOKENS, "no more tokens than a step takes")
+        return num_tokens - num_drafts
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
         """See RowTable."""
-        result, num_drafts = super().land(launched, output), launched.plan.num_draft_tokens
+        num_drafts = launched.plan.num_draft_tokens
         if not num_drafts.size:
-            return result
+            return super().land(launched, output)
+        result = super().land(*self._without_idle(launched, output))
         return replace(result, num_draft_tokens=np.where(result.num_accepted > 0, num_drafts, 0).astype(np.int32))
+
+    def _check_reach(self, rows: Int32Array, end: Int32Array) -> None:
+        """Check up to which positions rows with drafts come."""
+        columns = self._columns
+        last = np.minimum(columns.max_known[rows], self.limits.max_model_len)
+        if (end >= last).any():
+            raise PlanError(PlanFault.TOKENS_UNKNOWN, "no row is scheduled beyond its last token")
+        if (end > columns.num_blocks[rows] * self.limits.block_size).any():
+            raise PlanError(PlanFault.BLOCK_MISSING, "drafts lie in blocks of their row")
+
+    def _without_idle(self, launched: Launched, output: StepOutput) -> tuple[Launched, StepOutput]:
+        """The step and what came of it without rows that it left as they were."""
+        prepared, columns = launched.prepared, self._columns
+        sampled = prepared.batch.sampled
+        is_idle = (output.num_accepted == 0) & ~np.isin(sampled, list(output.problems))
+        if not is_idle.any():
+            return launched, output
+        idle = sampled[is_idle]
+        columns.computed_bound[prepared.rows[idle]] -= prepared.num_tokens[idle]
+        columns.known_bound[prepared.rows[idle]] -= prepared.num_draws[is_idle]
+        is_kept = np.ones(prepared.rows.size, dtype=np.bool_)
+        is_kept[idle] = False
+        number = np.cumsum(is_kept) - 1
+        num_draws = prepared.num_draws[~is_idle]
+        prepared = replace(
+            prepared,
+            batch=kept_rows(prepared.batch, is_kept),
+            rows=prepared.rows[is_kept],
+            places=prepared.places[is_kept],
+            num_tokens=prepared.num_tokens[is_kept],
+            num_draws=num_draws,
+            max_drawn=int(num_draws.sum()),
+        )
+        problems = {int(number[row]): problem for row, problem in output.problems.items()}
+        output = replace(output, num_accepted=output.num_accepted[~is_idle], problems=problems)
+        launched = self._in_flight[0] = replace(launched, prepared=prepared)
+        return launched, output
 
     def _with_drafts(self, launched: Launched) -> Launched:
         prepared, columns = launched.prepared, self._columns
@@ -107,6 +168,7 @@ class DraftingTable(RowTable):
         sampled = prepared.batch.sampled
         if (np.delete(num_drafts, sampled) > 0).any():
             raise PlanError(PlanFault.TOKENS_UNKNOWN, "drafts follow the last known token")
+        self._check_reach(prepared.rows, prepared.batch.context_lens + num_drafts)
         rows, drawing = prepared.rows, prepared.rows[sampled]
 
         def lower() -> None:

@@ -44,8 +44,8 @@ from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.hiding_runner import HidingRunner
-from paceline_executor.testing.rule_runner import HashRule
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, TimedRunner
 from simulation.drafting import DraftingSlots
@@ -121,7 +121,12 @@ class _Process:
         )
         limits = config.limits
         seed = random.getrandbits(32)
-        slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, seed)
+        accepting = Random(seed)  # noqa: S311 - nothing secret
+
+        def num_tokens(num_drafts: int) -> int:
+            return accepting.randint(1, num_drafts + 1)
+
+        slots = DraftingSlots(limits.num_blocks, limits.block_size, config.rule, self._report, num_tokens)
         inner = HidingRunner(slots, seed) if config.is_ahead else slots
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, fails_late=config.fails_late)
         self._audit = PlanAudit(limits, self._violated)

@@ -7,7 +7,7 @@ from paceline.plan.values import GenerationDefaults
 from paceline_executor.link.description import Description
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Runner
-from paceline_executor.testing.rule_runner import HashRule
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 NUM_BYTE_TOKENS = 256

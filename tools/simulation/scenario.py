@@ -11,7 +11,8 @@ from random import Random
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline.plan.values import ProtocolRange
 from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.rule_runner import HashRule, nearest_left, reference_output
+from paceline_executor.runner.simulated import NOTHING_LEFT, nearest_left
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.link.leadership import ServingStatus
 from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule
 
@@ -156,7 +157,8 @@ class PlannedRequest:
     def next_token(self, rule: HashRule, seed: int, output: Sequence[int]) -> int | None:
         """Return what a completion with this seed goes on with after an output, by prompt, seed and offset alone."""
         token_id = rule.next_token((*self.prompt, *output), seed, len(output))
-        return nearest_left(token_id, self.rules.allowed, self.rules.forbidden_after(output), VOCAB_SIZE)
+        token_id = nearest_left(token_id, self.rules.allowed, self.rules.forbidden_after(output), VOCAB_SIZE)
+        return None if token_id == NOTHING_LEFT else token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def _draw_stop(random: Random, request: PlannedRequest, rule: HashRule) -> Plann
     """Give some requests a stop text, one that they meet."""
     if random.random() < 0.7:
         return request
-    output = reference_output(rule, request.prompt, request.max_tokens, request.seed)
+    output = rule.output(request.prompt, request.max_tokens, request.seed)
     letters = [chr(token_id) for token_id in output if token_id < _NUM_ASCII]
     return replace(request, stop=random.choice(letters)) if letters else request
 
@@ -249,7 +251,7 @@ def _with_rules(requests: tuple[PlannedRequest, ...], random: Random, rule: Hash
 
 def _draw_rules(random: Random, request: PlannedRequest, rule: HashRule) -> PlannedRules:
     """Draw one rule, or a few; a bad word is one that would have come."""
-    output = reference_output(rule, request.prompt, request.max_tokens, request.seed)
+    output = rule.output(request.prompt, request.max_tokens, request.seed)
     letters = bytes(token for token in output[:-1] if token in _LETTERS)
     may_wait = not request.stop and random.random() < 0.4  # a stop text in the first tokens is text like any other
     return PlannedRules(

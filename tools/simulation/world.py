@@ -14,7 +14,7 @@ from random import Random
 from paceline.plan.values import RecordId
 from paceline_client.errors import PacelineError
 from paceline_client.results import Delta, Result
-from paceline_executor.testing.rule_runner import HashRule
+from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.link.claim import Approach
 from simulation.clients import ClientHost

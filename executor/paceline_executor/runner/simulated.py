@@ -10,14 +10,13 @@ as rows have tokens. That of the last block counts only what the row has in it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
 from paceline_executor.runner.interface import (
     Int32Array,
     KvGeometry,
-    LogitRuleColumns,
     RowProblem,
     StepBatch,
     StepHandle,
@@ -31,8 +30,8 @@ from paceline_executor.runner.step_times import StepTimes
 
 BYTES_PER_TOKEN = 4  # of KV cache: its id
 HASH_BASE = 0x9E3779B97F4A7C15  # 5 modulo 8, so that its powers differ as long as they can
-_EMPTY_SLOT = -1  # adds nothing to a hash
-_NOTHING_LEFT = -1
+NOTHING_LEFT = -1  # in place of a token, where masks leave none
+EMPTY_SLOT = -1  # adds nothing to a hash
 _NO_TIME = StepTimes()
 _ANOTHER_SIZE = 512  # beyond the only one of a table: by one point nobody knows what a token costs
 _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where steps take no time
@@ -76,7 +75,7 @@ class SimulatedRunner:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._slots = np.full((num_blocks, block_size), _EMPTY_SLOT, dtype=np.int32)
+        self._slots = np.full((num_blocks, block_size), EMPTY_SLOT, dtype=np.int32)
         self._digests = np.zeros(num_blocks, dtype=np.uint64)  # of whole blocks
         self._slot_factors = _powers(HASH_BASE, block_size)
         self._block_factors = _powers(pow(HASH_BASE, block_size, 1 << 64), num_blocks)
@@ -116,7 +115,7 @@ class SimulatedRunner:
         start_ns = self._clock_ns()
         self._write(batch)
         drawn = self._draw(batch)
-        is_drawn = drawn != _NOTHING_LEFT
+        is_drawn = drawn != NOTHING_LEFT
         token_ids = drawn[is_drawn]
         num_top = int(batch.sampling.num_logprobs.max(initial=-1))
         prompt_logprobs = prompt_logprobs_of(batch)
@@ -152,10 +151,13 @@ class SimulatedRunner:
             raise ValueError("a token that is not known is computed")
         rows = np.repeat(np.arange(ends.size), np.diff(batch.cu_seqlens))
         indices, slots = np.divmod(batch.positions, self._slots.shape[1])
-        blocks = batch.block_tables[rows, indices]
+        self._put(batch.block_tables[rows, indices], slots, batch.token_ids)
+
+    def _put(self, blocks: Int32Array, slots: Int32Array, token_ids: Int32Array) -> None:
+        """Write ids into slots of blocks, one each."""
         if blocks.min(initial=0) < 0:
             raise ValueError("a token has no block to be written to")
-        self._slots[blocks, slots] = batch.token_ids
+        self._slots[blocks, slots] = token_ids
         written = np.unique(blocks)
         self._digests[written] = self._digest(self._slots[written])
 
@@ -176,18 +178,24 @@ class SimulatedRunner:
         hashes: UInt64Array = (digests * self._block_factors[:width]).sum(axis=1, dtype=np.uint64)
         ids = self._slots[tables[np.arange(lens.size), last]]
         is_of_row = np.arange(block_size) < (lens - last * block_size)[:, None]
-        hashes += self._digest(np.where(is_of_row, ids, _EMPTY_SLOT)) * self._block_factors[last]
+        hashes += self._digest(np.where(is_of_row, ids, EMPTY_SLOT)) * self._block_factors[last]
         return hashes
 
     def _draw(self, batch: StepBatch) -> Int32Array:
         """A token for each sampled row, or that nothing is left for it."""
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
-        mixed = _mix(self._context_hashes(batch) ^ noise)
-        drawn = (mixed % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
+        drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))
         if sampling.rules is not None:
             for index, token_id in enumerate(drawn.tolist()):
-                drawn[index] = _nearest_left(token_id, sampling.rules, index, self._vocab_size)
+                rules = sampling.rules
+                allowed, forbidden = _listed(rules.allowed, index), _listed(rules.forbidden, index)
+                drawn[index] = nearest_left(token_id, allowed, forbidden, self._vocab_size)
+        return drawn
+
+    def _tokens_of(self, hashes: UInt64Array) -> Int32Array:
+        """The token that each hash of all before it stands for."""
+        drawn: Int32Array = (hashes % np.uint64(len(self._drawn))).astype(np.int32) + np.int32(self._drawn.start)
         return drawn
 
 
@@ -211,15 +219,17 @@ def _num_pairs(batch: StepBatch) -> int:
     return int((batch.positions + np.int64(1)).sum())
 
 
-def _nearest_left(token_id: int, rules: LogitRuleColumns, index: int, vocab_size: int) -> int:
-    """The first of this token and those after it that the row's masks leave, around the vocabulary, if any is."""
+def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_size: int) -> int:
+    """The first of this token and those after it that masks leave, around the vocabulary; NOTHING_LEFT if none is.
 
-    def listed(lists: TokenLists) -> set[int]:
-        return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())
-
-    allowed, forbidden = listed(rules.allowed), listed(rules.forbidden)
+    No token is allowed alone: all are.
+    """
     for step in range(vocab_size):
         candidate = (token_id + step) % vocab_size
         if candidate not in forbidden and (candidate in allowed or not allowed):
             return candidate
-    return _NOTHING_LEFT
+    return NOTHING_LEFT
+
+
+def _listed(lists: TokenLists, index: int) -> set[int]:
+    return set(lists.token_ids[lists.cu_lens[index] : lists.cu_lens[index + 1]].tolist())

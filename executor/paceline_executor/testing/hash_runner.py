@@ -1,42 +1,118 @@
 """What the simulated runner must draw, computed without rows and blocks; and that runner with switches to break it."""
 
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from paceline_executor.runner.interface import RowProblem, StepBatch, StepOutput
-from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner
+from paceline_executor.runner.interface import Int32Array, RowProblem, StepBatch, StepOutput, UInt64Array
+from paceline_executor.runner.simulated import HASH_BASE, SimulatedRunner, nearest_left
+from paceline_executor.runner.step_times import StepTimes
 
 _MASK = (1 << 64) - 1
+_ANY: Set[int] = frozenset()
+_ONE_US = StepTimes(((1, 1000.0), (64, 1000.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class HashRule:
+    """How tokens are drawn: by a hash of all that comes before, the seed and the offset.
+
+    `drawn`: from which tokens, if not from all. `end_token_ids`, if there are any, come with `end_probability` alone:
+    then it is the first of them. Rules of different `salt` draw different tokens, as processes do whose arithmetic
+    differs.
+    """
+
+    vocab_size: int
+    end_token_ids: tuple[int, ...] = ()
+    end_probability: float = 0.0
+    salt: int = 0
+    drawn: range | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the simulated runner draws so by itself."""
+        return not self.end_token_ids and not self.salt
+
+    def next_token(self, context: Sequence[int], seed: int, offset: int) -> int:
+        """The token that follows these ids: what a row must produce if every slot was read as it was written."""
+        return self._after(_hash_of(context), seed, offset)
+
+    def output(
+        self, prompt: Sequence[int], max_tokens: int, seed: int, end_token_ids: Sequence[int] = (), min_tokens: int = 0
+    ) -> list[int]:
+        """The output a prompt must give, up to an end token; none of the first `min_tokens` is one."""
+        output: list[int] = []
+        hashed = _hash_of(prompt)
+        for position in range(len(prompt), len(prompt) + max_tokens):
+            token_id = self._after(hashed, seed, len(output))
+            if len(output) < min_tokens:
+                token_id = nearest_left(token_id, _ANY, set(end_token_ids), self.vocab_size)
+            output.append(token_id)
+            if token_id in end_token_ids:
+                break
+            hashed += (token_id + 1) * _factor(position)
+        return output
+
+    def token_of(self, mixed: int) -> int:
+        """The token that a hash of all before it stands for."""
+        if self.salt:
+            mixed = _mix(mixed ^ self.salt)
+        drawn = self.drawn or range(self.vocab_size)
+        token_id = drawn[mixed % len(drawn)]
+        if not self.end_token_ids:
+            return token_id
+        if _mix(mixed) < self.end_probability * 2**64:
+            return self.end_token_ids[0]
+        return nearest_left(token_id, _ANY, set(self.end_token_ids), self.vocab_size)
+
+    def _after(self, hashed: int, seed: int, offset: int) -> int:
+        noise = _mix((seed + offset * HASH_BASE) & _MASK)
+        return self.token_of(_mix((hashed & _MASK) ^ noise))
 
 
 def next_token(context: Sequence[int], seed: int, offset: int, vocab_size: int) -> int:
-    """The token that follows these ids: what a row must produce if every slot was read as it was written."""
-    return _drawn(_hash_of(context), seed, offset, range(vocab_size))
+    """The token of a vocabulary of this size that follows these ids."""
+    return HashRule(vocab_size).next_token(context, seed, offset)
 
 
 def continuation(prompt: Sequence[int], num_tokens: int, drawn: int | range, seed: int = 0) -> list[int]:
     """The output a prompt must give, of tokens from `drawn`, or of a vocabulary of that size."""
-    tokens, hashed = list(prompt), _hash_of(prompt)
-    for offset in range(num_tokens):
-        tokens.append(_drawn(hashed, seed, offset, range(drawn) if isinstance(drawn, int) else drawn))
-        hashed += (tokens[-1] + 1) * pow(HASH_BASE, len(tokens) - 1, 1 << 64)
-    return tokens[len(prompt) :]
+    tokens = range(drawn) if isinstance(drawn, int) else drawn
+    return HashRule(tokens.stop, drawn=tokens).output(prompt, num_tokens, seed)
 
 
 class HashRunner(SimulatedRunner):
     """The simulated runner without time, for tests.
 
-    `fail_next` lets the next step raise that error; `faulty_tokens` makes a row fail alone whose last token is one of
-    them; a cleared `gate` holds steps up.
+    `rule`: how tokens are drawn, if not plainly. `fail_next` lets the next step raise that error; `faulty_tokens` makes
+    a row fail alone whose last token is one of them, `problems` do it to batch rows of the next step; a cleared `gate`
+    holds steps up. `step_times` are told, and pass at once.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
-        super().__init__(num_blocks, block_size, vocab_size, clock_ns=lambda: 0)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        rule: HashRule | None = None,
+        step_times: StepTimes = _ONE_US,
+    ) -> None:
+        self.rule = rule or HashRule(vocab_size)
+        super().__init__(
+            num_blocks,
+            block_size,
+            vocab_size,
+            drawn=self.rule.drawn,
+            step_times=step_times,
+            clock_ns=lambda: 0,
+            sleep=lambda _: None,
+        )
         self.fail_next: Exception | None = None
         self.faulty_tokens: frozenset[int] = frozenset()
+        self.problems: dict[int, RowProblem] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.num_steps = 0
@@ -49,29 +125,39 @@ class HashRunner(SimulatedRunner):
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
-        output = replace(output, forward_ns=1000, sample_ns=100)
-        return self._without_faulty(batch, output) if self.faulty_tokens else output
+        problems, self.problems = self.problems, {}
+        if self.faulty_tokens:
+            last_tokens = batch.token_ids[batch.cu_seqlens[batch.sampled + 1] - 1]
+            faulty = batch.sampled[np.isin(last_tokens, list(self.faulty_tokens))].tolist()
+            problems |= dict.fromkeys(faulty, RowProblem.NOT_FINITE)
+        return _with_problems(batch, output, problems) if problems else output
 
-    def _without_faulty(self, batch: StepBatch, output: StepOutput) -> StepOutput:
-        last_tokens = batch.token_ids[batch.cu_seqlens[batch.sampled + 1] - 1]
-        is_faulty = np.isin(last_tokens, list(self.faulty_tokens))
-        is_kept = ~is_faulty[output.num_accepted == 1]
-        return replace(
-            output,
-            num_accepted=np.where(is_faulty, 0, output.num_accepted).astype(np.int32),
-            token_ids=output.token_ids[is_kept],
-            logprobs=output.logprobs and output.logprobs.where(is_kept),
-            problems={**output.problems, **dict.fromkeys(batch.sampled[is_faulty].tolist(), RowProblem.NOT_FINITE)},
-        )
+    def _tokens_of(self, hashes: UInt64Array) -> Int32Array:
+        if self.rule.is_plain:
+            return super()._tokens_of(hashes)
+        return np.array([self.rule.token_of(mixed) for mixed in hashes.tolist()], dtype=np.int32)
+
+
+def _with_problems(batch: StepBatch, output: StepOutput, problems: Mapping[int, RowProblem]) -> StepOutput:
+    """An output of a token for each row, in which these batch rows failed alone."""
+    is_faulty = np.isin(batch.sampled, list(problems))
+    is_kept = np.repeat(~is_faulty, output.num_accepted)
+    return replace(
+        output,
+        num_accepted=np.where(is_faulty, 0, output.num_accepted).astype(np.int32),
+        token_ids=output.token_ids[is_kept],
+        logprobs=output.logprobs and output.logprobs.where(is_kept),
+        problems={**output.problems, **problems},
+    )
 
 
 def _hash_of(token_ids: Sequence[int]) -> int:
-    return sum((token_id + 1) * pow(HASH_BASE, position, 1 << 64) for position, token_id in enumerate(token_ids))
+    return sum((token_id + 1) * _factor(position) for position, token_id in enumerate(token_ids))
 
 
-def _drawn(hashed: int, seed: int, offset: int, tokens: range) -> int:
-    noise = _mix((seed + offset * HASH_BASE) & _MASK)
-    return tokens[_mix((hashed & _MASK) ^ noise) % len(tokens)]
+@cache
+def _factor(position: int) -> int:
+    return pow(HASH_BASE, position, 1 << 64)
 
 
 def _mix(value: int) -> int:
