@@ -1,15 +1,13 @@
-"""When an executor takes itself for the cause of steps that fail: its own rule and the simulator's come to the same."""
+"""When an executor takes itself for the cause of steps that fail: at the third request that fails alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.values import RecordId
 from paceline_executor.errors import DeviceError
-from paceline_executor.link.failure_attribution import FailureAttribution
+from paceline_executor.link.failure_attribution import MAX_BLAMED, FailureAttribution
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.plans import placement, plan
-from paceline_scheduler.simulator.failures import Blame
 
 LIMITS = RowLimits(
     num_rows=5, max_model_len=16, max_num_batched_tokens=20, num_blocks=12, block_size=4, vocab_size=1000
@@ -33,18 +31,18 @@ def end_by_the_executor(steps):
     return None
 
 
-def end_by_the_simulator(steps):
-    """The same by the simulator's rule."""
-    rule = Blame()
-    for number, (rows, luck) in enumerate(steps):
-        if not luck:
-            rule.is_nobodys()
-        elif rule.is_executors([RecordId("", f"request-{row}", 0) for row in sorted(rows)]):
+def end_by_counting(steps):
+    """The same, from all that has happened since a step last succeeded."""
+    for number in range(len(steps)):
+        since = [rows for rows, luck in steps[: number + 1]]
+        succeeded = [place for place, (_, luck) in enumerate(steps[: number + 1]) if not luck]
+        alone = {min(rows) for rows in since[succeeded[-1] + 1 if succeeded else 0 :] if len(rows) == 1}
+        if len(alone) > MAX_BLAMED:
             return number
     return None
 
 
 @given(STEPS)
-def test_both_rules_end_an_executor_at_the_same_step(steps):
-    """Whatever fails and succeeds, in whatever order."""
-    assert end_by_the_executor(steps) == end_by_the_simulator(steps)
+def test_an_executor_ends_at_the_third_request_that_fails_alone_since_a_step_succeeded(steps):
+    """Whatever fails and succeeds, in whatever order; a request that fails again counts once."""
+    assert end_by_the_executor(steps) == end_by_counting(steps)

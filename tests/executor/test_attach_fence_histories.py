@@ -1,0 +1,141 @@
+"""The fence under any history of arrivals, words, ends and silences: who drives has a right to, and nobody is lost."""
+
+from random import Random
+
+import pytest
+
+from paceline.plan.values import Claim
+from paceline_executor.errors import EpochEndedError, LineFullError, TermSupersededError
+from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
+
+LEASE, RETURN, MAX_WAITING = 10, 2, 2
+NOBODY = Claim(0, "")
+
+
+def history(random, num_events):
+    """Events such as a busy executor sees: many arrivals, of all ranks; streams that speak, leave and fall silent."""
+    num_streams, highest_term = 0, 1
+    for _ in range(num_events):
+        match random.choices(("arrive", "hear", "leave", "pass time", "renew"), (4, 6, 2, 6, 0.3))[0]:
+            case "arrive":
+                num_streams += 1
+                term = random.randint(max(1, highest_term - 1), highest_term + 1)
+                highest_term = max(highest_term, term)
+                claim = Claim(term, random.choice("abc"), f"{num_streams}:1")
+                yield "arrive", num_streams, claim, random.choices(list(Approach), (5, 1))[0]
+            case "hear" | "leave" as kind if num_streams:
+                yield kind, random.randint(max(1, num_streams - 5), num_streams)
+            case "pass time":
+                yield "advance", random.choice((1, 1, 1, 2, 3, 9, 10))
+            case "renew":
+                yield ("renew",)
+
+
+class Watched:
+    """A fence, and what its verdicts and the protocol's sentences together say of every stream."""
+
+    def __init__(self):
+        self.fence = Fence(FenceTimes(LEASE, RETURN), MAX_WAITING)
+        self.now = 0
+        self.claims, self.heard, self.coming = {}, {}, {}  # of open streams
+        self.driver, self.last, self.ended = None, NOBODY, 0
+        self.epoch = 0
+
+    def tell(self, kind, *details):
+        """Let something happen, and check what the fence makes of it."""
+        stream_id = details[0] if kind != "advance" and details else None
+        match kind:
+            case "arrive":
+                _, self.claims[stream_id], self.coming[stream_id] = details
+                self.heard[stream_id] = self.now
+                self._check(self.fence.arrive(*details, self.now), arriving=stream_id)
+            case "hear":
+                if stream_id in self.claims:
+                    self.heard[stream_id] = self.now
+                self._check(self.fence.hear(stream_id, self.now))
+            case "leave":
+                self._forget(stream_id)
+                self._check(self.fence.leave(stream_id, self.now))
+            case "renew":
+                self.heard = dict.fromkeys(self.heard, self.now)
+                self.fence.renew(self.now)
+            case "advance":
+                self.now += details[0]
+                self._check(self.fence.advance(self.now))
+        self._check_state()
+
+    def _check(self, verdicts, arriving=None):
+        for verdict in verdicts:
+            assert verdict.stream_id in self.claims, "only open streams are ruled on"
+            claim = self.claims[verdict.stream_id]
+            match verdict:
+                case Accepted(stream_id, epoch, displaced):
+                    assert claim >= self.last, "claims never fall"
+                    self._check_right(stream_id, claim, arriving)
+                    assert (displaced, epoch) == (self.driver, self.epoch + 1)
+                    if displaced is not None:
+                        self._forget(displaced)
+                    self.driver, self.last, self.epoch = stream_id, claim, epoch
+                case Waits(_, holder):
+                    assert (holder, claim > self.last) == (self.last, True)
+                case Refused(stream_id, error):
+                    self._check_refusal(claim, error)
+                    self._forget(stream_id)
+
+    def _check_right(self, stream_id, claim, arriving):
+        """Who arrives may come first by its name or an operator's order; from the line, the highest that is alive."""
+        is_own = claim.scheduler_id == self.last.scheduler_id or self.last == NOBODY
+        if stream_id == arriving and (is_own or self.coming[stream_id] is Approach.TAKE_OVER):
+            return
+        free_at = self.ended + RETURN if self.driver is None else self.heard[self.driver] + LEASE
+        assert self.now >= free_at, "a holder that is alive is not displaced from the line"
+        assert stream_id in self._alive()
+        assert claim == max(self.claims[other] for other in self._alive())
+
+    def _check_refusal(self, claim, error):
+        if isinstance(error, LineFullError):
+            assert len(self._line()) > MAX_WAITING
+        elif isinstance(error, EpochEndedError):
+            assert claim.scheduler_id == self.last.scheduler_id
+            assert claim <= self.last
+        else:
+            assert isinstance(error, TermSupersededError)
+            assert claim <= self.last
+
+    def _check_state(self):
+        fence = self.fence
+        assert fence.holder == (None if self.driver is None else self.last)
+        assert (fence.epoch, fence.num_waiting) == (self.epoch, len(self._line()))
+        assert fence.highest_term >= max((claim.term for claim in self.claims.values()), default=0)
+
+    def _line(self):
+        return self.claims.keys() - {self.driver}
+
+    def _alive(self):
+        return {stream_id for stream_id in self._line() if self.now - self.heard[stream_id] < LEASE}
+
+    def _forget(self, stream_id):
+        self.claims.pop(stream_id, None)
+        self.heard.pop(stream_id, None)
+        if stream_id == self.driver:
+            self.driver, self.ended = None, self.now
+
+    def check_progress(self):
+        """Once the holder is silent, one in line that speaks is let in."""
+        line = set(self._line())
+        for _ in range(LEASE):
+            self.tell("advance", 1)
+            for stream_id in list(self._line()):
+                self.tell("hear", stream_id)
+        assert not line or self.driver in line
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_drives_has_a_right_to_and_whoever_is_turned_away_has_none(seed):
+    """Each verdict is one that the protocol allows at that moment; all streams are where they were told to be."""
+    random = Random(seed)  # noqa: S311 - events, no secrets
+    for _ in range(20):
+        watched = Watched()
+        for event in history(random, 80):
+            watched.tell(*event)
+        watched.check_progress()
