@@ -7,7 +7,7 @@ import pytest
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_executor.testing.hash_runner import continuation
-from paceline_scheduler.simulator.measured_processes import scheduler_of, simulated_executor
+from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from repository_checks.programs import run
 
 

@@ -15,7 +15,12 @@ from repository_checks.programs import BIN
 from repository_checks.readme import as_script, install_grpcurl, runnable_blocks, undecided_fences
 from repository_checks.sources import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[!.]*/README.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("[!.]*/README.md")),
+    *sorted(ROOT.glob("tests/*/README.md")),
+]
 BLOCKS = [
     block
     for document in DOCUMENTS

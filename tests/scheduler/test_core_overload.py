@@ -4,21 +4,20 @@ The real core in virtual time against executors of a made-up speed; a second her
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from paceline.plan.values import StepPoint
+from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.open_loop import Arrival, OpenLoop, faster, poisson
+from scheduler_cost.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 
-CONFIG = SimulatorConfig(
+EXECUTOR = Capacity(
     num_blocks=2048,
-    block_size=16,
     max_num_rows=64,
     max_num_batched_tokens=1024,
     max_model_len=2048,
-    step_points=(StepPoint(1, 5_000_000), StepPoint(1024, 107_000_000)),
+    step_times=StepTimes(((1, 5e6), (1024, 107e6))),
 )
 TTFT_S, ITL_S = 0.3, 0.05
 LIMITS = CoreLimits(ttft_budget_s=TTFT_S, itl_budget_s=ITL_S)
@@ -35,7 +34,7 @@ def arrivals_at(load, seconds, seed=1):
 
 def goodput(load, seconds=4.0, num_executors=1):
     """Return requests answered in time per second, of those that arrive."""
-    loop = OpenLoop([CONFIG] * num_executors, LIMITS)
+    loop = OpenLoop([EXECUTOR] * num_executors, LIMITS)
     courses = loop.run(arrivals_at(load * num_executors, seconds))
     return sum(course.is_good(TTFT_S, ITL_S) for course in courses) / seconds
 
@@ -43,7 +42,7 @@ def goodput(load, seconds=4.0, num_executors=1):
 def test_the_capacity_is_what_it_is_taken_for():
     """All at once, and with nothing refused, requests are finished at this rate within a tenth."""
     limits = CoreLimits(ttft_budget_s=1e6)
-    courses = OpenLoop([CONFIG], limits).run(faster(arrivals_at(1.0, 4.0), 1e6))
+    courses = OpenLoop([EXECUTOR], limits).run(faster(arrivals_at(1.0, 4.0), 1e6))
     assert len(courses) / max(course.token_s[-1] for course in courses) == pytest.approx(CAPACITY, rel=0.1)
 
 
@@ -62,24 +61,22 @@ def test_two_executors_take_twice_as_much():
 def test_latency_is_back_two_seconds_after_a_flood():
     """Ten times the capacity for two seconds; what arrives from two seconds later on finds an idle system."""
     later = [Arrival(4.0 + index, NUM_PROMPT, NUM_OUTPUT) for index in range(3)]
-    courses = OpenLoop([CONFIG], LIMITS).run([*arrivals_at(10.0, 2.0), *later])[-3:]
-    (base,) = OpenLoop([CONFIG], LIMITS).run([Arrival(0.0, NUM_PROMPT, NUM_OUTPUT)])
+    courses = OpenLoop([EXECUTOR], LIMITS).run([*arrivals_at(10.0, 2.0), *later])[-3:]
+    (base,) = OpenLoop([EXECUTOR], LIMITS).run([Arrival(0.0, NUM_PROMPT, NUM_OUTPUT)])
     assert [course.first_s for course in courses] == pytest.approx([base.first_s] * 3, rel=0.1)
 
 
 def test_what_is_taken_is_finished_and_the_rest_is_refused():
     """I6: each arrival ends in exactly one way, and refusals say so at once."""
-    courses = OpenLoop([CONFIG], LIMITS).run(arrivals_at(5.0, 1.0))
+    courses = OpenLoop([EXECUTOR], LIMITS).run(arrivals_at(5.0, 1.0))
     assert all(course.was_refused != (len(course.token_s) == course.arrival.num_output_tokens) for course in courses)
 
 
 def test_few_requests_are_preempted_when_the_pool_is_full_all_the_time():
     """Lengths as in conversations, a pool of a tenth of what all would need: at most 8 % are preempted, all end."""
     chance = random.Random(5)  # noqa: S311
-    config = SimulatorConfig(
-        num_blocks=160, block_size=16, max_num_rows=64, max_num_batched_tokens=1024, max_model_len=2048
-    )
-    loop = OpenLoop([config], CoreLimits(ttft_budget_s=1e6, itl_budget_s=10.0))
+    small = replace(EXECUTOR, num_blocks=160, step_times=StepTimes(((1, 1e6), (64, 4e6))))
+    loop = OpenLoop([small], CoreLimits(ttft_budget_s=1e6, itl_budget_s=10.0))
     arrivals = [
         Arrival(index * 1e-3, round(chance.lognormvariate(4, 0.8)), 1 + round(chance.lognormvariate(3.5, 0.8)))
         for index in range(150)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline_executor.testing.hash_executor import simulated_executor
 from paceline_scheduler.core.events import Acknowledge
-from paceline_scheduler.simulator.measured_processes import event, module_process, scheduler_of
+from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of
 from paceline_scheduler.testing.stream_ends import leave_often, ways
 from paceline_scheduler.testing.whole_scheduler import serve_scheduler
 

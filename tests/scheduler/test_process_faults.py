@@ -12,7 +12,7 @@ import pytest
 
 from paceline.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2
 from paceline_executor.testing.hash_executor import simulated_executor
-from paceline_scheduler.simulator.measured_processes import module_process
+from paceline_scheduler.testing.measured_processes import module_process
 from paceline_scheduler.testing.processes import SchedulerTestProcess
 
 GENEROUS_S = 60

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from paceline_scheduler.simulator.measured_processes import NO_BUDGETS, room_for
+from paceline_scheduler.testing.measured_processes import NO_BUDGETS, room_for
 
 _GIVE_UP_S = 30.0
 _STEP_MS = 25

@@ -26,6 +26,7 @@ _LONG_PROMPT_TOKENS = 520
 _LONG_OUTPUT_TOKENS = 1500  # long enough that the first still run when the last begins
 _NUM_LOADS = 3
 _NUM_COLD_STARTS = 5
+_BENCH = Path(__file__).resolve().parents[2] / "tests" / "bench"
 _prompt_numbers = count()
 
 
@@ -121,8 +122,9 @@ async def _kv_use(client: AsyncClient, addresses: Addresses) -> KvUse:
 
 
 def _planning_cost() -> str:
-    command = [sys.executable, "-m", "paceline_scheduler.simulator.planning_cost"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-m", "scheduler_cost.planning_cost"]
+    environment = {**os.environ, "PYTHONPATH": str(_BENCH)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _print_table(loads: list[Load], kv_use: KvUse, planning: str, cold_start_s: float) -> None:

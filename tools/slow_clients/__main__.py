@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from paceline_client import AsyncClient, Stopping
-from paceline_scheduler.simulator.measured_processes import (
+from paceline_scheduler.testing.measured_processes import (
     NO_BUDGETS,
     module_process,
     next_line,

@@ -1,6 +1,6 @@
 """The measurement of what a refusal costs: it runs, and what it measures is refused."""
 
-from paceline_scheduler.simulator.refusal_cost import measure
+from scheduler_cost.refusal_cost import measure
 
 
 async def test_every_request_is_refused_and_costs_something():

@@ -1,4 +1,4 @@
-"""What planning costs: `python -m paceline_scheduler.simulator.planning_cost [--num-rows 256] [--num-waiting 10000]`.
+"""What planning costs: `python -m scheduler_cost.planning_cost [--num-rows 256] [--num-waiting 10000]`.
 
 Runs steps of a full batch that only decodes, against an executor that answers at once, and prints the scheduler's own
 CPU time per step: planning it and applying its result, without network and without the edge. With requests that wait it

@@ -1,6 +1,6 @@
-"""Requests that arrive whether or not others are done: `python -m paceline_scheduler.simulator.open_loop`.
+"""Requests that arrive whether or not others are done: `python -m scheduler_cost.open_loop`.
 
-Runs the real core against simulated executors in virtual time: first at its capacity, then at multiples of it, and
+Runs the core against executors without a model in virtual time: first at its capacity, then at multiples of it, and
 prints for each how many requests were answered in time. `--trace FILE` takes arrivals and lengths from a CSV file with
 the columns TIMESTAMP, ContextTokens and GeneratedTokens.
 """
@@ -13,20 +13,47 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from paceline.plan.values import RecordId, SamplingParams, StepPoint, StepResult
+from both_sides.executor import InlineExecutor, load_plain
+from paceline.plan.values import RecordId, SamplingParams, StepResult
+from paceline_executor.rows.limits import RowLimits
+from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Event, ExecutorAttached, ReplyT, StepFinished, Submit
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import RequestRefusedError
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.executor import SimulatedExecutor
+
+_VOCAB_SIZE = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The bounds of an executor, and how long its steps take."""
+
+    num_blocks: int
+    max_num_rows: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    step_times: StepTimes
+
+    def executor(self, incarnation: int) -> InlineExecutor:
+        """Return an executor of this capacity, with blocks of 16 tokens."""
+        limits = RowLimits(
+            num_rows=self.max_num_rows,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_blocks=self.num_blocks,
+            block_size=16,
+            vocab_size=_VOCAB_SIZE,
+        )
+        return InlineExecutor(partial(load_plain, limits, self.step_times), incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +94,14 @@ class Course:
 class OpenLoop:
     """One scheduler's core, its executors and the arrivals, in virtual time."""
 
-    def __init__(self, configs: Sequence[SimulatorConfig], limits: CoreLimits) -> None:
+    def __init__(self, capacities: Sequence[Capacity], limits: CoreLimits) -> None:
         self.core = Core(limits)
         self.courses: list[Course] = []
         self.planning_s: list[float] = []  # CPU time of each planning
         self.refusing_s: list[float] = []  # CPU time of each refusal
         self.preempted: set[int] = set()  # handles
         self._now_s = 0.0
-        self._executors = {f"executor-{i}": SimulatedExecutor(config, i + 1) for i, config in enumerate(configs)}
+        self._executors = {f"executor-{i}": capacity.executor(i + 1) for i, capacity in enumerate(capacities)}
         self._running: dict[str, StepResult | None] = dict.fromkeys(self._executors)
         self._events: list[tuple[float, int, str | Arrival]] = []
         self._numbers = count()
@@ -133,11 +160,8 @@ class OpenLoop:
             self.preempted |= {int(rows.handle[r.row]) for r in plan.releases if r.final is None}
             executor.receive(plan)
         if self._running[address] is None and executor.num_plans_waiting:
-            duration_ns = executor.next_step_ns()
-            result = executor.run_next()
-            timings = replace(result.timings, forward_ns=duration_ns)
-            self._running[address] = replace(result, timings=timings)
-            self._push(self._now_s + duration_ns / 1e9, address)
+            result = self._running[address] = executor.run_next()
+            self._push(self._now_s + result.timings.forward_ns / 1e9, address)
 
     def _feed(self, event: Event[ReplyT]) -> None:
         outputs = self.core.apply(event, self._now_s).outputs
@@ -187,23 +211,22 @@ def main() -> None:
         if options.trace
         else poisson(1.0, options.num_requests, random.Random(1), 200, 60)  # noqa: S311  # not for secrets
     )
-    config = SimulatorConfig(
+    executor = Capacity(
         num_blocks=options.num_blocks,
-        block_size=16,
         max_num_rows=256,
         max_num_batched_tokens=2048,
         max_model_len=16_384,
-        step_points=(StepPoint(1, 5_000_000), StepPoint(2048, 210_000_000)),
+        step_times=StepTimes(((1, 5e6), (2048, 210e6))),
     )
     span_s = arrivals[-1].at_s
-    capacity = _capacity(config, arrivals)
+    capacity = _capacity(executor, arrivals)
     print(f"{len(arrivals)} requests, capacity {capacity:.1f} requests/s, {options.num_blocks} blocks of 16")
     print("  load  in time/s  refused  preempted  plan p99  refusal")
     for load in options.loads:
         limits = CoreLimits(
             ttft_budget_s=options.ttft_budget, itl_budget_s=options.itl_budget, max_num_queued_reqs=1 << 20
         )
-        run = OpenLoop([config], limits)
+        run = OpenLoop([executor], limits)
         courses = run.run(faster(arrivals, load * capacity * span_s / len(arrivals)))
         seconds = max(course.token_s[-1] for course in courses if course.token_s)
         good = sum(course.is_good(options.ttft_budget, options.itl_budget) for course in courses)
@@ -217,15 +240,15 @@ def main() -> None:
         )
 
 
-def _capacity(config: SimulatorConfig, arrivals: Sequence[Arrival]) -> float:
+def _capacity(executor: Capacity, arrivals: Sequence[Arrival]) -> float:
     """Return the requests per second that are finished when all are there from the beginning."""
     limits = CoreLimits(ttft_budget_s=1e9, max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40)
-    courses = OpenLoop([config], limits).run(replace(arrival, at_s=0.0) for arrival in arrivals)
+    courses = OpenLoop([executor], limits).run(replace(arrival, at_s=0.0) for arrival in arrivals)
     return len(courses) / max(course.token_s[-1] for course in courses)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run open-loop load against simulated executors in virtual time.")
+    parser = argparse.ArgumentParser(description="Run open-loop load against executors in virtual time.")
     parser.add_argument("--trace", type=Path, help="CSV file of arrivals (default: Poisson arrivals)")
     parser.add_argument("--num-requests", type=int, default=1000, help="arrivals (default 1000)")
     parser.add_argument("--num-blocks", type=int, default=2048, help="KV blocks of 16 tokens (default 2048)")

@@ -1,4 +1,4 @@
-"""What a refusal costs: `python -m paceline_scheduler.simulator.refusal_cost [--num-chars 100 10000 100000]`.
+"""What a refusal costs: `python -m scheduler_cost.refusal_cost [--num-chars 100 10000 100000]`.
 
 Starts a scheduler and a simulated executor, each as a process of its own, and prints the CPU time (all threads) that
 the scheduler spends on a Generate call that it refuses because the queue has no room, for prompts of these lengths. The
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from paceline_scheduler.simulator import wire
-from paceline_scheduler.simulator.measured_processes import cpu_ns, scheduler_of, simulated_executor
+from paceline_scheduler.testing.measured_processes import cpu_ns, scheduler_of, simulated_executor
+from scheduler_cost import wire
 
 _NUM_WARM_UPS = 20
 

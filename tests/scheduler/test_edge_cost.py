@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_scheduler.simulator.edge_cost import measure
+from scheduler_cost.edge_cost import measure
 
 
 @pytest.mark.parametrize("call", ["session", "generate"])

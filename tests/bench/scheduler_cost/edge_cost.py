@@ -1,4 +1,4 @@
-"""What streaming costs: `python -m paceline_scheduler.simulator.edge_cost [--num-streams 1 32 256] [--call generate]`.
+"""What streaming costs: `python -m scheduler_cost.edge_cost [--num-streams 1 32 256] [--call generate]`.
 
 Starts a scheduler, a simulated executor with steps of a fixed time, and a client, each as a process of its own, over
 real sockets, and prints the CPU time (all threads) that scheduler and client spend on one step and on one row of it
@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from paceline_scheduler.observers.steps import StepTotals
-from paceline_scheduler.simulator import wire
-from paceline_scheduler.simulator.measured_processes import (
+from paceline_scheduler.testing.measured_processes import (
     NO_BUDGETS,
     cpu_ns,
     module_process,
@@ -26,6 +25,7 @@ from paceline_scheduler.simulator.measured_processes import (
     scheduler_of,
     simulated_executor,
 )
+from scheduler_cost import wire
 
 _TOKENS_BEFORE = 16  # that every stream has got when measuring begins
 
