@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from both_sides.deployment import Deployment, scenario
 from paceline_executor import process as executor_process
 from paceline_scheduler import process as scheduler_process
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.testing.deployment import Deployment, scenario
 
 
 class EndlessDrain:

@@ -1,35 +1,25 @@
 """Steps that verify drafts: what is planned of a row is an upper bound, and results settle it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from both_sides.audited import drawn_acceptance, ending, expected_logprobs, expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DivergenceError
-from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 FIRST = "executor-0"
 
 
-@dataclass(frozen=True, slots=True)
-class Told(AcceptanceRule):
-    """So many tokens in each step with drafts, as far as there are any."""
-
-    num: int = 1
-
-    def num_tokens(self, step, row, num_drafts):
-        """The number that was told."""
-        return min(self.num, num_drafts + 1) if num_drafts else 1
-
-
 def drafting(num_drafts, num_accepted, *requests, **options):
     """A harness whose rows want drafts, with one result in of requests whose prompts are computed."""
-    harness = CoreHarness(make_executor(acceptance=Told(num=num_accepted), **options))
+    executor = make_executor(acceptance=lambda num_drafts: min(num_accepted, num_drafts + 1), **options)
+    harness = CoreHarness(executor)
     harness.submit(*requests)
     harness.step()
     harness.drafts = (num_drafts,)
@@ -162,9 +152,8 @@ def test_no_draft_follows_tokens_that_are_known_and_computed_once_more():
     harness = drafting(0, 1, request)
     for _ in range(5):
         harness.step()
-    row = harness.executors[FIRST].rows[0]
-    harness.executors[FIRST].blocks.cut(row.table, 1)
-    row.num_computed_tokens = 4
+    executor = harness.executors[FIRST]
+    executor.table._block_tables.cut_before(executor.rows[0].block_ids[1:])
     harness.attach(FIRST)
     harness.drafts = (3,)
     assert [scheduled(harness.step()) for _ in range(5)] == [{0: (1, 0)}] * 4 + [{0: (4, 3)}]
@@ -248,10 +237,9 @@ def test_output_and_log_probabilities_are_those_of_plain_decoding(
     shapes, drafts, seed, num_blocks, num_ahead, end_probability
 ):
     """Whatever is drafted and accepted, however far plans run ahead, preempted or not, wherever outputs end."""
-    rule = TokenRule(end_probability=end_probability)
     requests = [make_request(*shape, end_token_ids=(0,), num_logprobs=1) for shape in shapes]
     executor = make_executor(
-        num_blocks=num_blocks, end_probability=end_probability, acceptance=AcceptanceRule(seed), max_num_rows=4
+        num_blocks=num_blocks, end_probability=end_probability, acceptance=drawn_acceptance(seed), max_num_rows=4
     )
     harness = CoreHarness(executor, limits=CoreLimits(run_ahead_s=1e9))
     harness.drafts = drafts
@@ -263,7 +251,6 @@ def test_output_and_log_probabilities_are_those_of_plain_decoding(
         harness.run()
         harness.complete()
     for request in requests:
-        output = expected_output(request, rule)
+        output = expected_output(request, ending(end_probability))
         assert tuple(harness.client.token_ids[request.handle]) == output
-        told = [rule.logprobs(token, offset, 1) for offset, token in enumerate(output)]
-        assert harness.client.logprobs[request.handle] == told
+        assert harness.client.logprobs[request.handle] == expected_logprobs(output, 1)

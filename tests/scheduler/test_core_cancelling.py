@@ -2,10 +2,11 @@
 
 import pytest
 
+from both_sides.audited import make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.events import Cancel
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def used_blocks(harness):

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def completions(prompt, max_tokens, count, **options):

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RowFinish
 from paceline_scheduler.core.events import ExecutorAttached, StreamEnded
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 
 def test_an_end_that_nobody_heard_of_beats_being_taken_off_the_row():

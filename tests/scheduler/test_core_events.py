@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from both_sides.audited import make_executor
+from both_sides.deployment import Deployment, scenario
+from both_sides.harness import CoreHarness
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.core import Core
@@ -41,10 +44,8 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnknownRequestError,
 )
-from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.fingerprint import fingerprint
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 NOTHING_HELD = Progress(0, HASH_START)

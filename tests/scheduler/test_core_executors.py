@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import RecordId
 from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, StreamEnded
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
 from paceline_scheduler.errors import InvalidRequestError
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 BOTH = ("executor-0", "executor-1")
 

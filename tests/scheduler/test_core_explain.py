@@ -4,15 +4,14 @@ from collections import deque
 
 import pytest
 
+from both_sides.audited import make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import DrainExecutor, StreamEnded
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import QueueFullError, UnknownRequestError
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def test_a_running_request_names_its_executor_and_how_far_it_is():
@@ -98,10 +97,10 @@ class TimedHarness(CoreHarness):
 
     def __init__(self, **limits):
         points = (StepPoint(1, 6_000_000), StepPoint(512, 517_000_000))
-        config = SimulatorConfig(
+        executor = make_executor(
             step_points=points, num_blocks=2048, max_num_rows=16, max_num_batched_tokens=512, max_model_len=2048
         )
-        super().__init__(SimulatedExecutor(config), limits=CoreLimits(**limits))
+        super().__init__(executor, limits=CoreLimits(**limits))
         self.planned = deque()
 
     def pass_planned_step(self):
@@ -190,14 +189,13 @@ def test_an_estimate_names_the_refusal():
 def executor_of(num_rows, *, num_blocks=4096, max_model_len=1024):
     """Return an executor whose steps take 10 ms."""
     points = (StepPoint(1, 10_000_000), StepPoint(64, 12_000_000))
-    config = SimulatorConfig(
+    return make_executor(
         step_points=points,
         num_blocks=num_blocks,
         max_num_rows=num_rows,
         max_num_batched_tokens=256,
         max_model_len=max_model_len,
     )
-    return SimulatedExecutor(config)
 
 
 def test_a_burst_beside_one_running_request_is_not_refused():
@@ -221,8 +219,7 @@ def test_an_executor_that_can_never_hold_a_request_promises_it_nothing():
     """The small one is idle, the large one computes a long prompt first."""
     points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
     small, large = (
-        SimulatedExecutor(SimulatorConfig(step_points=points, num_blocks=count, max_model_len=2048), count)
-        for count in (8, 512)
+        make_executor(step_points=points, num_blocks=count, max_model_len=2048, incarnation=count) for count in (8, 512)
     )
     harness = CoreHarness(small, large)
     harness.submit(make_request(1500, 4))

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FailedStep
+from paceline_executor import errors as executor_errors
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.events import Cancel, ExecutorAttached, ExecutorLost
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
-from paceline_scheduler.simulator.failures import SimulatedStepError
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 FIRST = "executor-0"
 
@@ -92,7 +94,7 @@ def test_what_fails_alone_twice_fails_with_the_executors_words():
     fails(harness)
     assert not harness.client.failures
     fails(harness)
-    assert "failed on the simulated executor" in str(harness.client.failures[request.handle])
+    assert "a step failed on the executor" in str(harness.client.failures[request.handle])
     harness.finish()
     assert harness.executors[FIRST].num_steps <= 1  # its row is released
 
@@ -128,7 +130,7 @@ def test_what_failed_alone_is_tried_on_another_executor_if_there_is_one():
     harness = CoreHarness(make_executor(incarnation=1), make_executor(incarnation=11))
     request, sick = make_request(3, 8), harness.executors[FIRST]
     harness.submit(request)
-    sick.failing = {request.key}
+    sick.failing.add(request.key)
     fails(harness)
     harness.finish()
     assert not harness.client.failures
@@ -174,8 +176,8 @@ def test_a_failed_step_is_remembered_when_the_executor_was_lost_meanwhile():
     harness.step()
     plan = harness.plan()
     executor = harness.executors[FIRST]
-    executor.failing = {requests[1].key}
-    with pytest.raises(SimulatedStepError):
+    executor.failing.add(requests[1].key)
+    with pytest.raises(executor_errors.StepFailedError):
         executor.run_next()
     for _ in range(2):  # as often as it cannot be reached
         harness.feed(ExecutorLost(FIRST))
@@ -217,15 +219,15 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
     assert_whole(harness, other)
 
 
-@pytest.mark.parametrize(("reason", "num_hit"), [("NUMERIC_FAULT", 0), ("NO_TOKEN_LEFT", 8)])
-def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(reason, num_hit):
+@pytest.mark.parametrize(("problem", "num_hit"), [(RowProblem.NOT_FINITE, 0), (RowProblem.NOTHING_LEFT, 8)])
+def test_nobody_begins_behind_blocks_that_may_hold_no_numbers(problem, num_hit):
     """Chunks of a prompt are tagged before anybody looks at a number of it; then their keys are taken back."""
     harness = CoreHarness(make_executor(block_size=4, max_num_batched_tokens=8))
     prompt = [*range(12)]
     first, second = make_request(prompt, 4), make_request([*prompt[:9], 77], 4)
     harness.submit(first)
     harness.step()
-    harness.executors[FIRST].fail_row(first.key, reason, "of the simulated executor")
+    harness.executors[FIRST].fail_row(first.key, problem)
     harness.step()
     assert first.handle in harness.client.failures
     harness.submit(second)

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, ExecutorRemoved, SetLimits
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, NoLongerServedError
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 SMALL, LARGE = "executor-0", "executor-1"
 

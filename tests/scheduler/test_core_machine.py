@@ -7,7 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from both_sides.audited import ending, expected_logprobs, expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RecordId, StepResult
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.events import (
     Acknowledge,
     Cancel,
@@ -35,9 +38,7 @@ from paceline_scheduler.errors import (
     QueueFullError,
     ResumeMismatchError,
 )
-from paceline_scheduler.simulator.tokens import TokenRule
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 END_PROBABILITY = 0.05
 REFUSALS = (QueueFullError, InvalidRequestError, NoExecutorError)
@@ -248,7 +249,7 @@ class ServingMachine(RuleBasedStateMachine):
             request = self.requests[handle]
             if request.max_tokens is not None:
                 known = self.harness.client.token_ids.get(handle, [])
-                reference = expected_output(request, TokenRule(end_probability=END_PROBABILITY))
+                reference = expected_output(request, ending(END_PROBABILITY))
                 assert tuple(known) == reference[: len(known)]
 
     @invariant()
@@ -257,8 +258,7 @@ class ServingMachine(RuleBasedStateMachine):
         client = self.harness.client
         for handle, request in self.requests.items():
             if request.num_prompt_logprobs is not None and client.token_ids.get(handle):
-                tokens = list(enumerate(request.prompt_token_ids.tolist()))[1:]
-                expected = [TokenRule().logprobs(token, position, 1) for position, token in tokens]
+                expected = expected_logprobs(request.prompt_token_ids[1:], 1)
                 assert list(client.prompt_logprobs.get(handle, ())) == expected
 
     def teardown(self):
@@ -279,7 +279,7 @@ class ServingMachine(RuleBasedStateMachine):
                 continue
             assert handle in client.finishes
             if request.max_tokens is not None:
-                reference = expected_output(request, TokenRule(end_probability=END_PROBABILITY))
+                reference = expected_output(request, ending(END_PROBABILITY))
                 assert tuple(client.token_ids[handle]) == reference
         self.harness.clock.advance(2 * RESUME_WINDOW_S)  # what nobody came back for ends
         self.harness.feed(Tick())
@@ -291,7 +291,7 @@ class ServingMachine(RuleBasedStateMachine):
             assert counts.blocks.used == 0
             assert counts.num_owned_slots == 0
         assert not np.any([executor.rows for executor in self.harness.executors.values()])
-        records = [r.snapshot() for executor in self.harness.executors.values() for r in executor.records.values()]
+        records = [record for executor in self.harness.executors.values() for record in executor.records.values()]
         assert all(record.released is not None for record in records), "a record without an end would stay for ever"
 
 
@@ -314,7 +314,7 @@ class CoreMachine(ServingMachine):
     def a_row_fails(self, data, address):
         """A request fails alone the next time it runs there."""
         handle = data.draw(st.sampled_from(self.running))
-        self.harness.executors[address].fail_row(self.requests[handle].key, "NAN_LOGITS", "not numbers")
+        self.harness.executors[address].fail_row(self.requests[handle].key, RowProblem.NOT_FINITE)
 
     @rule(holds_tokens=st.booleans())
     def scheduler_dies(self, holds_tokens):

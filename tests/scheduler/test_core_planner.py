@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint
+from paceline.v1 import inference_pb2
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def scheduled(plan):
@@ -124,7 +124,7 @@ def test_all_decodes_take_turns_when_a_step_is_too_small_for_them():
 def slow_executor():
     """Return an executor whose steps cost 10 ms and 10 ms per token."""
     points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
-    return SimulatedExecutor(SimulatorConfig(step_points=points))
+    return make_executor(step_points=points)
 
 
 def test_no_step_is_planned_above_half_a_second():
@@ -172,10 +172,11 @@ def test_decodes_that_use_up_the_token_bound_leave_something_to_a_prompt():
 
 def test_a_plan_is_bounded_in_bytes():
     """Prompts and contexts of one plan are one message: what does not fit waits for the next plan."""
-    harness = CoreHarness(make_executor())
-    large = [replace(make_request(4, 1, handle=handle), origin=bytes(3 << 20)) for handle in range(1, 6)]
+    harness = CoreHarness(make_executor(max_num_rows=40))
+    origin = inference_pb2.GenerateRequest(text="x" * (500 << 10)).SerializeToString()
+    large = [replace(make_request(1, 1, handle=handle), origin=origin) for handle in range(1, 39)]
     harness.submit(*large)
-    assert [len(harness.step().new_requests) for _ in range(3)] == [2, 2, 1]
+    assert [len(harness.step().new_requests) for _ in range(3)] == [16, 16, 6]
 
 
 def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():
@@ -191,7 +192,7 @@ def test_a_prompt_beside_decodes_keeps_steps_near_the_inter_token_target():
 def test_a_step_with_prompts_lasts_as_long_as_five_of_its_decodes_within_bounds(decode_ms, step_ms):
     """Decodes that are slow anyway leave prompts four fifths of the time; fast ones are held up by 50 ms at most."""
     points = (StepPoint(1, decode_ms * 1_000_000), StepPoint(257, (decode_ms + 256) * 1_000_000))
-    executor = SimulatedExecutor(SimulatorConfig(step_points=points, max_num_batched_tokens=256))
+    executor = make_executor(step_points=points, max_num_batched_tokens=256)
     harness = CoreHarness(executor)
     harness.submit(make_request(2, 20, handle=1))
     harness.step()

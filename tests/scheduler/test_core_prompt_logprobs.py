@@ -7,19 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_logprobs, expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import LogprobColumns
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.events import ExecutorLost, StepFinished
 from paceline_scheduler.errors import DivergenceError, NoTokenLeftError
-from paceline_scheduler.simulator.tokens import TokenRule
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 
-def expected_logprobs(request):
+def logprobs_of_prompt(request):
     """What the simulated model says of every prompt token but the first."""
-    num_top = request.num_prompt_logprobs
-    tokens = enumerate(request.prompt_token_ids.tolist())
-    return tuple(TokenRule().logprobs(token, position, num_top) for position, token in tokens if position)
+    return tuple(expected_logprobs(request.prompt_token_ids[1:], request.num_prompt_logprobs))
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [4, 9, 64])
@@ -29,7 +28,7 @@ def test_they_come_with_the_first_token_however_the_prompt_was_cut(max_num_batch
     request, other = make_request(17, 4, num_prompt_logprobs=2), make_request(6, 4)
     harness.submit(request, other)
     harness.finish()
-    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
 
@@ -58,7 +57,7 @@ def test_a_cached_prefix_is_computed_again_for_them():
     for request in requests:
         harness.submit(request)
         harness.finish()
-    assert harness.client.prompt_logprobs == {requests[1].handle: expected_logprobs(requests[1])}
+    assert harness.client.prompt_logprobs == {requests[1].handle: logprobs_of_prompt(requests[1])}
     assert [harness.client.finishes[request.handle].num_cached_tokens for request in requests] == [0, 0, 16]
 
 
@@ -72,7 +71,7 @@ def test_a_stream_that_breaks_before_the_first_token_costs_none_of_them():
     harness.run()
     harness.attach("executor-0")
     harness.finish()
-    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
 
@@ -89,7 +88,7 @@ def test_a_request_that_moves_after_its_first_token_is_not_asked_for_them_again(
     assert [placement.num_prompt_logprobs for placement in plan.new_requests] == [None]
     harness.executors[address].restart()
     harness.finish()
-    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
 
@@ -111,7 +110,7 @@ def test_ones_that_do_not_follow_are_a_divergence():
     assert harness.views.executor("executor-0").rows.num_computed[row] == 0
     assert column(row).tolist() == result.rows.tolist()
     harness.finish()
-    assert harness.client.prompt_logprobs == {request.handle: expected_logprobs(request)}
+    assert harness.client.prompt_logprobs == {request.handle: logprobs_of_prompt(request)}
 
 
 def _arrays(columns):
@@ -123,7 +122,7 @@ def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
     harness = CoreHarness(make_executor())
     request = make_request(5, 8)
     harness.submit(request)
-    harness.executors["executor-0"].fail_row(request.key, "NO_TOKEN_LEFT", "nothing is left")
+    harness.executors["executor-0"].fail_row(request.key, RowProblem.NOTHING_LEFT)
     harness.finish()
     assert isinstance(harness.client.failures[request.handle], NoTokenLeftError)
 
@@ -132,12 +131,12 @@ def test_a_request_whose_rules_leave_no_token_fails_as_its_own_fault():
 def test_no_end_token_comes_before_the_minimum(min_tokens):
     """Here every token ends that may."""
     harness = CoreHarness(make_executor(end_probability=1.0))
-    request = make_request(5, 8, end_token_ids=(7,), min_tokens=min_tokens)
+    request = make_request(5, 8, end_token_ids=(0,), min_tokens=min_tokens)
     harness.submit(request)
     harness.finish()
     output = harness.client.token_ids[request.handle]
     assert len(output) == min(min_tokens + 1, 8)
-    assert output.count(7) == (min_tokens < 8)
+    assert output.count(0) == (min_tokens < 8)
 
 
 @pytest.mark.parametrize("token_id", [-1, 32_000, 2**31 - 1])

@@ -2,10 +2,11 @@
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline_scheduler.core.events import ExecutorLost
 from paceline_scheduler.errors import QuarantinedError
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 FIRST = "executor-0"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from both_sides.audited import expected_logprobs, expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import LogprobColumns, RowFinish
 from paceline_scheduler.core.events import ExecutorAttached, ExecutorLost, StreamEnded
-from paceline_scheduler.simulator.tokens import TokenRule
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 NUM_TOKENS = 12
 
@@ -42,11 +42,8 @@ def attach_with(harness, **changes):
 def assert_aligned(harness, request):
     """Every token of the output was delivered once, and its log-probabilities with it."""
     told = expected_output(request)
-    rule = TokenRule()
     assert tuple(harness.client.token_ids[1]) == told
-    assert harness.client.logprobs[1] == [
-        rule.logprobs(token_id, offset, request.num_logprobs) for offset, token_id in enumerate(told)
-    ]
+    assert harness.client.logprobs[1] == expected_logprobs(told, request.num_logprobs)
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 2, 20])

@@ -2,11 +2,12 @@
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.events import Acknowledge, Cancel, DrainExecutor
 from paceline_scheduler.errors import DuplicateRequestError
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def run_until_ended(harness, handle):
@@ -91,7 +92,7 @@ def test_a_request_that_ends_elsewhere_leaves_no_open_record_behind():
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
     assert request.key not in first.records
-    assert second.records[request.key].snapshot().released.reason == FinishReason.LENGTH
+    assert second.records[request.key].released.reason == FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["quiet", "broken stream"])
@@ -119,7 +120,7 @@ def test_what_an_executor_still_holds_for_nobody_is_forgotten():
     harness.run("executor-0")
     ended = make_request(2, 1)
     successor = CoreHarness(executor)
-    assert not executor.records[request.key].snapshot().released
+    assert not executor.records[request.key].released
     successor.submit(ended)
     successor.finish()
     assert executor.records.keys() == {ended.key, *(key for key in executor.records if executor.records[key].released)}

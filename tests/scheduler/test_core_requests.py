@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RecordId
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Cancel, ExecutorLost, StepFinished, StreamEnded, Submit, Tick
 from paceline_scheduler.core.limits import CoreLimits
@@ -17,8 +20,7 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnknownRequestError,
 )
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def test_without_an_executor_a_request_is_refused_with_a_time_to_try_again():
@@ -110,7 +112,7 @@ def test_a_stop_text_cuts_the_record():
         harness.step()
     harness.end(request, 2)
     harness.finish()
-    record = executor.records[request.key].snapshot()
+    record = executor.records[request.key]
     assert record.released.num_output_tokens == 2
     assert record.released.reason == FinishReason.STOP
     assert 1 not in harness.client.ended, "the edge knows already"
@@ -138,9 +140,9 @@ def test_a_row_that_fails_alone_leaves_its_neighbours_running():
     bad, good = make_request(3, 4, handle=1), make_request(3, 4, handle=2)
     harness.submit(bad, good)
     harness.step()
-    executor.fail_row(bad.key, "NAN_LOGITS", "the logits are not numbers")
+    executor.fail_row(bad.key, RowProblem.NOT_FINITE)
     harness.finish()
-    assert "not numbers" in str(harness.client.failures[1])
+    assert "not finite numbers" in str(harness.client.failures[1])
     assert tuple(harness.client.token_ids[2]) == expected_output(good)
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from both_sides.audited import expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
@@ -18,8 +20,7 @@ from paceline_scheduler.errors import (
     ResumeMismatchError,
     StaleAttachmentError,
 )
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 
 def resumable(max_tokens=12, **options):
@@ -163,7 +164,7 @@ def test_who_holds_other_tokens_and_sends_them_gets_what_follows_those():
     prompt = np.concatenate((request.prompt_token_ids, other))
     assert len(harness.client.token_ids[request.handle]) == 6
     assert harness.client.attempts[request.handle] == 2
-    assert harness.executors["executor-0"].records[request.key].state.prompt_token_ids.tolist() == prompt[:5].tolist()
+    assert harness.executors["executor-0"].records[request.key].prompt_token_ids.tolist() == prompt[:5].tolist()
 
 
 def test_another_body_is_refused():

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import expected_logprobs, expected_output, make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import FinishReason, RecordId, RowFinish
+from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import (
     Acknowledge,
@@ -20,9 +23,7 @@ from paceline_scheduler.core.events import (
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.errors import ResumeMismatchError, UnknownRequestError
-from paceline_scheduler.simulator.tokens import TokenRule
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import column, expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import column, make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
 
@@ -249,15 +250,17 @@ def test_logprobs_come_from_the_snapshot():
     harness.resume(again(request))
     harness.finish()
     assert_whole(harness, request)
-    told = [TokenRule().logprobs(token, offset, 2) for offset, token in enumerate(expected_output(request))]
-    assert harness.client.logprobs[request.handle] == told
+    assert harness.client.logprobs[request.handle] == expected_logprobs(expected_output(request), 2)
 
 
 def test_a_row_that_failed_is_tried_once_more():
     """Its failure was not told; if it is its own it fails again."""
     request = resumable()
     harness = running(request)
-    harness.executors[FIRST].rows[0].finish = RowFinish.ERROR
+    harness.executors[FIRST].fail_row(request.key, RowProblem.NOT_FINITE)
+    harness.plan()
+    harness.run()
+    assert harness.executors[FIRST].rows[0].finish is RowFinish.ERROR
     harness.succeed()
     harness.resume(again(request))
     harness.finish()

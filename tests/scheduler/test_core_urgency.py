@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.values import StepPoint
 from paceline_scheduler.core.events import Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import PATIENCE_S
 from paceline_scheduler.errors import DeadlineExceededError, DeadlineUnreachableError, QueueFullError
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def order_of_placement(harness):
@@ -93,7 +92,7 @@ def test_the_least_urgent_request_is_preempted_not_the_newest():
 def slow_harness(**limits):
     """Return a harness whose executor needs 10 ms a step and 10 ms a token."""
     points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
-    return CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)), limits=CoreLimits(**limits))
+    return CoreHarness(make_executor(step_points=points), limits=CoreLimits(**limits))
 
 
 def fill(harness):
@@ -185,7 +184,7 @@ def test_background_work_does_not_refuse_what_is_more_urgent():
 def test_a_machine_whose_lone_step_is_slow_still_runs_requests_beside_each_other():
     """A token more costs next to nothing there: waiting for each other would help nobody."""
     points = (StepPoint(1, 260_000_000), StepPoint(64, 300_000_000))
-    harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)))
+    harness = CoreHarness(make_executor(step_points=points))
     harness.submit(*(make_request(3, 20) for _ in range(4)))
     assert len(harness.step().new_requests) == 4
 
@@ -193,7 +192,7 @@ def test_a_machine_whose_lone_step_is_slow_still_runs_requests_beside_each_other
 def test_requests_are_not_refused_for_ever_on_the_word_of_a_stale_forecast():
     """The executor became fast again while nothing ran: one in so many is tried, and the forecast mends itself."""
     points = (StepPoint(1, 2_000_000), StepPoint(64, 66_000_000))
-    harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)))
+    harness = CoreHarness(make_executor(step_points=points))
     for _ in range(100):
         harness.views.executor("executor-0").step_time.observe(50, 1000, 600_000_000)
     for handle in range(1, 201):
@@ -206,7 +205,7 @@ def test_requests_are_not_refused_for_ever_on_the_word_of_a_stale_forecast():
 def test_what_has_begun_is_not_called_hopeless():
     """It was preempted and time is short: its client has tokens, so it goes on until its deadline has passed."""
     points = (StepPoint(1, 20_000_000), StepPoint(64, 650_000_000))
-    harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points, num_blocks=8)))
+    harness = CoreHarness(make_executor(step_points=points, num_blocks=8))
     harness.expect_short_outputs()
     harness.submit(make_request(8, 20, handle=1, deadline_s=5.0), make_request(8, 20, handle=2, deadline_s=6.0))
     harness.step()
@@ -228,7 +227,7 @@ def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_is_less_so():
 def test_plans_that_run_nothing_teach_nothing():
     """Their result says 0 ns: the base of the forecast stays what steps take."""
     points = (StepPoint(1, 50_000_000), StepPoint(64, 60_000_000))
-    harness = CoreHarness(SimulatedExecutor(SimulatorConfig(step_points=points)))
+    harness = CoreHarness(make_executor(step_points=points))
     for _ in range(50):
         harness.submit(make_request(3, 1))
         harness.finish()
@@ -238,8 +237,8 @@ def test_plans_that_run_nothing_teach_nothing():
 def test_the_time_to_come_back_is_that_of_rows_where_these_are_short():
     """Two rows hold long outputs: their end is what whoever is refused waits for, not four tiny prompts."""
     points = (StepPoint(1, 50_000_000), StepPoint(64, 60_000_000))
-    config = SimulatorConfig(step_points=points, max_num_rows=2, num_blocks=1024, max_model_len=1024)
-    harness = CoreHarness(SimulatedExecutor(config), limits=CoreLimits(max_num_queued_reqs=4, ttft_budget_s=1e6))
+    executor = make_executor(step_points=points, max_num_rows=2, num_blocks=1024, max_model_len=1024)
+    harness = CoreHarness(executor, limits=CoreLimits(max_num_queued_reqs=4, ttft_budget_s=1e6))
     for _ in range(60):
         harness.views.executor("executor-0").output_lengths.observe(800)
     harness.submit(*(make_request(3, 800) for _ in range(2)))

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from both_sides.audited import make_executor
+from both_sides.harness import CoreHarness
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.raw import RawRequest, RawSampling, TextPrompt
 from paceline_scheduler.testing.edge_client import scripted_edge
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.returning_client import ReturningClient
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 

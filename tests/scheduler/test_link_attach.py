@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
+from both_sides.audited import expected_output
+from both_sides.deployment import Deployment, scenario
 from paceline_scheduler.core.events import DrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import NoExecutorError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
-from paceline_scheduler.simulator.fence import Approach
-from paceline_scheduler.testing.deployment import Deployment, scenario
-from paceline_scheduler.testing.requests import expected_output, make_request
+from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 
 FIRST, SECOND = "executor:1", "executor:2"
@@ -44,7 +44,7 @@ async def test_requests_that_arrive_together_are_planned_together():
         await rig.until_ready()
         rig.submit(*(make_request(2, 1) for _ in range(8)))
         await rig.until_idle()
-        rows_of_first_plan = deployment[FIRST].executor.num_steps
+        rows_of_first_plan = deployment[FIRST].num_steps
         assert rows_of_first_plan <= 2
 
 
@@ -58,10 +58,10 @@ async def test_a_broken_stream_is_attached_again_and_all_requests_continue():
         for epoch in range(2, 6):
             await asyncio.sleep(0.02)
             deployment[FIRST].break_stream()
-            await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
+            await rig.until(lambda wanted=epoch: deployment[FIRST].epoch == wanted)
         await rig.until_idle()
         assert_right_tokens(rig, requests)
-        assert deployment[FIRST].executor.epoch == 5
+        assert deployment[FIRST].epoch == 5
         assert rig.statuses == [ServingStatus.SERVING], "a stream that comes back at once is no reason to tell clients"
 
 
@@ -91,7 +91,7 @@ async def test_requests_of_a_lost_executor_run_on_another_one():
         requests = [make_request(9, 30) for _ in range(8)]
         rig.submit(*requests)
         await asyncio.sleep(0.02)
-        assert deployment[FIRST].executor.rows
+        assert deployment[FIRST].rows
         deployment.network.stop(FIRST)
         await rig.until_idle()
         assert_right_tokens(rig, requests)
@@ -132,7 +132,7 @@ async def test_the_tokenizer_is_fetched_once_per_digest():
     async with Deployment(FIRST, SECOND) as deployment, deployment.rig() as rig:
         await rig.until_ready(2)
         deployment[FIRST].break_stream()
-        await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
+        await rig.until(lambda: deployment[FIRST].epoch == 2)
         await rig.until_ready(2)
         assert deployment.network.num_tokenizer_calls == 1
         (model,) = rig.executors.models()
@@ -147,13 +147,13 @@ async def test_streams_that_end_at_once_again_and_again_are_opened_less_and_less
         start_s = asyncio.get_running_loop().time()
         for epoch in range(2, 13):
             deployment[FIRST].break_stream()
-            await rig.until(lambda wanted=epoch: deployment[FIRST].executor.epoch == wanted)
+            await rig.until(lambda wanted=epoch: deployment[FIRST].epoch == wanted)
             await rig.until_ready()
         assert asyncio.get_running_loop().time() - start_s > 10
         await asyncio.sleep(2)
         deployment[FIRST].break_stream()
         start_s = asyncio.get_running_loop().time()
-        await rig.until(lambda: deployment[FIRST].executor.epoch == 13)
+        await rig.until(lambda: deployment[FIRST].epoch == 13)
         assert asyncio.get_running_loop().time() - start_s < 10
 
 
@@ -165,7 +165,7 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
         async with deployment.rig() as rig:
             await rig.until_ready(1)
             await asyncio.sleep(10)
-            assert deployment[FIRST].executor.epoch == 1
+            assert deployment[FIRST].epoch == 1
             assert sorted(rig.states().values()) == [ExecutorState.READY, ExecutorState.LOST]
             assert any("is the one at" in status.last_error for status in rig.executors.statuses())
 
@@ -194,7 +194,7 @@ async def test_a_scheduler_that_was_displaced_gives_up_its_requests_and_stands_b
         request = make_request(9, 200)
         rig.submit(request)
         await asyncio.sleep(0.02)
-        deployment[FIRST].hello("scheduler-z", 9, Approach.TAKE_OVER)
+        await deployment.stranger(FIRST, "scheduler-z", 9, takes_over=True)
         await rig.until(lambda: request.handle in rig.client.failures)
         assert "took over" in str(rig.client.failures[request.handle])
         assert rig.leadership.claim.term > 9
@@ -211,17 +211,17 @@ async def test_requests_leave_an_executor_that_drains_without_losing_a_token():
         early = make_request(9, 50)
         rig.submit(early)
         await asyncio.sleep(0.02)
-        (busy,) = [address for address in (FIRST, SECOND) if deployment[address].executor.rows]
+        (busy,) = [address for address in (FIRST, SECOND) if deployment[address].rows]
         deployment[busy].drain("going away")
         await rig.until(lambda: rig.states()[busy] is ExecutorState.DRAINING)
         late = [make_request(9, 5) for _ in range(6)]
         rig.submit(*late)
         await rig.until_idle()
         assert_right_tokens(rig, [early, *late])
-        await rig.until(lambda: not deployment[busy].executor.rows)
-        await rig.until(lambda: not deployment[busy].executor.records)
+        await rig.until(lambda: not deployment[busy].rows)
+        await rig.until(lambda: not deployment[busy].records)
         (other,) = {FIRST, SECOND} - {busy}
-        assert set(deployment[other].executor.records) == {request.key for request in [early, *late]}
+        assert set(deployment[other].records) == {request.key for request in [early, *late]}
 
 
 @scenario
@@ -241,7 +241,7 @@ async def test_executors_come_and_go_while_requests_run():
             answers.append(("10.0.0.1", "10.0.0.2"))
             await asyncio.sleep(asked_s[-1] + 4.9 - rig.runtime.now_s())  # the name is looked up every 5 s
             rig.submit(*requests[:8])
-            await rig.until(lambda: bool(deployment["10.0.0.2:1"].executor.rows))
+            await rig.until(lambda: bool(deployment["10.0.0.2:1"].rows))
             answers.append(("10.0.0.2",))
             rig.submit(*requests[8:])
             await asyncio.sleep(0.05)
@@ -268,7 +268,7 @@ async def test_an_operators_drain_survives_a_broken_stream():
         assert rig.runtime.feed(DrainExecutor(FIRST)) == 0
         assert rig.statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
         deployment[FIRST].break_stream()
-        await rig.until(lambda: deployment[FIRST].executor.epoch == 2)
+        await rig.until(lambda: deployment[FIRST].epoch == 2)
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
         with pytest.raises(NoExecutorError):
             rig.runtime.feed(DrainExecutor("nobody:1"))
@@ -284,4 +284,4 @@ async def test_a_deadline_fails_the_request_when_it_passes_and_frees_its_row():
         await rig.until_idle()
         assert rig.runtime.now_s() - request.deadline_s == pytest.approx(0, abs=0.005)
         assert "timeout" in str(rig.client.failures[request.handle])
-        await rig.until(lambda: not deployment[FIRST].executor.rows)
+        await rig.until(lambda: not deployment[FIRST].rows)

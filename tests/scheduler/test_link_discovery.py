@@ -1,14 +1,11 @@
 """Executors are found from a list or a name, come and go, and what was typed wrong is said in a sentence."""
 
-import asyncio
-
 import pytest
 
+from both_sides.deployment import Deployment
 from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.discovery import Discovery, Endpoint, parse_executors
-from paceline_scheduler.simulator.service import SimulatedService
-from paceline_scheduler.simulator.transport_memory import MemoryNetwork
-from paceline_scheduler.testing.requests import make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -50,28 +47,22 @@ def test_executors_come_and_go_with_the_answers_of_dns():
     """A new one is attached; one that left the answer keeps running until its stream ends, then it is forgotten."""
 
     async def scenario():
-        network = MemoryNetwork()
-        loop = asyncio.get_running_loop()
-        for number in (1, 2):
-            network.add(f"10.0.0.{number}:7", SimulatedService(make_executor(incarnation=number), loop.time))
-        steps = [loop.create_task(service.run_steps()) for service in network.services.values()]
+        deployment = Deployment("10.0.0.1:7", "10.0.0.2:7")
         hosts = ["10.0.0.1"]
 
         async def resolver(name, port):
             return tuple(hosts)
 
-        async with SchedulerRig("dns:///x:7", network, resolver=resolver) as rig:
+        async with SchedulerRig("dns:///x:7", deployment.network, resolver=resolver) as rig:
             await rig.until_ready(1)
             assert set(rig.states()) == {"10.0.0.1:7"}
             hosts[:] = ["10.0.0.2"]
             await rig.until_ready(2)
             assert rig.states()["10.0.0.1:7"] is ExecutorState.READY, "its stream lasts"
-            network.stop("10.0.0.1:7")
+            deployment.network.stop("10.0.0.1:7")
             await rig.until(lambda: set(rig.states()) == {"10.0.0.2:7"})
             rig.submit(make_request(3, 2))
             await rig.until_idle()
             assert not rig.client.failures
-        for task in steps:
-            task.cancel()
 
     run_in_virtual_time(scenario())

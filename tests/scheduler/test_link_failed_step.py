@@ -1,15 +1,16 @@
-"""What a welcome says of the last step that failed, as the simulated executor writes it and the link reads it."""
+"""What a welcome says of the last step that failed, as an executor writes it and the link reads it."""
 
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from paceline.plan.values import FailedStep
+from both_sides.audited import expected_output, make_executor
+from both_sides.deployment import Deployment, scenario
+from both_sides.harness import CoreHarness
+from paceline_executor.errors import StepFailedError
 from paceline_scheduler.link.attachment import ExecutorState
-from paceline_scheduler.simulator.failures import SimulatedStepError
-from paceline_scheduler.testing.deployment import Deployment, scenario
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
 
 
 def failed_step_of(executor):
@@ -26,9 +27,11 @@ def test_a_failed_step_is_named_until_the_executor_boots_again():
     assert failed_step_of(make_executor()) is None
     executor.failing.add(request.key)
     executor.receive(harness.core.plan("executor-0", harness.clock()))
-    with pytest.raises(SimulatedStepError):
+    with pytest.raises(StepFailedError):
         executor.run_next()
-    assert failed_step_of(executor) == FailedStep(1, 1, "a step failed on the simulated executor")
+    failed = failed_step_of(executor)
+    assert (failed.epoch, failed.step_id) == (1, 1)
+    assert failed.message.startswith("a step failed on the executor")
     executor.restart()
     assert failed_step_of(executor) is None
 
@@ -39,17 +42,18 @@ async def test_bad_requests_in_a_row_neither_lose_the_executor_nor_stop_the_othe
     good = [make_request(3, 50) for _ in range(16)]
     bad = [make_request(3, 8) for _ in range(8)]
     seen = []
-    async with Deployment("executor:1") as deployment, deployment.rig() as rig:
-        await rig.until_ready()
-        executor = deployment["executor:1"].executor
-        executor.failing |= {request.key for request in bad}
-        for number, request in enumerate(bad):
-            rig.submit(request, *good[2 * number : 2 * number + 2])
-            await asyncio.sleep(0.5)
-            seen.append(rig.states()["executor:1"])
-        began_s = asyncio.get_running_loop().time()
-        await rig.until_idle()
-        lasted_s = asyncio.get_running_loop().time() - began_s
+    with capture_logs():  # of how each step failed
+        async with Deployment("executor:1") as deployment, deployment.rig() as rig:
+            await rig.until_ready()
+            executor = deployment["executor:1"]
+            executor.failing |= {request.key for request in bad}
+            for number, request in enumerate(bad):
+                rig.submit(request, *good[2 * number : 2 * number + 2])
+                await asyncio.sleep(0.5)
+                seen.append(rig.states()["executor:1"])
+            began_s = asyncio.get_running_loop().time()
+            await rig.until_idle()
+            lasted_s = asyncio.get_running_loop().time() - began_s
 
     assert ExecutorState.LOST not in seen
     assert executor.epoch <= 1 + 3 * len(bad)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from both_sides.audited import expected_output
+from both_sides.deployment import Deployment, scenario
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler import process
 from paceline_scheduler.backend import Arrival
@@ -13,8 +15,7 @@ from paceline_scheduler.core.events import Resume
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
-from paceline_scheduler.testing.deployment import Deployment, scenario
-from paceline_scheduler.testing.requests import expected_output, make_request
+from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
 LONG = 200  # tokens: more than are computed before anybody gives up here

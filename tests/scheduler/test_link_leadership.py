@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from both_sides.audited import make_executor
 from paceline.plan.values import MAX_TERM, ExecutorInfo
 from paceline_scheduler.errors import (
     LinkError,
@@ -28,7 +29,6 @@ from paceline_scheduler.link.leadership import (
     Readiness,
     ServingStatus,
 )
-from paceline_scheduler.testing.requests import make_executor
 
 FIRST, SECOND = "executor:1", "executor:2"
 BOTH = (FIRST, SECOND)

@@ -7,14 +7,15 @@ from itertools import count
 
 import pytest
 
+from both_sides.audited import expected_output
+from both_sides.deployment import Deployment
 from paceline.plan.values import MAX_TERM, ExecutorInfo
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StreamEndedError, TermSupersededError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
-from paceline_scheduler.testing.deployment import Deployment
-from paceline_scheduler.testing.requests import expected_output, make_request
+from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -93,7 +94,7 @@ def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term)
             await rig.until_ready()
             await asyncio.sleep(5)
             await assert_served(rig)
-            assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
+            assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
             assert liar_of(rig).state == ExecutorState.LOST
             assert f"term {term}, which no scheduler can have come to" in liar_of(rig).last_error
 
@@ -109,7 +110,7 @@ def test_superseded_by_a_term_that_cannot_be_is_that_executors_own_trouble(term)
             await rig.until_ready()
             await asyncio.sleep(5)
             await assert_served(rig)
-            assert (rig.leadership.claim.term, deployment[HONEST].executor.epoch) == (1, 1)
+            assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
             assert rig.executors.readiness == Readiness(ServingStatus.SERVING)
             assert (liar_of(rig).state, liar_of(rig).holder) == (ExecutorState.LOST, None)
             assert "restart this executor" in liar_of(rig).last_error
@@ -133,7 +134,7 @@ def test_who_makes_up_the_next_term_again_and_again_is_believed_less_and_less_of
             await rig.until_ready()
             await asyncio.sleep(600)
             assert next(liar.incarnations) > 100
-            assert deployment[HONEST].executor.epoch <= 10
+            assert deployment[HONEST].epoch <= 10
             await assert_served(rig)
 
     run_in_virtual_time(main())
@@ -158,10 +159,10 @@ def test_a_lone_executor_is_believed_up_to_the_highest_term():
 
     async def main():
         async with Deployment(HONEST) as deployment:
-            stream = deployment[HONEST].hello("stranger", MAX_TERM - 1)
-            deployment[HONEST].leave(stream)
+            stream = await deployment.stranger(HONEST, "stranger", MAX_TERM - 1)
+            stream.cancel()
             async with deployment.rig() as rig:
                 await rig.until_ready()
-                assert deployment[HONEST].fence.claim.term == MAX_TERM
+                assert deployment[HONEST].fence.holder.term == MAX_TERM
 
     run_in_virtual_time(main())

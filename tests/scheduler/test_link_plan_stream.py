@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from both_sides.audited import make_executor
 from paceline.plan.values import (
     BatchPlan,
     Claim,
@@ -20,7 +21,7 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream
-from paceline_scheduler.testing.requests import column, make_executor
+from paceline_scheduler.testing.requests import column
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 MODEL = Model("simulated", "simulated", 256, 300)

@@ -6,14 +6,14 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
+from both_sides.deployment import Deployment, scenario
+from paceline.plan.values import Heartbeat
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.errors import StandbyError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
-from paceline_scheduler.simulator import fence
-from paceline_scheduler.testing.deployment import Deployment, scenario
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
@@ -103,10 +103,10 @@ async def test_a_standby_tells_whom_it_stands_behind_and_when_it_takes_over():
         standby.executors.on_readiness(told.append)
         assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, ACTIVE)
         assert [status.holder for status in standby.executors.statuses()] == [ACTIVE]
-        third = deployment[FIRST].hello("scheduler-c", 2, fence.Approach.TAKE_OVER, address="c:1")
+        third = await deployment.stranger(FIRST, "scheduler-c", 2, takes_over=True, address="c:1")
         await standby.until(lambda: bool(told))
         await active.stop()
-        deployment[FIRST].leave(third)
+        third.cancel()
         await standby.until_ready()
         assert told == [
             Readiness(ServingStatus.STANDBY, Holder("scheduler-c", 2, "c:1")),
@@ -209,10 +209,10 @@ async def test_a_displaced_scheduler_is_in_line_again_at_once():
         assert asyncio.get_running_loop().time() - ended_s < 0.2
 
 
-async def keep_alive(service, stream):
+async def keep_alive(stream):
     """Be a scheduler that drives an executor and has nothing to do."""
     while True:
-        service.hear(stream, None)
+        await stream.write(Heartbeat())
         await asyncio.sleep(0.2)
 
 
@@ -220,20 +220,20 @@ async def keep_alive(service, stream):
 async def test_a_standby_that_gets_some_executors_from_a_scheduler_that_lives_still_stands_by():
     """The other one has lost its way to them, and serves with the rest."""
     async with Deployment(FIRST, SECOND) as deployment:
-        first, second = (deployment[each].hello("scheduler-0", 1, address="a:1") for each in (FIRST, SECOND))
-        alive = [asyncio.create_task(keep_alive(deployment[FIRST], first))]
-        alive.append(asyncio.create_task(keep_alive(deployment[SECOND], second)))
+        first, second = [await deployment.stranger(each, "scheduler-0", 1, address="a:1") for each in (FIRST, SECOND)]
+        alive = [asyncio.create_task(keep_alive(first))]
+        alive.append(asyncio.create_task(keep_alive(second)))
         async with deployment.rig(scheduler_id="scheduler-b") as standby:
             await standby.until(lambda: stands_in_line(deployment, FIRST, SECOND))
             alive[0].cancel()
-            deployment[FIRST].leave(first)
+            first.cancel()
             await standby.until_ready(1)
             await asyncio.sleep(2)
             assert standby.executors.readiness == Readiness(ServingStatus.STANDBY, Holder("scheduler-0", 1, "a:1"))
             seconds, refusal = await refusal_of(standby, Arrival.NEW)
             assert (seconds, refusal.active.address) == (0, "a:1")
             alive[1].cancel()
-            deployment[SECOND].leave(second)
+            second.cancel()
             await standby.until_ready(2)
             assert standby.executors.readiness == Readiness(ServingStatus.SERVING)
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from both_sides.audited import expected_output
+from both_sides.deployment import Deployment, scenario
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline_scheduler.backend import Arrival
 from paceline_scheduler.core.events import Resume
@@ -12,8 +14,7 @@ from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Resumption
 from paceline_scheduler.errors import GivenUpError
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.testing.deployment import Deployment, scenario
-from paceline_scheduler.testing.requests import expected_output, make_request
+from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor:1", "executor:2"
 
@@ -145,5 +146,5 @@ async def test_an_executor_that_another_scheduler_has_taken_gives_its_requests_b
         await first.until(lambda: len(first.client.token_ids) == 4)
         deployment.network.stop(SECOND)
         deployment.network.start(SECOND)
-        deployment[SECOND].hello("scheduler-0", 1)
+        await deployment.stranger(SECOND, "scheduler-0", 1)
         await ended(first, requests)

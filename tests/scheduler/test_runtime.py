@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from both_sides.audited import expected_output, make_executor
 from paceline.plan.values import ExecutorInfo, FinishReason, Model, StepTimings
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
@@ -40,16 +41,22 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.steward import Steward
 from paceline_scheduler.observers.steps import StepObserver, StepTotals, _count
 from paceline_scheduler.runtime import Runtime
-from paceline_scheduler.simulator.transport_memory import MemoryConnection, MemoryNetwork, Reach
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
-from paceline_scheduler.testing.requests import expected_output, make_executor, make_request
+from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
 ADDRESS = "executor:1"
+TOKENIZER = tokenizer_source(byte_level_tokenizer())
+
+
+def step_ns(num_tokens):
+    """How long a step of the executor takes."""
+    return make_executor().kind.step_times.step_ns(num_tokens, 0)
 
 
 class RuntimeBench:
-    """A runtime, a simulated executor and the plans that are on their way to it."""
+    """A runtime, an executor and the plans that are on their way to it."""
 
     def __init__(self, limits=None, **options) -> None:
         self.clock = ManualClock(100.0)
@@ -78,14 +85,11 @@ class RuntimeBench:
 
     async def attach(self):
         """Attach the executor."""
-        network = MemoryNetwork()
-        network.services[ADDRESS], network.reach[ADDRESS] = None, Reach.UP
-        tokenizer = await MemoryConnection(network, ADDRESS).get_tokenizer(1.0)
         description, snapshot = self.executor.attach(ADDRESS)
         card = Model("simulated", "simulated", 256, 32_000, 0, "")
         self.steward.found(ADDRESS, ExecutorInfo(description.incarnation, 0, ""))
         self.steward.welcomed(description)
-        self.listener.attached(card, tokenizer, description, snapshot, self)
+        self.listener.attached(card, TOKENIZER, description, snapshot, self)
 
     async def until_idle(self):
         """Wait until nobody waits for a request."""
@@ -225,7 +229,7 @@ async def test_what_is_given_up_is_told_once_and_stays_with_the_executor():
     bench.listener.give_up("shutting down")
     with pytest.raises(DivergenceError):
         await bench.step()
-    assert [row.key for row in bench.executor.rows.values()] == [request.key]
+    assert [row.record_id for row in bench.executor.rows.values()] == [request.key]
 
 
 async def test_the_end_from_the_edge_and_a_cancel_free_the_row():
@@ -288,7 +292,7 @@ async def test_watchers_see_every_step_and_only_while_they_watch():
     assert [record.step_id for record in records] == list(range(1, len(records) + 1))
     first = records[0]
     assert (first.num_rows, first.num_tokens, first.num_output_tokens) == (1, 5, 1)
-    assert first.forward_ns == bench.executor.config.step_ns(5)
+    assert first.forward_ns == step_ns(5)
     assert first.num_used_blocks + first.num_free_blocks + first.num_cached_blocks == first.num_total_blocks == 64
     bench.steps.watch.remove(sink)
     seen = len(records)
@@ -306,7 +310,7 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     totals = bench.executors.statuses()[0].steps
     num_steps = bench.executor.num_steps
     assert (totals.num_steps, totals.num_rows, totals.num_output_tokens) == (num_steps, 6, 6)
-    assert totals.forward_ns == 2 * bench.executor.config.step_ns(5) + 4 * bench.executor.config.step_ns(1)
+    assert totals.forward_ns == 2 * step_ns(5) + 4 * step_ns(1)
     assert (totals.idle_ns, totals.starved_ns) == (10 * num_steps, 10 * (num_steps - 2))
 
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from both_sides.audited import make_executor
+from both_sides.harness import CoreHarness
 from paceline.plan.codec import decode_request
 from paceline.plan.values import FinishReason, GenerationDefaults, RecordId, RowFinish, SamplingParams
 from paceline.v1 import plan_pb2, sampling_pb2
@@ -15,8 +17,7 @@ from paceline_executor.link.servicer_views import tokenizer_parts
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 from paceline_scheduler.api import wire as api_wire
 from paceline_scheduler.link.wire import decode_tokenizer_part, encode_request
-from paceline_scheduler.testing.harness import CoreHarness
-from paceline_scheduler.testing.requests import make_executor, make_placement, make_request
+from paceline_scheduler.testing.requests import make_placement, make_request
 from paceline_scheduler.testing.tokenizers import served_model
 
 

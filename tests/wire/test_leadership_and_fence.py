@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from both_sides.audited import make_executor
 from paceline.plan.values import ExecutorInfo
 from paceline_executor.errors import TermSupersededError as RefusedByFence
 from paceline_executor.link import fence as executor_side
@@ -19,7 +20,6 @@ from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.executor_record import Phase
 from paceline_scheduler.link.leadership import EndStream, Leadership, ServingStatus
-from paceline_scheduler.testing.requests import make_executor
 
 ADDRESSES = ("executor:1", "executor:2")
 FAULTS_S, QUIET_S = 12.0, 25.0

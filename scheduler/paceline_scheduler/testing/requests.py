@@ -1,4 +1,4 @@
-"""Requests and simulated executors with short defaults, so that a test names only what it is about."""
+"""Requests with short defaults, so that a test names only what it is about."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -9,9 +9,6 @@ from paceline.plan.values import Int32Array, RecordId, SamplingParams
 from paceline.v1 import inference_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.simulator.config import SimulatorConfig
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.tokens import AcceptanceRule, TokenRule, reference_output
 
 _handles = count(1)
 
@@ -99,44 +96,3 @@ def make_placement(
     return Placement.of(
         context, row, attempt, column(*output), max_tokens or request.max_tokens or 8, num_cached_tokens
     )
-
-
-def expected_output(request: Request, rule: TokenRule | None = None) -> tuple[int, ...]:
-    """Return what the simulated model generates for a request whose `max_tokens` is set."""
-    assert request.max_tokens is not None, "without max_tokens the output depends on context and pool"
-    return reference_output(
-        request.prompt_token_ids,
-        request.sampling.seed,
-        request.max_tokens,
-        rule or TokenRule(),
-        request.end_token_ids,
-        request.min_tokens,
-    )
-
-
-def make_executor(
-    *,
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_num_rows: int = 8,
-    max_num_batched_tokens: int = 64,
-    max_model_len: int = 256,
-    max_plans_in_flight: int = 4,
-    model: str = "simulated",
-    end_probability: float = 0.0,
-    incarnation: int = 1,
-    acceptance: AcceptanceRule | None = None,
-) -> SimulatedExecutor:
-    """Return a simulated executor; its `attach` gives what `Core.attach` takes."""
-    config = SimulatorConfig(
-        model=model,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_rows=max_num_rows,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        max_plans_in_flight=max_plans_in_flight,
-        tokens=TokenRule(end_probability=end_probability),
-        acceptance=acceptance or AcceptanceRule(),
-    )
-    return SimulatedExecutor(config, incarnation)

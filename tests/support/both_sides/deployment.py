@@ -1,16 +1,16 @@
-"""Simulated executors on a network in memory, and schedulers that drive them, all inside one virtual-time loop."""
+"""Executors on a network in memory, and schedulers that drive them, all inside one virtual-time loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-from paceline.plan.values import PROTOCOLS, ProtocolRange
+from both_sides.audited import make_executor
+from both_sides.network import MemoryNetwork, MemoryPlanStream
+from both_sides.served import ServedExecutor
+from paceline.plan.values import PROTOCOLS, Claim, Hello, ProtocolRange
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.link.claim import Approach
-from paceline_scheduler.simulator.service import SimulatedService
-from paceline_scheduler.simulator.transport_memory import MemoryNetwork
-from paceline_scheduler.testing.requests import make_executor
 from paceline_scheduler.testing.rig import SchedulerRig
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -22,20 +22,22 @@ class Deployment:
 
     def __init__(self, *addresses: str, max_num_rows: int = 8, num_blocks: int = 64, max_plans: int = 4) -> None:
         self.network = MemoryNetwork()
-        loop = asyncio.get_running_loop()
+        kind = make_executor(max_num_rows=max_num_rows, num_blocks=num_blocks).kind
         for number, address in enumerate(addresses, 1):
-            executor = make_executor(
-                incarnation=1000 * number,
-                max_num_rows=max_num_rows,
-                num_blocks=num_blocks,
-                max_plans_in_flight=max_plans,
-            )
-            self.network.add(address, SimulatedService(executor, loop.time))
-        self.steps = [loop.create_task(service.run_steps()) for service in self.network.services.values()]
+            self.network.add(address, ServedExecutor(kind, 1000 * number, max_plans))
 
-    def __getitem__(self, address: str) -> SimulatedService:
+    def __getitem__(self, address: str) -> ServedExecutor:
         """Return the executor at an address."""
-        return self.network.services[address]
+        return self.network.executors[address]
+
+    async def stranger(
+        self, at: str, scheduler_id: str, term: int, *, takes_over: bool = False, address: str = ""
+    ) -> MemoryPlanStream:
+        """Say hello to an executor, as a scheduler that says nothing more; returns its stream once that is answered."""
+        stream = self.network.connect(at).attach()
+        await stream.write(Hello(Claim(term, scheduler_id, address), takeover=takes_over))
+        await stream.read()
+        return stream
 
     def rig(
         self,
@@ -47,7 +49,7 @@ class Deployment:
     ) -> SchedulerRig:
         """Return a scheduler for all executors."""
         return SchedulerRig(
-            ",".join(self.network.services),
+            ",".join(self.network.executors),
             self.network,
             scheduler_id=scheduler_id,
             approach=approach,
@@ -63,9 +65,9 @@ class Deployment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """No executor saw a broken rule."""
-        for task in self.steps:
-            task.cancel()
-        broken = [service.violations for service in self.network.services.values() if service.violations]
+        broken = [executor.violations for executor in self.network.executors.values() if executor.violations]
+        for executor in self.network.executors.values():
+            executor.stop()
         assert not broken, f"rules of the plan protocol were broken: {broken}"
 
 

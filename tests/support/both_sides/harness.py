@@ -1,12 +1,14 @@
-"""A core with simulated executors and a collecting client, driven one event at a time."""
+"""A core with executors and a collecting client, driven one event at a time."""
 
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
+from both_sides.audited import AuditedExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import BatchPlan, FinishReason, StepResult
+from paceline_executor.errors import DeviceError, StepFailedError
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
     End,
@@ -24,8 +26,6 @@ from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Progress, Request, Resumption
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.simulator.executor import SimulatedExecutor
-from paceline_scheduler.simulator.failures import SimulatedDeviceError, SimulatedStepError
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
 
@@ -35,7 +35,7 @@ _MAX_TURNS = 20_000
 class CoreHarness:
     """The three sides of a scheduler's core: executors that keep the protocol's rules, and what clients would see."""
 
-    def __init__(self, *executors: SimulatedExecutor, limits: CoreLimits | None = None) -> None:
+    def __init__(self, *executors: AuditedExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
         self.drafts: Sequence[int] = ()  # that each row wants, the same numbers over and over; empty: what they say
         self.limits = limits or CoreLimits()
@@ -121,10 +121,10 @@ class CoreHarness:
             return False
         try:
             self.results[address].append(self.executors[address].run_next())
-        except SimulatedStepError as error:
+        except (StepFailedError, DeviceError) as error:
             while self.complete(address):
                 pass
-            if isinstance(error, SimulatedDeviceError):
+            if isinstance(error, DeviceError):
                 self.num_ended_by_themselves += 1
                 self.feed(ExecutorLost(address))
                 self.executors[address].restart()
