@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.link.engine import Engine, Step
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
-from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.hiding_runner import HidingRunner
 
 _seen_as: list[Callable[[Runner], Runner]] = []
@@ -42,8 +40,3 @@ class SteppingEngine(Engine):
     def execute(self, plan: BatchPlan) -> Step:
         """Run one plan; raises what launching or collecting raises."""
         return self.collect(self.launch(plan))
-
-
-def hash_engine(limits: RowLimits, *more: Callable[[], int]) -> SteppingEngine:
-    """One on the hash runner, with no rows."""
-    return SteppingEngine(RowTable(limits), HashRunner(limits.num_blocks, limits.block_size, limits.vocab_size), *more)
