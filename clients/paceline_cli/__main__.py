@@ -7,7 +7,8 @@ import sys
 def main() -> None:
     """Run the command line. A failure is one line and an exit code, never a traceback."""
     try:
-        import rich  # noqa: F401  first a look whether they are there
+        import prompt_toolkit  # noqa: F401  first a look whether they are there
+        import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(f"error: the paceline command needs {error.name}: pip install 'paceline[cli]'")

@@ -14,24 +14,24 @@ from paceline_cli.commands.generate import generate
 from paceline_cli.commands.models import models
 from paceline_cli.commands.up import up
 
-# \b keeps the lines as they are.
-EXIT_CODES_TEXT = """\b
-Exit codes:
-  2    wrong use of this command      75   overloaded, try again later
-  65   the request is wrong           76   the stream of tokens was damaged
-  66   no such model or request       77   access denied
-  69   no server, or nothing serves   124  timed out
-  70   the server failed              130  interrupted
-  74   the output cannot be written   141  the output's reader went away
+# An empty line between two keeps them apart.
+EXIT_CODES_TEXT = """\
+[bold]Exit codes[/bold]
+
+2 wrong use of this command · 65 the request is wrong · 66 no such model or request · 69 no server, or nothing serves
+
+70 the server failed · 74 the output cannot be written · 75 overloaded, try again later · 76 the tokens were damaged
+
+77 access denied · 124 timed out · 130 interrupted · 141 the output's reader went away
+
 up and demo end with the exit code of the process that failed.
 """
 
 app = typer.Typer(
     name="paceline",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     epilog=EXIT_CODES_TEXT,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -57,3 +57,4 @@ def paceline(
 
 for command in (up, chat, generate, models, explain, estimate, bench, demo, chaos):
     app.command()(command)
+app.command("serve", help="The same as [bold]up[/bold].")(up)

@@ -11,7 +11,6 @@ from paceline_cli.supervisor.programs import ProgramMissingError
 from paceline_cli.supervisor.supervisor import ChildFailedError
 from paceline_client.errors import (
     AccessDeniedError,
-    ConnectFailedError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -49,11 +48,19 @@ def describe(error: PacelineError) -> str:
     fields = [violation.field for violation in error.violations if violation.field not in text]
     if fields:
         text += f" ({', '.join(fields)})"
+    text = text.replace("send text instead", "continue a text with: paceline generate --raw")
+    if error.reason == "STANDBY":
+        return text + _elsewhere(error)
     if error.retry_after:
         text = f"{text.removesuffix('; try again')}; try again in {error.retry_after:.1f} s"
-    if isinstance(error, ConnectFailedError):
+    if error.reason == "CONNECT_FAILED":
         text += ". Is it running? Start one with: paceline up"
     return text
+
+
+def _elsewhere(error: PacelineError) -> str:
+    address = error.metadata.get("active_address")
+    return f"; it cannot be reached from here. Try: --target {address}" if address else ""
 
 
 def print_error(text: str) -> None:

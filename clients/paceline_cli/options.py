@@ -62,7 +62,7 @@ QuantizationOption = Annotated[
     typer.Option("--quantization", metavar="KIND", help="auto: weights as small as the file has them; none: float32."),
 ]
 KvCacheDtypeOption = Annotated[
-    str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as float16 (auto) or int8.")
+    str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as int8 (auto) or float16.")
 ]
 HostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Where the API listens; executors stay on loopback.")

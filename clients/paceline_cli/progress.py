@@ -13,6 +13,7 @@ from paceline_cli.supervisor.events import (
     Progressed,
     Said,
     Started,
+    StillRunning,
     TookOver,
     describe_exit,
 )
@@ -43,15 +44,34 @@ def make_view() -> View:
     return BarView(console) if console.is_terminal else LineView(console)
 
 
+class _Furthest:
+    """Keeps what a child has done of something from going back: it may do a part of it again."""
+
+    def __init__(self) -> None:
+        self._fractions: dict[tuple[str, str], float] = {}
+
+    def seen(self, event: ChildEvent) -> ChildEvent:
+        """The event, with the largest fraction so far of the same activity since the child was started."""
+        if isinstance(event, Started):
+            self._fractions = {key: value for key, value in self._fractions.items() if key[0] != event.name}
+        if not isinstance(event, Progressed) or event.fraction is None:
+            return event
+        key = event.name, event.phase.partition(" (")[0]
+        self._fractions[key] = max(self._fractions.get(key, 0.0), event.fraction)
+        return Progressed(event.name, event.phase, self._fractions[key])
+
+
 class LineView:
     """One line whenever a child begins something else, and at each quarter of it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown: dict[str, tuple[str, int]] = {}
+        self._furthest = _Furthest()
 
     def on_event(self, event: ChildEvent) -> None:
         """Print what is new."""
+        event = self._furthest.seen(event)
         if isinstance(event, Progressed):
             self._show_progress(event)
         elif (text := describe(event)) is not None:
@@ -80,6 +100,7 @@ class BarView:
     def __init__(self, console: Console) -> None:
         self._lines = LineView(console)
         self._is_settled = False
+        self._furthest = _Furthest()
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
@@ -97,7 +118,7 @@ class BarView:
         if self._is_settled:
             self._lines.on_event(event)
             return
-        match event:
+        match self._furthest.seen(event):
             case Started(name):
                 if name in self._bars:  # it was ready once
                     self._progress.reset(self._bars[name])
@@ -140,6 +161,8 @@ def describe(event: ChildEvent) -> str | None:
             return "ready, and stands by for the other" if stands_by else "ready"
         case TookOver():
             return "took over, and serves now"
+        case StillRunning(_, seconds):
+            return f"still finishing what it runs, for {seconds:.0f} s at most"
         case Said(_, level, text):
             return text if level >= Level.WARNING else None
         case Exited(_, exit_code, error, pause) if pause is not None:

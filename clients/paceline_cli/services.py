@@ -32,27 +32,34 @@ def run_deployment(
     """Start everything, wait until it is ready, do `use`, stop everything.
 
     Returns the signal that ended it, None when `use` came to its end. Raises ChildFailedError when a process ended for
-    good, ProgramMissingError, or what `use` raises.
+    good, or gave up what it ran when it was to end; ProgramMissingError, what `use` raises, and KeyboardInterrupt when
+    a second signal came.
     """
     signals = StopSignals()
+    view = make_view()
+    supervisor = _supervisor(deployment, view, restarts, log_dir)
     try:
-        asyncio.run(_run(deployment, restarts, log_dir, use, signals))
+        asyncio.run(_run(deployment, supervisor, view, use, signals))
     except asyncio.CancelledError:
         if signals.received is None:
             raise
+    if signals.is_hurried:
+        raise KeyboardInterrupt
+    if supervisor.unfinished is not None:
+        raise supervisor.unfinished
     return signals.received
 
 
-async def _run(
-    deployment: Deployment, restarts: Restarts, log_dir: Path | None, use: Use, signals: StopSignals
-) -> None:
-    view = make_view()
-    supervisor = Supervisor(
+def _supervisor(deployment: Deployment, view: View, restarts: Restarts, log_dir: Path | None) -> Supervisor:
+    return Supervisor(
         programs_of(deployment),
         _listeners(view, log_dir),
         restarts=restarts,
         grace_seconds=deployment.shutdown_timeout_seconds + _GRACE_SECONDS,
     )
+
+
+async def _run(deployment: Deployment, supervisor: Supervisor, view: View, use: Use, signals: StopSignals) -> None:
     with signals.cancelling_this_task(on_second=supervisor.kill), view:
         async with supervisor:
             try:

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 
+# What comes in fewer messages, or within less time, says how messages were gathered and not how fast tokens are made.
+_MIN_LATER_MESSAGES = 3
+_MIN_SECONDS = 0.1
+
 
 class Stopwatch:
     """Started when it is made."""
@@ -12,6 +16,7 @@ class Stopwatch:
         self._first: float | None = None
         self._last = self._started
         self._num_later_tokens = 0
+        self._num_later_messages = 0
 
     def tokens_arrived(self, num_tokens: int) -> None:
         """Call it for every delta; deltas without tokens do not count."""
@@ -22,6 +27,7 @@ class Stopwatch:
             self._first = self._last
         else:
             self._num_later_tokens += num_tokens
+            self._num_later_messages += 1
 
     @property
     def time_to_first_token_seconds(self) -> float | None:
@@ -30,8 +36,10 @@ class Stopwatch:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The rate after the first delta, which is decoding alone; None with fewer than two deltas."""
-        if self._first is None or self._last <= self._first:
+        """The rate after the first delta, which is decoding alone; None where too little came to tell."""
+        if self._first is None or self._num_later_messages < _MIN_LATER_MESSAGES:
+            return None
+        if self._last - self._first < _MIN_SECONDS:
             return None
         return self._num_later_tokens / (self._last - self._first)
 

@@ -3,7 +3,7 @@
 They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
 scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
 missing one, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the environment, names a file without which the
-scheduler serves no model.
+scheduler serves no model. DRAIN_SECONDS and DRAIN_EXIT_CODE say how long the scheduler takes to end, and how it ends.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 
@@ -49,6 +50,8 @@ def scheduler(arguments):
     model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
     with FakeServer(say("The capital of France is Paris."), models=[], port=int(options.port)) as server:
         wait_for_sigterm(lambda: server.set_models([model] if may_attach() else []))
+    time.sleep(float(os.environ.get("DRAIN_SECONDS", "0")))
+    return int(os.environ.get("DRAIN_EXIT_CODE", "0"))
 
 
 def executor(arguments):
@@ -68,9 +71,10 @@ def executor(arguments):
     for event in ("model_fetch", "model_load", "warm_up"):
         log(event, fraction=1.0)
     wait_for_sigterm()
+    return 0
 
 
 if __name__ == "__main__":
-    {"scheduler": scheduler, "executor": executor}[sys.argv[1]](sys.argv[2:])
+    code = {"scheduler": scheduler, "executor": executor}[sys.argv[1]](sys.argv[2:])
     sys.stdout.flush()
-    os._exit(0)  # as the real ones do: without waiting for threads of libraries
+    os._exit(code)  # as the real ones do: without waiting for threads of libraries

@@ -14,9 +14,9 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_cli.app import app
 from paceline_cli.commands.explain import explained
 from paceline_client import Client, Explanation, RequestState
-from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say
+from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
-COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo", "chaos"]
+COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo", "chaos", "serve"]
 
 
 def run(*arguments, target=None, stdin=None):
@@ -151,10 +151,10 @@ def test_each_kind_of_failure_has_its_exit_code(code, expected):
 
 
 def test_a_damaged_stream_is_a_failure_of_its_own():
-    """What was printed before it stays."""
+    """What was printed before it stays, and the error begins a line."""
     with FakeServer([Tokens((1,), "a"), Tokens((2,), "b", hash_error=1)]) as server:
         result = run("generate", "?", target=server.target)
-    assert (result.exit_code, result.stdout) == (76, "a")
+    assert (result.exit_code, result.stdout) == (76, "a\n")
 
 
 def test_no_server_is_one_line_that_says_what_to_do():
@@ -214,13 +214,13 @@ def test_a_chat_remembers():
 
 
 def test_a_chat_survives_a_failed_turn():
-    """The turn is not remembered, the next one works."""
+    """The turn is not remembered, the next one works; a script hears of it at the end."""
     refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too long", field="chat")
     scripts = {"long": [refusal], "short": say("ok")}
     with FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server:
         result = run("chat", target=server.target, stdin="short\nlong\nshort\n")
         last = server.seen.requests[-1].chat.messages
-    assert (result.exit_code, result.stdout) == (0, "ok\nok\n")
+    assert (result.exit_code, result.stdout) == (65, "ok\nok\n")
     assert "the prompt is too long (chat)" in result.stderr
     assert "/reset forgets it" in result.stderr
     assert [turn.content for turn in last] == ["short", "ok", "short"]
@@ -241,23 +241,25 @@ def test_an_unknown_chat_command_is_explained():
     with FakeServer(say("hi")) as server:
         result = run("chat", target=server.target, stdin="/what\n")
         assert server.seen.requests == []
-    assert "/exit leaves" in result.stderr
+    assert "/exit or Ctrl-D leaves" in result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_terminal_of_80_columns(command):
     """Each has a first sentence, and no line is cut by the terminal."""
     result = CliRunner().invoke(app, [command, "--help"], terminal_width=80)
-    lines = result.stdout.splitlines()
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
     assert result.exit_code == 0
-    assert max(len(line) for line in lines) <= 80
-    assert lines[2].strip().endswith(".")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    assert lines[0].startswith("Usage: ")
+    assert lines[1].endswith(".")
 
 
 def test_the_list_of_commands_is_not_cut():
     """Every summary is short enough to be shown whole."""
     result = CliRunner().invoke(app, ["--help"], terminal_width=80)
-    listed = result.stdout.partition("Commands:\n")[2].split("\n\n")[0].splitlines()
+    panel = result.stdout.partition("─ Commands ─")[2].partition("╰")[0].splitlines()[1:]
+    listed = [line.strip("│ ") for line in panel]
     assert [line.split()[0] for line in listed] == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
@@ -266,6 +268,48 @@ def test_wrong_use_is_explained_and_exits_with_2():
     """Nothing is passed on silently."""
     for arguments in (["up", "--no-such-option"], ["generate"], ["models", "extra"], ["generate", "x", "--seed", "y"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_a_prompt_may_be_piped_in_without_a_dash():
+    """As everywhere else; nothing at all is wrong use."""
+    with FakeServer(say("hi")) as server:
+        assert run("generate", "--raw", target=server.target, stdin="Once\n").stdout == "hi\n"
+        assert run("estimate", "--raw", target=server.target, stdin="Once\n").exit_code == 0
+        assert server.seen.requests[0].text == "Once"
+        assert run("generate", target=server.target, stdin="").exit_code == 2
+
+
+def test_a_model_without_a_chat_template_leads_to_the_option_for_that():
+    """The server's words are about its API."""
+    refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "the model 'x' has no chat template; send text instead")
+    with FakeServer([refusal]) as server:
+        result = run("generate", "hi", target=server.target)
+    assert result.stderr == "error: the model 'x' has no chat template; continue a text with: paceline generate --raw\n"
+
+
+def test_a_standby_alone_leads_to_the_server_that_it_names():
+    """After a takeover the usual address is the standby's."""
+    with FakeServer() as standing_by, FakeServer(say("hi")) as active:
+        standing_by.turn_away(standby(active.target))
+        assert "fake" in run("models", target=standing_by.target).stdout
+        assert run("generate", "?", target=standing_by.target).stdout == "hi\n"
+
+
+def test_after_a_second_it_is_said_what_a_command_waits_for():
+    """Where the server that serves cannot be reached: nobody has to guess."""
+    with FakeServer() as server:
+        server.turn_away(standby("127.0.0.1:1"))
+        result = run("generate", "?", "--timeout", "2", target=server.target)
+    assert result.exit_code == 124
+    assert f"waiting: cannot reach {server.target} (this scheduler stands by; 127.0.0.1:1 serves)" in result.stderr
+    assert "Is it running?" not in result.stderr
+
+
+def test_shells_complete_commands():
+    """Once `paceline --install-completion` has told them how to ask."""
+    code = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline']; main()"
+    asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline ge", "COMP_CWORD": "1"}
+    assert run_process(code, env={**os.environ, **asked}).stdout.split() == ["generate"]
 
 
 def test_the_version_is_the_distributions():

@@ -95,7 +95,7 @@ def test_the_demo_streams_an_answer_and_leaves_nothing_behind(use_fakes):
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0
     assert "What is the capital of France?\nfake: The capital of France is Paris.\n" in result.stdout
-    assert re.search(r"6 tokens, time to first token \d+ ms, [\d.]+ tokens/s", result.stdout)
+    assert re.search(r"6 tokens, time to first token \d+ ms", result.stdout)
     for step in ("fetching the model 100%", "loading the model 100%", "warming up 100%", "ready"):
         assert f"executor: {step}\n" in result.stderr
 
@@ -310,3 +310,41 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     assert f"paceline chat --target 127.0.0.1:{first},127.0.0.1:{first + 3}\n" in text
     assert f"Admin      127.0.0.1:{first + 1}, 127.0.0.1:{first + 4}\n" in text
     assert "One scheduler drives the executors, the other one stands by." in text
+
+
+def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts):
+    """From a second after Ctrl-C on; what finishes in time is no failure."""
+    with start_up(fake_scripts, DRAIN_SECONDS="1.5") as process:
+        read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr, "Stopping; what runs may finish")
+        assert re.search(
+            r"scheduler: still finishing what it runs, for \d+ s at most", read_until(process.stderr, "still")
+        )
+        read_until(process.stderr, "Stopped.")
+        assert process.wait(30) == 0
+
+
+def test_up_fails_where_running_requests_were_given_up(fake_scripts):
+    """The scheduler's own exit code says so, and it is passed on."""
+    with start_up(fake_scripts, DRAIN_EXIT_CODE="6") as process:
+        read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGTERM)
+        assert "error: scheduler ended with exit code 6" in process.stderr.read()
+        assert process.wait(30) == 6
+
+
+def test_a_second_interrupt_is_no_success(fake_scripts):
+    """What ran was given up at once."""
+    with start_up(fake_scripts, DRAIN_SECONDS="20") as process:
+        read_until(process.stdout, "Ctrl-C stops everything")
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr, "Stopping; what runs may finish")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 130
+
+
+def test_help_says_of_the_cache_what_the_executor_does():
+    """Its automatic choice is int8."""
+    shown = CliRunner().invoke(app, ["up", "--help"]).stdout
+    assert "int8 (auto)" in " ".join(shown.replace("│", " ").split())

@@ -19,13 +19,24 @@ from paceline_client.testing import FakeServer, Hold, Tokens, say
 COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
 
 
+# What a line begins with, before the editor moves the cursor behind it.
+PROMPT = ">"
+UP = "\x1b[A"
+PASTED = "\x1b[200~{}\x1b[201~"
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
     def __init__(self, *arguments):
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs
+            [sys.executable, "-c", COMMAND, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            # Nobody answers here where the cursor is.
+            env={**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1"},
         )
         os.close(theirs)
         self._text = ""
@@ -33,6 +44,10 @@ class Terminal:
     def type(self, text):
         """Type a line."""
         os.write(self._ours, text.encode() + b"\n")
+
+    def press(self, keys):
+        """Type without ending the line."""
+        os.write(self._ours, keys.encode())
 
     def read_until(self, text):
         """What is shown from here up to this text."""
@@ -57,20 +72,43 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat():
         FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server,
         Terminal("chat", "--target", server.target) as terminal,
     ):
-        assert "Talking to fake" in terminal.read_until("> ")
+        assert "Talking to fake" in terminal.read_until(PROMPT)
         terminal.type("tell me")
         terminal.read_until("Once")
         terminal.process.send_signal(signal.SIGINT)
         terminal.read_until(" …")
         server.wait_for(lambda seen: len(seen.cancelled) == 1)
-        terminal.read_until("> ")
+        terminal.read_until(PROMPT)
         terminal.type("go on")
         terminal.read_until("upon a time")
-        terminal.read_until("> ")
+        terminal.read_until(PROMPT)
         terminal.type("/exit")
         assert terminal.process.wait(20) == 0
         turns = [turn.content for turn in server.seen.requests[-1].chat.messages]
     assert turns == ["tell me", "Once", "go on"]
+
+
+def test_a_pasted_text_is_one_turn_and_lines_can_be_recalled_and_edited():
+    """As in a shell."""
+    pasted = "def f(x):\n    return x\n\nWhat does this do?"
+    with FakeServer(say("yes")) as server, Terminal("chat", "--target", server.target) as terminal:
+        for typed in (PASTED.format(pasted), "hi", UP * 2, UP + "\x7f!", "one\x1b\rtwo"):
+            terminal.read_until(PROMPT)
+            terminal.type(typed)
+            terminal.read_until("yes")
+        turns = [request.chat.messages[-1].content for request in server.seen.requests]
+    assert turns == [pasted, "hi", pasted, pasted[:-1] + "!", "one\ntwo"]
+
+
+def test_tab_completes_a_command_of_a_chat():
+    """Only of those that there are."""
+    with FakeServer(say("hi")) as server, Terminal("chat", "--target", server.target) as terminal:
+        terminal.read_until(PROMPT)
+        terminal.press("/ex\t")
+        terminal.read_until("it")
+        terminal.type("")
+        assert terminal.process.wait(20) == 0
+        assert server.seen.requests == []
 
 
 def test_ctrl_c_ends_generate():
@@ -81,6 +119,7 @@ def test_ctrl_c_ends_generate():
     ):
         terminal.read_until("Once")
         terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until("\n")  # the shell's prompt begins a line
         assert terminal.process.wait(20) == 130
         server.wait_for(lambda seen: len(seen.cancelled) == 1)
 
@@ -89,9 +128,10 @@ def test_generate_tells_a_person_how_fast_it_was():
     """On a terminal only."""
     with FakeServer(say("one two three")) as server, Terminal("generate", "x", "--target", server.target) as terminal:
         terminal.read_until("one two three")
-        assert "3 tokens, time to first token" in terminal.read_until("tokens/s")
+        assert "3 tokens, time to first token" in terminal.read_until(" ms")
 
 
+STEPS = [("a", 0.0), ("b", 0.5), ("a", 0.0), ("b", 0.5)]
 EVENTS = [
     Started("executor"),
     Printed("executor", b"{}"),
@@ -105,6 +145,20 @@ EVENTS = [
     Exited("executor", 1, "no room", 0.4),
     Exited("executor", 3, "no model", None),
 ]
+
+
+def test_what_is_done_twice_does_not_go_back():
+    """Compiling names each operation again when it compiles it; a process that starts again begins again."""
+    shown = io.StringIO()
+    view = LineView(Console(width=80, color_system=None, file=shown))
+    for event in (
+        *(Progressed("executor", f"warming up (compile {name})", fraction) for name, fraction in STEPS),
+        Started("executor"),
+        Progressed("executor", "warming up (compile a)", 0.0),
+    ):
+        view.on_event(event)
+    percents = [int(line.rpartition(" ")[2].removesuffix("%")) for line in shown.getvalue().splitlines() if "%" in line]
+    assert percents == [0, 50, 50, 50, 0]
 
 
 def shown_by(make_view, *, is_terminal):
@@ -173,7 +227,9 @@ def test_a_child_that_starts_again_is_ticked_off_no_more():
     [
         ([], None, None),
         ([(1.5, 1)], 1.5, None),
-        ([(0.5, 2), (1.0, 1), (1.5, 3)], 0.5, 4.0),
+        ([(0.5, 2), (1.0, 1), (1.25, 2), (1.5, 3)], 0.5, 6.0),
+        ([(0.5, 2), (0.502, 22)], 0.5, None),  # a burst says how messages were gathered
+        ([(0.5, 1), (0.51, 1), (0.52, 1), (0.53, 1)], 0.5, None),
         ([(0.1, 0), (2.0, 1)], 2.0, None),
     ],
 )

@@ -7,7 +7,7 @@ import typer
 
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
-from paceline_cli.failures import describe, print_error, reported
+from paceline_cli.failures import describe, exit_code_of, print_error, reported
 from paceline_cli.options import (
     FrequencyPenaltyOption,
     MaxTokensOption,
@@ -25,12 +25,14 @@ from paceline_cli.options import (
     sampling_of,
     timeout_of,
 )
+from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError
 from paceline_client.requests import Message, Sampling, Scheduling, Stopping
 from paceline_client.sync_client import Client
 
-_HELP = """/reset forgets the conversation, /exit leaves (so does Ctrl-D). Ctrl-C stops an answer."""
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves. Ctrl-C stops an answer, Alt-Enter begins a line."
+_COMMANDS = ("/reset", "/exit", "/quit", "/help")
 
 
 def chat(
@@ -51,10 +53,14 @@ def chat(
 ) -> None:
     """Talk to a model. It remembers the conversation.
 
-    /reset forgets it, /exit or Ctrl-D leaves. Ctrl-C stops an answer, or clears the line.
+    /reset forgets it, /exit or Ctrl-D leaves. Ctrl-C stops an answer, or clears the line. Up recalls what was typed, a
+    pasted text is one turn, and Alt-Enter begins a new line in a turn.
+
+    Of turns that are piped in each line is one; where one fails so does the command.
     """
     with reported(), cli_client(target) as client:
-        served = client.get_model(model)
+        with WaitingNotice(client):
+            served = client.get_model(model)
         conversation = Conversation(
             client,
             served.name,
@@ -80,6 +86,8 @@ def chat(
                     typer.echo(_HELP, err=True)
                 case text:
                     conversation.say(text)
+        if not sys.stdin.isatty() and conversation.first_error is not None:
+            raise typer.Exit(exit_code_of(conversation.first_error))
 
 
 class Conversation:
@@ -104,6 +112,12 @@ class Conversation:
         self._scheduling = scheduling
         self._timeout = timeout
         self._turns: list[Message] = []
+        self._first_error: PacelineError | None = None
+
+    @property
+    def first_error(self) -> PacelineError | None:
+        """Why the first turn failed that did; None while all were answered."""
+        return self._first_error
 
     def reset(self) -> None:
         """Forget everything but the system text."""
@@ -115,6 +129,7 @@ class Conversation:
         try:
             answer = self._ask([*self._opening, *self._turns, question])
         except PacelineError as error:
+            self._first_error = self._first_error or error
             print_error(describe(error))
             if isinstance(error, InvalidRequestError) and self._turns:
                 typer.echo("If the conversation has become too long, /reset forgets it.", err=True)
@@ -132,12 +147,16 @@ class Conversation:
             timeout=self._timeout,
         )
         printed = Answer()
-        with stream:
+        with stream, WaitingNotice(self._client) as notice:
             try:
                 for delta in stream:
+                    notice.over()
                     printed.add(delta.text)
             except KeyboardInterrupt:
                 printed.show(" …")
+            except PacelineError:
+                printed.end_line()
+                raise
         printed.end()
         return printed.text
 
@@ -163,20 +182,28 @@ class Answer:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def end_line(self) -> None:
+        """What comes next begins a line."""
+        if self._parts and not self._parts[-1].endswith("\n"):
+            self.show("\n")
+
     def end(self) -> None:
         """Leave an empty line before the next turn."""
         self.show("\n\n" if sys.stdin.isatty() else "\n")
 
 
 def read_lines() -> Iterator[str]:
-    """What the user types, line by line, until the end of the input. Ctrl-C clears the line."""
-    prompt = "> " if sys.stdin.isatty() else ""
+    """What the user types, or what was piped in, until its end. Ctrl-C clears the line."""
+    if not sys.stdin.isatty():
+        yield from (line.removesuffix("\n") for line in sys.stdin)
+        return
+    from paceline_cli.line_editor import LineEditor  # only now: what is piped in needs none of it
+
+    editor = LineEditor("> ", _COMMANDS)
     while True:
         try:
-            yield input(prompt)
+            yield editor.read()
         except EOFError:
-            if prompt:
-                typer.echo()
             return
         except KeyboardInterrupt:
-            typer.echo("\nCtrl-D or /exit leaves.", err=True)
+            typer.echo("Ctrl-D or /exit leaves.", err=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline_cli.client import cli_client
-from paceline_cli.commands.generate import as_chat, read_prompt
+from paceline_cli.commands.generate import PromptArgument, as_chat, read_prompt
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, reported
 from paceline_cli.options import (
@@ -19,6 +19,7 @@ from paceline_cli.options import (
     timeout_of,
 )
 from paceline_cli.output import echo_json
+from paceline_cli.waiting import WaitingNotice
 from paceline_client.requests import Scheduling, Stopping
 from paceline_client.results import Estimate, Explanation
 
@@ -33,7 +34,8 @@ def explain(
 ) -> None:
     """Say where a request is and what it waits for."""
     with reported(), cli_client(target) as client:
-        explanation = client.explain(request_id, tenant=tenant)
+        with WaitingNotice(client):
+            explanation = client.explain(request_id, tenant=tenant)
         if as_json:
             echo_json(dataclasses.asdict(explanation))
         else:
@@ -41,7 +43,7 @@ def explain(
 
 
 def estimate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What would be asked; - reads it from stdin.")],
+    prompt: PromptArgument = None,
     is_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")
     ] = True,
@@ -59,14 +61,15 @@ def estimate(
     """
     with reported(), cli_client(target) as client:
         text = read_prompt(prompt)
-        expected = client.estimate(
-            None if is_chat else text,
-            messages=as_chat(text, system) if is_chat else None,
-            stopping=Stopping(max_tokens=max_tokens),
-            scheduling=Scheduling(priority=priority),
-            model=model,
-            timeout=timeout_of(timeout),
-        )
+        with WaitingNotice(client):
+            expected = client.estimate(
+                None if is_chat else text,
+                messages=as_chat(text, system) if is_chat else None,
+                stopping=Stopping(max_tokens=max_tokens),
+                scheduling=Scheduling(priority=priority),
+                model=model,
+                timeout=timeout_of(timeout),
+            )
         if as_json:
             echo_json(estimate_fields(expected))
         if expected.refusal is not None:

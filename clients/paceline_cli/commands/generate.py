@@ -33,17 +33,25 @@ from paceline_cli.options import (
 )
 from paceline_cli.output import echo_json
 from paceline_cli.stopwatch import Stopwatch
+from paceline_cli.waiting import WaitingNotice
+from paceline_client.errors import PacelineError
 from paceline_client.requests import Message, Output, Scheduling, Stopping, invalid
 from paceline_client.results import Completion, Result
 from paceline_client.sync_client import Stream
 
+PromptArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        show_default=False,
+        help="What to ask. Without it, or as -, it is what is piped in, without its last newline.",
+    ),
+]
 _MAX_STDIN_BYTES = 4 * 1024 * 1024
 
 
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin, without its last newline.")
-    ],
+    prompt: PromptArgument = None,
     is_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Ask through the model's chat template, or continue the text as it is.")
     ] = True,
@@ -74,7 +82,7 @@ def generate(
             temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty
         )
         stopwatch = Stopwatch(time.monotonic)
-        with client.stream(
+        stream = client.stream(
             None if is_chat else text,
             messages=as_chat(text, system) if is_chat else None,
             sampling=dataclasses.replace(sampling, n=num_completions),
@@ -83,9 +91,10 @@ def generate(
             scheduling=Scheduling(priority=priority),
             model=model,
             timeout=timeout_of(timeout),
-        ) as stream:
+        )
+        with stream, WaitingNotice(client) as notice:
             # Answers that come side by side can only be read one after another.
-            write_answer(stream, stopwatch, is_shown=not as_json and num_completions in (None, 1))
+            write_answer(stream, stopwatch, notice, is_shown=not as_json and num_completions in (None, 1))
         show_end(stream.result, stopwatch, as_json=as_json)
 
 
@@ -94,9 +103,13 @@ def as_chat(text: str, system: str | None) -> list[Message]:
     return [*([Message("system", system)] if system else []), Message("user", text)]
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt itself, or what was piped in where it is only a dash."""
-    return read_stdin() if prompt == "-" else prompt
+def read_prompt(prompt: str | None) -> str:
+    """The prompt itself, or what was piped in where there is none, or only a dash."""
+    if prompt is not None:
+        return read_stdin() if prompt == "-" else prompt
+    if not sys.stdin.isatty() and (text := read_stdin()):
+        return text
+    raise typer.BadParameter("write it behind the command, or pipe it in", param_hint="PROMPT")
 
 
 def read_stdin() -> str:
@@ -110,16 +123,22 @@ def read_stdin() -> str:
         raise invalid("stdin", f"not UTF-8 at byte {error.start}") from None
 
 
-def write_answer(stream: Stream, stopwatch: Stopwatch, *, is_shown: bool) -> None:
-    """Read the stream to its end, printing the text as it comes, with a newline at the end."""
+def write_answer(stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *, is_shown: bool) -> None:
+    """Read the stream to its end, printing the text as it comes. A newline ends it, also where an error does."""
     ends_line = True
-    for delta in stream:
-        stopwatch.tokens_arrived(len(delta.token_ids))
-        if is_shown and delta.text:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-            ends_line = delta.text.endswith("\n")
-    if is_shown and not ends_line:
+    try:
+        for delta in stream:
+            notice.over()
+            stopwatch.tokens_arrived(len(delta.token_ids))
+            if is_shown and delta.text:
+                ends_line = delta.text.endswith("\n")
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
+    except (PacelineError, KeyboardInterrupt):
+        if not ends_line:
+            typer.echo()
+        raise
+    if not ends_line:
         typer.echo()
 
 

@@ -11,6 +11,7 @@ from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import reported
 from paceline_cli.output import echo_json
+from paceline_cli.waiting import WaitingNotice
 from paceline_client.results import Model
 
 
@@ -20,7 +21,8 @@ def models(
 ) -> None:
     """List the models that can be asked."""
     with reported(), cli_client(target) as client:
-        served = client.list_models()
+        with WaitingNotice(client):
+            served = client.list_models()
         if as_json:
             echo_json([model_fields(model) for model in served])
         elif served:

@@ -54,7 +54,8 @@ def up(
     all, with a wrong option or without its model, ends everything with one line that says why; but once it has
     served it is started again whatever it says, after pauses of up to 10 s.
 
-    Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once.
+    Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once. The exit code is 0 only
+    where nothing was given up.
     """
     deployment = Deployment(
         model=model,
@@ -77,6 +78,7 @@ def up(
 
     with reported():
         run_deployment(deployment, restarts=Restarts.ALWAYS, log_dir=log_dir, use=announce)
+        typer.echo("Stopped.", err=True)
 
 
 def ready_text(deployment: Deployment, models: list[Model]) -> str:

@@ -76,7 +76,15 @@ class Exited:
     restart_in_seconds: float | None
 
 
-ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited
+@dataclass(frozen=True, slots=True)
+class StillRunning:
+    """It was asked to end and has not yet; after so many seconds it is killed."""
+
+    name: str
+    seconds: float
+
+
+ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited | StillRunning
 
 
 class Listener(Protocol):

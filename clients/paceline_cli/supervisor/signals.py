@@ -13,11 +13,17 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
+        self._is_hurried = False
 
     @property
     def received(self) -> signal.Signals | None:
         """The first signal that came."""
         return self._received
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a second one came."""
+        return self._is_hurried
 
     @contextmanager
     def cancelling_this_task(self, on_second: Callable[[], None]) -> Iterator[None]:
@@ -26,6 +32,7 @@ class StopSignals:
 
         def handle(number: signal.Signals) -> None:
             if self._received is not None:
+                self._is_hurried = True
                 on_second()
             elif task is not None:
                 self._received = number

@@ -14,10 +14,21 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline_cli.supervisor.child import Child, start_child
-from paceline_cli.supervisor.events import BecameReady, ChildEvent, Exited, Listener, Program, describe_exit
+from paceline_cli.supervisor.events import (
+    BecameReady,
+    ChildEvent,
+    Exited,
+    Listener,
+    Program,
+    StillRunning,
+    describe_exit,
+)
 from paceline_cli.supervisor.restart_policy import GiveUp, RestartPolicy
 
 Answer = TypeVar("Answer")
+# It is said that a process still runs after the first, and then each of the second.
+_FIRST_WORD_SECONDS = 1.0
+_WORD_SECONDS = 5.0
 
 
 class Restarts(Enum):
@@ -54,6 +65,7 @@ class Supervisor:
         grace_seconds: float,
     ) -> None:
         self._grace_seconds = grace_seconds
+        self._listener = listener
         self._is_stopping = asyncio.Event()
         self._slots = [_Slot(program, listener, restarts, self._is_stopping) for program in programs]
         self._slot_of = {slot.name: slot for slot in self._slots}
@@ -84,6 +96,11 @@ class Supervisor:
         """The id of the process that runs a program now; None while none does. KeyError for an unknown name."""
         return self._slot_of[name].process_id
 
+    @property
+    def unfinished(self) -> ChildFailedError | None:
+        """After the block: the first program that had been ready and did not end in order. What it ran was given up."""
+        return next((slot.failed_to_finish for slot in self._slots if slot.failed_to_finish is not None), None)
+
     def kill(self) -> None:
         """End every process at once; the end of the block then comes soon."""
         for slot in self._slots:
@@ -105,12 +122,26 @@ class Supervisor:
                 stage = [slot for slot in self._slots if slot.stop_stage == number]
                 for slot in stage:
                     slot.terminate()
-                await asyncio.wait([self._tasks[slot] for slot in stage], timeout=self._grace_seconds)
+                await self._wait_for_end(stage)
                 for slot in stage:
                     slot.kill()
         finally:
             self.kill()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _wait_for_end(self, stage: Sequence["_Slot"]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + self._grace_seconds, _FIRST_WORD_SECONDS
+        while running := [slot for slot in stage if not self._tasks[slot].done()]:
+            left = deadline - loop.time()
+            if left <= 0:
+                return
+            tasks = [self._tasks[slot] for slot in running]
+            await asyncio.wait(tasks, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
+            if not any(task.done() for task in tasks):
+                pause = _WORD_SECONDS
+                for slot in running:
+                    self._listener.on_event(StillRunning(slot.name, max(deadline - loop.time(), 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +163,7 @@ class _Slot:
         self._policy = RestartPolicy()
         self._child: Child | None = None
         self.became_ready = asyncio.Event()
+        self.failed_to_finish: ChildFailedError | None = None
 
     @property
     def name(self) -> str:
@@ -154,6 +186,8 @@ class _Slot:
             exited = await self._run_once()
             if not self._is_stopping.is_set():
                 await self._pause_after(exited)
+            elif exited.exit_code != 0 and self.became_ready.is_set():
+                self.failed_to_finish = ChildFailedError(self.name, exited.exit_code, exited.last_error)
 
     def terminate(self) -> None:
         """Ask the process to end."""
