@@ -19,7 +19,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("[!.]*/README.md")),
-    *sorted(ROOT.glob("tests/*/README.md")),
+    *sorted(ROOT.glob("[!.]*/*/README.md")),
 ]
 BLOCKS = [
     block
@@ -50,20 +50,22 @@ print("localhost:50051")
 
 @pytest.fixture(scope="session")
 def search_path(tmp_path_factory):
-    """Where the commands are found: this environment, and a grpcurl that `buf curl` answers."""
+    """Where a newcomer's shell looks: not in this environment, but there is a grpcurl that `buf curl` answers."""
     folder = tmp_path_factory.mktemp("bin")
     install_grpcurl(folder)
-    return os.pathsep.join([str(folder), str(BIN), os.environ["PATH"]])
+    elsewhere = [part for part in os.environ["PATH"].split(os.pathsep) if Path(part) != BIN]
+    return os.pathsep.join([str(folder), *elsewhere])
 
 
 def run_block(block, search_path, addresses):
     """Run a block to its end as a reader would, one line typed into whatever asks for one."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     environment["PATH"] = search_path
+    environment.pop("VIRTUAL_ENV", None)
     if "localhost:50051" in addresses:
         environment["PACELINE_TARGET"] = addresses["localhost:50051"]
     return subprocess.run(
-        [*INTERPRETERS[block.language], as_script(block, addresses)],
+        [*INTERPRETERS[block.language], as_script(block, addresses, typed_before=typed_before(block))],
         cwd=ROOT,
         env=environment,
         input="What is the capital of France?\n",
@@ -73,6 +75,11 @@ def run_block(block, search_path, addresses):
         timeout=250,
         check=False,
     )
+
+
+def typed_before(block):
+    """The blocks of the same document that a reader has typed into the same shell."""
+    return [other for other in BLOCKS if other.path == block.path and other.line < block.line]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -146,6 +153,20 @@ def test_what_would_not_end_is_looked_up_left_out_or_shortened():
         "paceline chat --temperature 0 --max-tokens 16",
     ]
     assert as_script(program, {"localhost:50051": "127.0.0.1:7"}) == 'print("127.0.0.1:7")\n'
+
+
+def test_a_shell_finds_the_commands_once_it_was_told_where():
+    """By a line of this block, or of one before it in the same document."""
+    text = "```sh\n. .venv/bin/activate\nmake demo\n```\n\n```sh\npaceline models\n```\n"
+    first, second = runnable_blocks(Path("README.md"), text)
+    assert as_script(second, {}, typed_before=[first]) == ". .venv/bin/activate\npaceline models\n"
+    assert as_script(second, {}) == "paceline models\n"
+
+
+def test_a_command_of_this_environment_is_not_found_by_itself(search_path):
+    """Else nobody would notice that a README does not say where it is."""
+    (block,) = runnable_blocks(Path("README.md"), "```sh\npaceline --version\n```\n")
+    assert "paceline: command not found" in run_block(block, search_path, {}).stdout
 
 
 def test_a_block_that_fails_is_reported(search_path):

@@ -6,7 +6,7 @@ Knows Markdown fences and the few commands that a test cannot run as they stand.
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ _CHATS = re.compile(r"^paceline chat\b", flags=re.MULTILINE)
 _TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", flags=re.MULTILINE)
 # Ports of services that a block starts: they are free ones when it is run.
 _OWN_PORT = re.compile(r"--(?:\w+-)?port ([1-9]\d*)")
+_ACTIVATES = re.compile(r"^\. \S+/bin/activate$", flags=re.MULTILINE)
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LOOKS_LIKE_A_FENCE = re.compile(r"^[ \t>]*(?:```|~~~).*$", re.MULTILINE)
 
@@ -67,10 +68,15 @@ def undecided_fences(path: Path, text: str) -> Iterator[str]:
         yield f"{path}:{rest.count(chr(10), 0, match.start()) + 1}: {match[0]}"
 
 
-def as_script(block: Block, addresses: Mapping[str, str]) -> str:
-    """The block as it is to be run: `addresses` maps addresses, or ports, written in READMEs to the test's own."""
+def as_script(block: Block, addresses: Mapping[str, str], *, typed_before: Iterable[Block] = ()) -> str:
+    """The block as it is to be run: `addresses` maps addresses, or ports, written in READMEs to the test's own.
+
+    Of blocks that were typed before into the same shell what lasts is repeated: where commands are found.
+    """
     script = block.text
     if block.language == "sh":
+        lasting = dict.fromkeys(line for other in typed_before for line in _ACTIVATES.findall(other.text))
+        script = "".join(f"{line}\n" for line in lasting if line not in script) + script
         script = _MAKE_ONLY_LOOKED_UP.sub("make --dry-run --always-make ", script)
         script = _STARTS_THE_SYSTEM.sub(": paceline up", script)
         script = _CHATS.sub("paceline chat --temperature 0 --max-tokens 16", script)
