@@ -105,6 +105,6 @@ class AddressPicker:
         """A server named the one that serves: it is tried next, unless it was in this round."""
         self._referral = address
 
-    def led_outside(self, address: str) -> None:
+    def named_outside(self, address: str) -> None:
         """A server of the target named one outside it: it is tried after all of the target, one such at a time."""
         self._guest = address

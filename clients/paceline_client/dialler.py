@@ -187,7 +187,7 @@ class Dialler(Generic[ChannelT_co]):
         elif address in known and may_be_followed(active, named_by=address):
             # One step outside the target and no further: only what the caller named is believed.
             self._outside = active
-            self._picker.led_outside(active)
+            self._picker.named_outside(active)
 
     def broke(self, address: str, at_s: float) -> None:
         """The connection to a server that had answered broke, or the server fell silent."""

@@ -27,7 +27,7 @@ _GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class FailureContext:
     """What is known when a request fails."""
 
     now_s: float
@@ -90,7 +90,7 @@ class Recovery:
             return self._seconds_left(self._outage, now_s, remaining_seconds)
         return connect_seconds if remaining_seconds is None else min(connect_seconds, remaining_seconds)
 
-    def pause_after(self, error: PacelineError, at: Circumstances) -> float:
+    def pause_after(self, error: PacelineError, at: FailureContext) -> float:
         """Seconds to wait before the request is sent again; raises the error that ends it where that is no use."""
         if isinstance(error, ConnectFailedError):
             self._raise_unreachable(error, at)
@@ -98,14 +98,14 @@ class Recovery:
         if is_final(error):
             raise error
         if self._may_be_known or error.reason in _TAKES_NOTHING:
-            return self._endure(error, at)
+            return self._wait_out(error, at)
         self._num_refusals += 1
         pause = pause_before_retry(error, self._num_refusals, self._retry, at.remaining_seconds)
         if pause is None:
             raise error
         return pause
 
-    def _endure(self, error: PacelineError, at: Circumstances) -> float:
+    def _wait_out(self, error: PacelineError, at: FailureContext) -> float:
         is_lost = _is_lost(error)
         outage = self._outage
         if outage is None or outage.num_tokens != at.num_tokens:
@@ -136,7 +136,7 @@ class Recovery:
             return remaining_seconds
         return max(self._retry.max_outage_seconds - outage.spent_seconds - (now_s - outage.began_s), 0.0)
 
-    def _raise_unreachable(self, error: ConnectFailedError, at: Circumstances) -> NoReturn:
+    def _raise_unreachable(self, error: ConnectFailedError, at: FailureContext) -> NoReturn:
         """No session came: say what was lost as well, if something was."""
         if self._outage is None or self._cause is None:
             raise error

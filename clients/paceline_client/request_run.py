@@ -14,7 +14,7 @@ from paceline_client.config import Retry, Timeout
 from paceline_client.connection import Connection
 from paceline_client.errors import PacelineError, RequestCancelledError, RequestTimeoutError
 from paceline_client.inbox import Inbox, Interrupted
-from paceline_client.recovery import Circumstances, Recovery, is_final, may_be_known_after
+from paceline_client.recovery import FailureContext, Recovery, is_final, may_be_known_after
 from paceline_client.requests import Request
 from paceline_client.results import Delta, Result
 from paceline_client.session import Session
@@ -147,7 +147,7 @@ class RequestRun:
         """Seconds to wait before the next attempt; raises the error that ends the request."""
         return self._recovery.pause_after(
             error,
-            Circumstances(
+            FailureContext(
                 now_s=clock.now_s(),
                 num_tokens=self._inbox.num_tokens,
                 was_answered=self._session is not None and self._session.was_answered,

@@ -1,6 +1,7 @@
 """Processes are started, watched, started again and ended, with small scripts in the place of services."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -102,7 +103,8 @@ async def test_a_ready_child_that_is_killed_comes_back():
 async def test_the_process_of_a_program_can_be_asked_for():
     """It is the one that runs now; between two there is none."""
     recorder = Recorder()
-    async with supervise(recorder, program("serve"), program("exit", 1, name="failing")) as supervisor:
+    failing = dataclasses.replace(program("exit", 1, name="failing"), min_restart_seconds=60.0)
+    async with supervise(recorder, program("serve"), failing) as supervisor:
         await supervisor.during(until(lambda: recorder.of(BecameReady) and recorder.of(Exited, "failing")))
         assert supervisor.process_id("child") == process_ids(recorder)[0]
         assert supervisor.process_id("failing") is None

@@ -1,10 +1,10 @@
 """What is counted for which fault."""
 
+from paceline_cli.chaos.comparison import Mismatches
 from paceline_cli.chaos.ledger import UNDISTURBED, Ledger, StreamProgress
 from paceline_cli.chaos.report import figures_by_kind, figures_of, report_fields
-from paceline_cli.chaos.verdict import Flaws
 
-CLEAN = Flaws()
+CLEAN = Mismatches()
 
 
 def delivering(ledger, *times):
@@ -98,10 +98,10 @@ def test_a_flaw_is_counted_where_it_shows_and_nothing_is_clean_then():
     ledger = Ledger(0.0)
     stream = delivering(ledger, 1.0)
     ledger.open_window("kill", "", 1.1)
-    ledger.arrived(stream, 1, Flaws(num_changed=1, first="story: other"), 1.2)
+    ledger.arrived(stream, 1, Mismatches(num_changed=1, first="story: other"), 1.2)
     quiet, kill = figures_by_kind(ledger.windows)
     assert (quiet.kind, quiet.is_clean) == (UNDISTURBED, True)
-    assert (kill.kind, kill.is_clean, kill.flaws.num_changed) == ("kill", False, 1)
+    assert (kill.kind, kill.is_clean, kill.mismatches.num_changed) == ("kill", False, 1)
 
 
 def test_a_system_that_did_not_come_back_is_not_clean():

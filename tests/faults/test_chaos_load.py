@@ -36,15 +36,15 @@ async def test_streams_as_they_should_be_are_counted_and_clean():
     (window,) = (await run_load(say("one two three"))).windows
     assert window.num_done >= 3
     assert window.num_tokens == 3 * window.num_done
-    assert (window.num_failed, bool(window.flaws)) == (0, False)
+    assert (window.num_failed, bool(window.mismatches)) == (0, False)
 
 
 async def test_a_stream_that_is_consistent_and_wrong_is_a_change():
     """Offsets and hashes are right, so only the comparison can tell."""
     wrong = [Tokens((0,), "one"), Tokens((7,), " two"), Tokens((2,), " three"), End()]
     (window,) = (await run_load(wrong)).windows
-    assert window.flaws.num_changed == window.num_done > 0
-    assert window.flaws.first == "story: at offset 1 came (7,), not (1,)"
+    assert window.mismatches.num_changed == window.num_done > 0
+    assert window.mismatches.first == "story: at offset 1 came (7,), not (1,)"
 
 
 async def test_a_stream_that_the_client_library_refuses_is_a_failure():

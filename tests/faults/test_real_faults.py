@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.v1.admin_pb2 import ListExecutorsRequest
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
-from paceline_cli.chaos.campaign import Calm, Pace
+from paceline_cli.chaos.campaign import FaultTiming, SettledWhen
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import Fault, FaultKind, FaultTimes
 from paceline_cli.chaos.report import figures_of
@@ -62,7 +62,7 @@ FAULTS = [
 NEEDS_A_SPARE = {FaultKind.EXECUTOR_KILL, FaultKind.BOTH_KILL, FaultKind.EXECUTORS_KILL}
 
 
-def setting(kinds, *, pace, times=None):
+def setting(kinds, *, timing, times=None):
     """32 streams on two executors, with a standby."""
     return Setting(
         deployment=Deployment(
@@ -76,7 +76,7 @@ def setting(kinds, *, pace, times=None):
         max_tokens=40,
         # On a busy machine an executor takes longer to start than clients wait by default.
         max_outage_seconds=300.0,
-        pace=pace,
+        timing=timing,
         times=times or FaultTimes(),
     )
 
@@ -109,7 +109,7 @@ async def num_running_requests(system):
 async def experiment(request):
     """The one that all faults below are done to; a load runs on it meanwhile."""
     kinds = tuple({fault.kind for fault in FAULTS})
-    async with undamaged(setting(kinds, pace=Pace(settle_seconds=240)), request.config) as running:
+    async with undamaged(setting(kinds, timing=FaultTiming(settle_seconds=240)), request.config) as running:
         yield running
 
 
@@ -121,10 +121,10 @@ async def test_what_is_delivered_under_a_fault_is_what_is_delivered_without(faul
         await experiment.system.whole()
     ledger = experiment.ledger
     await until(lambda: sum(stream.num_tokens > 0 for stream in ledger.running) >= NUM_IN_FLIGHT)
-    window = await experiment.campaign.inject(fault, Calm.STREAMS)
+    window = await experiment.campaign.inject(fault, SettledWhen.STREAMS)
     assert not window.is_given_up, f"{ledger.num_waiting} streams got nothing any more"
     assert window.num_in_flight > 0
-    assert (window.num_failed, window.flaws.first) == (0, None), ledger.first_failure
+    assert (window.num_failed, window.mismatches.first) == (0, None), ledger.first_failure
 
 
 @pytest.mark.soak
@@ -133,7 +133,7 @@ async def test_each_fault_fifty_times(kind, request):
     """The same at random times, with freezes of up to a minute."""
     chosen = setting(
         (kind,),
-        pace=Pace(settle_seconds=300),
+        timing=FaultTiming(settle_seconds=300),
         times=FaultTimes(freezes=(0.1, 1.0, 5.0, 60.0), links=(0.2, 1.0, 3.0, 10.0)),
     )
     async with undamaged(chosen, request.config) as experiment:

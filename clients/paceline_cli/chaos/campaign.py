@@ -20,7 +20,7 @@ from paceline_cli.chaos.waiting import until
 _SPREAD = 0.5
 
 
-class Witness(Protocol):
+class CampaignListener(Protocol):
     """Hears what the campaign does, as it does it. Must not block."""
 
     def on_fault(self, window: Window) -> None:
@@ -31,7 +31,7 @@ class Witness(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class FaultTiming:
     """How much time is left between faults."""
 
     pause_seconds: float = 2.0
@@ -40,7 +40,7 @@ class Pace:
     """How long to wait for the system to settle before going on anyway, which counts as a failure."""
 
 
-class Calm(Enum):
+class SettledWhen(Enum):
     """What is waited for after a fault."""
 
     STREAMS = "streams"
@@ -57,8 +57,8 @@ class Campaign:
         system: LocalSystem,
         injector: Injector,
         ledger: Ledger,
-        pace: Pace,
-        witness: Witness,
+        timing: FaultTiming,
+        listener: CampaignListener,
         chance: random.Random,
         times: FaultTimes,
         now: Callable[[], float] = time.monotonic,
@@ -66,8 +66,8 @@ class Campaign:
         self._system = system
         self._injector = injector
         self._ledger = ledger
-        self._pace = pace
-        self._witness = witness
+        self._timing = timing
+        self._listener = listener
         self._chance = chance
         self._times = times
         self._now = now
@@ -77,35 +77,35 @@ class Campaign:
         await self._watch_undisturbed()
         for kind in kinds:
             await self._pause()
-            await self.inject(self._times.draw(kind, self._chance), Calm.SYSTEM)
+            await self.inject(self._times.draw(kind, self._chance), SettledWhen.SYSTEM)
         await self._pause()
         self._ledger.close(self._now())
 
-    async def inject(self, fault: Fault, calm: Calm) -> Window:
-        """Do one fault now, and wait for calm as long as `Pace.settle_seconds`."""
+    async def inject(self, fault: Fault, calm: SettledWhen) -> Window:
+        """Do one fault now, and wait for calm as long as `FaultTiming.settle_seconds`."""
 
         def begin(detail: str) -> None:
-            self._witness.on_fault(self._ledger.open_window(fault.kind, detail, self._now()))
+            self._listener.on_fault(self._ledger.open_window(fault.kind, detail, self._now()))
 
         await self._injector.inject(fault, begin)
         window = self._ledger.current
         try:
-            async with asyncio.timeout(self._pace.settle_seconds):
+            async with asyncio.timeout(self._timing.settle_seconds):
                 await until(lambda: not self._ledger.num_waiting)
-                if calm is Calm.SYSTEM:
+                if calm is SettledWhen.SYSTEM:
                     await self._system.whole()
             window.settled_seconds = self._now() - window.began_s
         except TimeoutError:
             window.is_given_up = True
-        self._witness.on_settled(window)
+        self._listener.on_settled(window)
         return window
 
     async def _watch_undisturbed(self) -> None:
         """What pauses look like when nothing happens, for comparison: once all streams have begun."""
         await until(lambda: self._ledger.is_in_full_flow)
         self._ledger.open_window(UNDISTURBED, "", self._now())
-        await asyncio.sleep(self._pace.pause_seconds)
+        await asyncio.sleep(self._timing.pause_seconds)
 
     async def _pause(self) -> None:
-        nominal = self._pace.pause_seconds
+        nominal = self._timing.pause_seconds
         await asyncio.sleep(nominal * (1 - _SPREAD + 2 * _SPREAD * self._chance.random()))

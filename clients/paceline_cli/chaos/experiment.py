@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from paceline_cli.chaos.campaign import Campaign, Pace, Witness
+from paceline_cli.chaos.campaign import Campaign, CampaignListener, FaultTiming
 from paceline_cli.chaos.faults import FaultKind, FaultTimes, Injector
 from paceline_cli.chaos.ledger import Ledger
 from paceline_cli.chaos.load import Load, undisturbed_results
@@ -37,11 +37,11 @@ class Setting:
     """How long a request may be without a server: longer than the longest freeze."""
     seed: int = 0
     """What victims, times and the order of requests follow from."""
-    pace: Pace = field(default_factory=Pace)
+    timing: FaultTiming = field(default_factory=FaultTiming)
     times: FaultTimes = field(default_factory=FaultTimes)
 
 
-class Observer(Listener, Witness, Protocol):
+class Observer(Listener, CampaignListener, Protocol):
     """Hears about processes, faults, and how far the experiment is. Must not block."""
 
     def on_loaded(self, ledger: Ledger) -> None:
@@ -69,7 +69,7 @@ class Experiment:
             self.system,
             Injector(self.system, self._chance),
             self.ledger,
-            setting.pace,
+            setting.timing,
             observer,
             self._chance,
             setting.times,
@@ -89,7 +89,7 @@ class Experiment:
         self.ledger.close(time.monotonic())
 
     async def _ended(self, loading: asyncio.Task[None]) -> None:
-        done, _ = await asyncio.wait([loading], timeout=self._setting.pace.settle_seconds)
+        done, _ = await asyncio.wait([loading], timeout=self._setting.timing.settle_seconds)
         for task in done:
             task.result()
         for stream in tuple(self.ledger.running):

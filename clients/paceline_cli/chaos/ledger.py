@@ -1,4 +1,4 @@
-"""What happened to the streams, fault by fault: pauses, failures and flaws.
+"""What happened to the streams, fault by fault: pauses, failures and mismatches.
 
 Knows times of deltas, in seconds of one monotonic clock. Refuses to know how streams are read and faults are done.
 A fault's window lasts until the next one begins; what goes wrong meanwhile is counted for it.
@@ -7,7 +7,7 @@ A fault's window lasts until the next one begins; what goes wrong meanwhile is c
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paceline_cli.chaos.verdict import Flaws
+from paceline_cli.chaos.comparison import Mismatches
 
 UNDISTURBED = "(no fault)"
 """The kind of the window before the first fault: what pauses look like when nothing happens."""
@@ -51,7 +51,7 @@ class Window:
     num_tokens: int = 0
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    flaws: Flaws = field(default_factory=Flaws)
+    mismatches: Mismatches = field(default_factory=Mismatches)
 
     @property
     def num_failed(self) -> int:
@@ -106,7 +106,7 @@ class Ledger:
         """A stream was asked for."""
         self.running.add(stream)
 
-    def arrived(self, stream: StreamProgress, num_tokens: int, flaws: Flaws, now_s: float) -> None:
+    def arrived(self, stream: StreamProgress, num_tokens: int, mismatches: Mismatches, now_s: float) -> None:
         """A delta arrived."""
         window = self.current
         self._paused(stream, now_s)
@@ -114,14 +114,14 @@ class Ledger:
         self._silent_until(now_s)
         window.num_tokens += num_tokens
         self._num_flowing += stream.last_delta_s is None
-        window.flaws.add(flaws)
+        window.mismatches.add(mismatches)
         stream.num_tokens += num_tokens
         stream.last_delta_s = self._last_delta_s = now_s
 
-    def done(self, stream: StreamProgress, flaws: Flaws) -> None:
+    def done(self, stream: StreamProgress, mismatches: Mismatches) -> None:
         """A stream came to its end."""
         self.current.num_done += 1
-        self.current.flaws.add(flaws)
+        self.current.mismatches.add(mismatches)
         self._ended(stream)
 
     def failed(self, stream: StreamProgress, reason: str, words: str) -> None:

@@ -8,9 +8,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from paceline_cli.chaos.comparison import StreamComparison
 from paceline_cli.chaos.ledger import Ledger, StreamProgress
 from paceline_cli.chaos.requests import ChaosRequest
-from paceline_cli.chaos.verdict import StreamJudge
 from paceline_client.async_client import AsyncClient
 from paceline_client.errors import PacelineError
 from paceline_client.results import Result
@@ -68,13 +68,13 @@ class Load:
     async def _run_one(self, request: ChaosRequest) -> bool:
         """Whether it came to its end."""
         progress = StreamProgress(request.name, pauses_by_itself=request.output.stream_interval is not None)
-        judge = StreamJudge(request.name, self._expected[request.name])
+        comparison = StreamComparison(request.name, self._expected[request.name])
         self._ledger.began(progress)
         try:
             async with request.stream(self._client, self._model) as stream:
                 async for delta in stream:
-                    self._ledger.arrived(progress, len(delta.token_ids), judge.take(delta), self._now())
-                self._ledger.done(progress, judge.conclude(stream.result))
+                    self._ledger.arrived(progress, len(delta.token_ids), comparison.take(delta), self._now())
+                self._ledger.done(progress, comparison.conclude(stream.result))
         except PacelineError as error:
             self._ledger.failed(progress, error.reason or type(error).__name__, f"{type(error).__name__}: {error}")
             return False

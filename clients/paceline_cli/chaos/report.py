@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline_cli.bench.metrics import percentile
+from paceline_cli.chaos.comparison import Mismatches
 from paceline_cli.chaos.ledger import UNDISTURBED, Window
-from paceline_cli.chaos.verdict import Flaws
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class KindFigures:
     num_tokens: int
     num_done: int
     failures: Counter[str]
-    flaws: Flaws
+    mismatches: Mismatches
 
     @property
     def num_failed(self) -> int:
@@ -51,7 +51,7 @@ class KindFigures:
     @property
     def is_clean(self) -> bool:
         """Whether nothing failed, was lost, doubled or changed, and the system came back each time."""
-        return not (self.num_failed or self.flaws or self.num_unsettled)
+        return not (self.num_failed or self.mismatches or self.num_unsettled)
 
 
 def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
@@ -63,10 +63,10 @@ def figures_by_kind(windows: Sequence[Window]) -> list[KindFigures]:
 def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
     """One row over some windows."""
     stalls = [stall for window in windows for stall in window.stalls.values()]
-    failures, flaws = Counter[str](), Flaws()
+    failures, mismatches = Counter[str](), Mismatches()
     for window in windows:
         failures += window.failures
-        flaws.add(window.flaws)
+        mismatches.add(window.mismatches)
     faults = [window for window in windows if window.kind != UNDISTURBED]
     return KindFigures(
         kind=kind,
@@ -80,7 +80,7 @@ def figures_of(kind: str, windows: Sequence[Window]) -> KindFigures:
         num_tokens=sum(window.num_tokens for window in windows),
         num_done=sum(window.num_done for window in windows),
         failures=failures,
-        flaws=flaws,
+        mismatches=mismatches,
     )
 
 
@@ -112,7 +112,7 @@ def _fault_fields(window: Window) -> dict[str, object]:
         "num_tokens": window.num_tokens,
         "num_done": window.num_done,
         "failures": dict(window.failures),
-        **_flaw_fields(window.flaws),
+        **_mismatch_fields(window.mismatches),
     }
 
 
@@ -130,14 +130,14 @@ def _kind_fields(figures: KindFigures) -> dict[str, object]:
         "num_done": figures.num_done,
         "num_failed": figures.num_failed,
         "failures": dict(figures.failures),
-        **_flaw_fields(figures.flaws),
+        **_mismatch_fields(figures.mismatches),
     }
 
 
-def _flaw_fields(flaws: Flaws) -> dict[str, object]:
+def _mismatch_fields(mismatches: Mismatches) -> dict[str, object]:
     return {
-        "num_lost": flaws.num_lost,
-        "num_doubled": flaws.num_doubled,
-        "num_changed": flaws.num_changed,
-        "first_flaw": flaws.first,
+        "num_lost": mismatches.num_lost,
+        "num_doubled": mismatches.num_doubled,
+        "num_changed": mismatches.num_changed,
+        "first_flaw": mismatches.first,
     }

@@ -50,8 +50,8 @@ def verdict_of(windows: Sequence[Window]) -> str:
     total = figures_of("", windows)
     return (
         f"{total.num_faults:,} faults, {total.num_done:,} streams compared to their ends, {total.num_tokens:,} tokens: "
-        f"{total.num_failed:,} failed, {total.flaws.num_lost:,} lost, {total.flaws.num_doubled:,} doubled, "
-        f"{total.flaws.num_changed:,} changed."
+        f"{total.num_failed:,} failed, {total.mismatches.num_lost:,} lost, {total.mismatches.num_doubled:,} doubled, "
+        f"{total.mismatches.num_changed:,} changed."
     )
 
 
@@ -65,9 +65,9 @@ def line_of(window: Window) -> str:
     words.append("not back in time" if settled is None else f"back after {_seconds(settled)} s")
     if window.num_failed:
         words.append(f", {window.num_failed} failed")
-    if window.flaws:
-        words.append(f", {window.flaws.num_lost} lost, {window.flaws.num_doubled} doubled")
-        words.append(f", {window.flaws.num_changed} changed")
+    if window.mismatches:
+        words.append(f", {window.mismatches.num_lost} lost, {window.mismatches.num_doubled} doubled")
+        words.append(f", {window.mismatches.num_changed} changed")
     return " ".join(words).replace(" ,", ",")
 
 
@@ -79,8 +79,8 @@ def _cells(figures: KindFigures) -> list[Text]:
         *(Text(cell) for cell in _spread(figures.stall)),
         Text(_spread(figures.longest)[1]),
         Text(_seconds(figures.settled.p50) if figures.settled is not None else _MISSING),
-        *(_count(number) for number in (figures.num_failed, figures.flaws.num_lost)),
-        *(_count(number) for number in (figures.flaws.num_doubled, figures.flaws.num_changed)),
+        *(_count(number) for number in (figures.num_failed, figures.mismatches.num_lost)),
+        *(_count(number) for number in (figures.mismatches.num_doubled, figures.mismatches.num_changed)),
     ]
 
 
@@ -104,8 +104,8 @@ def _troubles(ledger: Ledger) -> list[str]:
     troubles = [f"failed: {count:,} streams with {reason}" for reason, count in sorted(total.failures.items())]
     if ledger.first_failure is not None:
         troubles.append(f"the first that failed was {ledger.first_failure}")
-    if total.flaws.first is not None:
-        troubles.append(f"the first that was wrong was {total.flaws.first}")
+    if total.mismatches.first is not None:
+        troubles.append(f"the first that was wrong was {total.mismatches.first}")
     if total.num_unsettled:
         troubles.append(f"after {total.num_unsettled:,} faults the system was not whole again in time")
     return troubles

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline_cli.chaos.campaign import Pace
+from paceline_cli.chaos.campaign import FaultTiming
 from paceline_cli.chaos.experiment import Experiment, Setting
 from paceline_cli.chaos.faults import FaultKind
 from paceline_cli.chaos.ledger import Ledger
@@ -98,7 +98,7 @@ def chaos(
         num_streams=num_streams,
         max_tokens=max_tokens,
         seed=seed,
-        pace=Pace(pause_seconds=pause),
+        timing=FaultTiming(pause_seconds=pause),
     )
     view, signals = make_chaos_view(num_faults), StopSignals()
     experiment = Experiment(setting, view)

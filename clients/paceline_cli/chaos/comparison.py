@@ -10,7 +10,7 @@ from paceline_client.results import Completion, Delta, Result, TokenLogprobs
 
 
 @dataclass(slots=True)
-class Flaws:
+class Mismatches:
     """What is wrong with one stream or with many, in tokens."""
 
     num_lost: int = 0
@@ -25,7 +25,7 @@ class Flaws:
     def __bool__(self) -> bool:
         return self.first is not None
 
-    def add(self, other: "Flaws") -> None:
+    def add(self, other: "Mismatches") -> None:
         """Count another stream's."""
         self.num_lost += other.num_lost
         self.num_doubled += other.num_doubled
@@ -43,18 +43,18 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class StreamJudge:
+class StreamComparison:
     """Compares one stream with the result it should have, while it arrives. `name` is the request's."""
 
     name: str
     expected: Result
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _num_prompt_logprobs: int = 0
-    _found: Flaws = field(default_factory=Flaws)
+    _found: Mismatches = field(default_factory=Mismatches)
 
-    def take(self, delta: Delta) -> Flaws:
+    def take(self, delta: Delta) -> Mismatches:
         """A delta arrived: what is wrong with it."""
-        self._found = Flaws()
+        self._found = Mismatches()
         if delta.index >= len(self.expected.completions):
             self._changed(len(delta.token_ids) or 1, f"completion {delta.index} was not asked for")
             return self._found
@@ -68,9 +68,9 @@ class StreamJudge:
             self._compare_prompt(delta.prompt_logprobs)
         return self._found
 
-    def conclude(self, result: Result) -> Flaws:
+    def conclude(self, result: Result) -> Mismatches:
         """The stream ended with this result: what is wrong with its end, or was missing before."""
-        self._found = Flaws()
+        self._found = Mismatches()
         for expected in self.expected.completions:
             seen = self._seen.get(expected.index, _Seen())
             num_missing = len(expected.token_ids) - seen.num_tokens
@@ -117,13 +117,13 @@ class StreamJudge:
             self._changed(1, "log-probabilities of the prompt are others")
 
     def _lost(self, count: int, what: str) -> None:
-        self._found.add(Flaws(num_lost=count, first=f"{self.name}: {what}"))
+        self._found.add(Mismatches(num_lost=count, first=f"{self.name}: {what}"))
 
     def _doubled(self, count: int, what: str) -> None:
-        self._found.add(Flaws(num_doubled=count, first=f"{self.name}: {what}"))
+        self._found.add(Mismatches(num_doubled=count, first=f"{self.name}: {what}"))
 
     def _changed(self, count: int, what: str) -> None:
-        self._found.add(Flaws(num_changed=count, first=f"{self.name}: {what}"))
+        self._found.add(Mismatches(num_changed=count, first=f"{self.name}: {what}"))
 
 
 def _ends(result: Result) -> list[tuple[str, str | int | None, int, int]]:

@@ -1,4 +1,4 @@
-"""The judge of streams sees every kind of flaw: an honest stream passes however it is cut, a doctored one never."""
+"""The comparison of streams sees every flaw: an honest stream passes however it is cut, a doctored one never."""
 
 import itertools
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_cli.chaos.verdict import StreamJudge
+from paceline_cli.chaos.comparison import StreamComparison
 from paceline_client import Completion, Delta, FinishReason, Result, TokenLogprobs, Usage
 
 TOKEN_IDS = (11, 12, 13, 14, 15, 16)
@@ -53,9 +53,14 @@ def honest_deltas(cuts=(2, 4), index=0):
 
 def flaws_of(deltas, result=None, num_completions=1):
     """(lost, doubled, changed) of a stream."""
-    judge = StreamJudge("story", undisturbed_result(num_completions))
-    found = [*(judge.take(delta) for delta in deltas), judge.conclude(result or undisturbed_result(num_completions))]
-    return tuple(sum(getattr(flaws, name) for flaws in found) for name in ("num_lost", "num_doubled", "num_changed"))
+    comparison = StreamComparison("story", undisturbed_result(num_completions))
+    found = [
+        *(comparison.take(delta) for delta in deltas),
+        comparison.conclude(result or undisturbed_result(num_completions)),
+    ]
+    return tuple(
+        sum(getattr(mismatches, name) for mismatches in found) for name in ("num_lost", "num_doubled", "num_changed")
+    )
 
 
 def ended_with(**changes):
