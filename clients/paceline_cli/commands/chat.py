@@ -193,8 +193,11 @@ class Answer:
 
 
 def read_lines() -> Iterator[str]:
-    """What the user types, or what was piped in, until its end. Ctrl-C clears the line."""
-    if not sys.stdin.isatty():
+    """What the user types, or what was piped in, until its end. Ctrl-C clears the line.
+
+    Where the answers go elsewhere than to the terminal the editor's prompt would go with them, so there is none.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield from (line.removesuffix("\n") for line in sys.stdin)
         return
     from paceline_cli.line_editor import LineEditor  # only now: what is piped in needs none of it
