@@ -12,15 +12,11 @@ import pytest
 
 from repository_checks import grpcurl
 from repository_checks.programs import BIN
-from repository_checks.readme import as_script, install_grpcurl, runnable_blocks, undecided_fences
+from repository_checks.readme import as_script, broken_links, install_grpcurl, runnable_blocks, undecided_fences
 from repository_checks.sources import ROOT
 
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("[!.]*/README.md")),
-    *sorted(ROOT.glob("[!.]*/*/README.md")),
-]
+DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("[!.]*/*/*.md")))
+MAX_WORDS = {Path("README.md"): 900, Path("clients/README.md"): 1500, Path("kernels/README.md"): 1500}
 BLOCKS = [
     block
     for document in DOCUMENTS
@@ -108,7 +104,31 @@ def test_only_blocks_that_say_so_are_run():
     assert (str(program), program.language) == ("README.md:13", "python")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def name_of(document):
+    """The path of a document in the repository."""
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MAX_WORDS, ids=str)
+def test_a_readme_is_read_in_minutes(path):
+    """Reasons stand in DECISIONS.md, figures and history in MEASURED.md."""
+    assert len((ROOT / path).read_text(encoding="utf-8").split()) <= MAX_WORDS[path]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_somewhere(document):
+    """To a file of the repository, and to a heading in it."""
+    assert list(broken_links(document)) == []
+
+
+def test_a_link_to_nothing_is_found(tmp_path):
+    """A file that is not there, and a heading that is not in it."""
+    document = tmp_path / "README.md"
+    document.write_text("# One & two\n[a](no.md) [b](#three) [c](README.md#one--two) [d](https://e.org/f#g)\n")
+    assert list(broken_links(document)) == ["no.md", "#three"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_block_is_run_or_says_that_it_is_only_shown(document):
     """No block escapes for want of a language, or because its language is not known."""
     assert list(undecided_fences(document.relative_to(ROOT), document.read_text(encoding="utf-8"))) == []

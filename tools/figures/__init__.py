@@ -1,1 +1,1 @@
-"""The README's figures: `make figures` measures them on this machine and prints the table."""
+"""The figures of MEASURED.md: `make figures` measures them on this machine and prints the table."""

@@ -1,4 +1,4 @@
-"""Measure and print the README's table: `python -m figures` with `tools` on the path, or `make figures`."""
+"""Measure and print the table of MEASURED.md: `python -m figures` with `tools` on the path, or `make figures`."""
 
 import asyncio
 import os

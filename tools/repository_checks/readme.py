@@ -25,6 +25,8 @@ _TALKS_TO_THE_SYSTEM = re.compile(r"localhost:\d+|^paceline (?!up\b|demo\b)", fl
 _OWN_PORT = re.compile(r"--(?:\w+-)?port ([1-9]\d*)")
 _ACTIVATES = re.compile(r"^\. \S+/bin/activate$", flags=re.MULTILINE)
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _LOOKS_LIKE_A_FENCE = re.compile(r"^[ \t>]*(?:```|~~~).*$", re.MULTILINE)
 
 
@@ -66,6 +68,20 @@ def undecided_fences(path: Path, text: str) -> Iterator[str]:
     rest = _FENCE.sub(lambda match: match[0] if match["language"] not in known else "\n" * match[0].count("\n"), text)
     for match in _LOOKS_LIKE_A_FENCE.finditer(rest):
         yield f"{path}:{rest.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+
+
+def broken_links(document: Path) -> Iterator[str]:
+    """Every link of a document to a file, or to a heading of one, that is not there. The web is not asked."""
+    for target in _LINK.findall(_FENCE.sub("", document.read_text(encoding="utf-8"))):
+        name, _, heading = target.partition("#")
+        path = document.parent / name if name else document
+        if not path.exists() or (heading and heading not in _headings(path)):
+            yield target
+
+
+def _headings(document: Path) -> set[str]:
+    text = _FENCE.sub("", document.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in _HEADING.findall(text)}
 
 
 def as_script(block: Block, addresses: Mapping[str, str], *, typed_before: Iterable[Block] = ()) -> str:

@@ -1,4 +1,4 @@
-"""The table of a run, for a terminal and for the README, and its last line."""
+"""The table of a run, for a terminal and for MEASURED.md, and its last line."""
 
 from collections.abc import Sequence
 
