@@ -152,6 +152,19 @@ def test_an_estimate_comes_true(num_running, num_waiting, num_prompt):
     assert estimate.inter_token_s == pytest.approx(between_s, rel=0.5)
 
 
+def test_an_estimate_knows_how_long_those_ahead_may_become_at_most():
+    """Ten of two tokens are ahead on one row, or ten that do not say: these are taken to be as long as outputs are."""
+
+    def first_token_s(max_tokens):
+        harness = CoreHarness(make_executor(max_num_rows=1))
+        harness.submit(*(make_request(4, max_tokens) for _ in range(11)))
+        harness.plan()
+        return harness.views.estimate(make_request(4, 2), harness.clock()).time_to_first_token_s
+
+    assert first_token_s(2) < first_token_s(64) / 5
+    assert first_token_s(64) < first_token_s(None) * 0.6
+
+
 def test_an_estimate_counts_the_steps_that_are_planned_already():
     """Four plans of short steps are under way before a new prompt gets into one."""
     harness = TimedHarness()

@@ -277,6 +277,14 @@ def test_one_outlier_does_not_ruin_the_predictions():
     assert model.predict_ns(8, 36) < 1.2 * before
 
 
+def test_a_disturbed_warm_up_is_forgotten_as_soon_as_steps_tell_better():
+    """It said 1 s for a token, as beside a busy neighbour; after eight steps nobody is refused for it."""
+    model = StepTimeModel((StepPoint(1, 1_000_000_000), StepPoint(64, 1_000_000_000)))
+    for _ in range(8):
+        model.observe(4, 40, 20_000_000)
+    assert model.predict_ns(4, 40) < 30_000_000
+
+
 def test_a_draining_executor_takes_nothing_new():
     """What runs there goes on; what waits goes to the other one."""
     harness = CoreHarness(make_executor(), make_executor(incarnation=2))

@@ -19,6 +19,30 @@ Float64Array = npt.NDArray[np.float64]
 _MIN_RATE_TOKENS = 16.0  # of a prompt, per step, however slow steps are: what the planner gives at least
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What comes before a request in its line. `num_bounded` of them may generate `max_output_tokens` in all."""
+
+    num_requests: int
+    num_tokens: float  # to compute before they generate
+    num_bounded: int = 0
+    max_output_tokens: int = 0
+
+    def share(self, num_executors: int) -> "Ahead":
+        """Return what one of so many executors has of it, all requests being taken for the mean one."""
+        num_requests = self.num_requests // num_executors
+        part = num_requests / max(self.num_requests, 1)
+        num_bounded = round(self.num_bounded * part)
+        return Ahead(num_requests, self.num_tokens / num_executors, num_bounded, round(self.max_output_tokens * part))
+
+    def mean_output(self, usual: float) -> float:
+        """Return how many tokens each generates: the usual number, or less where it may not."""
+        if not self.num_requests:
+            return usual
+        bounded = min(self.max_output_tokens, self.num_bounded * usual)
+        return (bounded + (self.num_requests - self.num_bounded) * usual) / self.num_requests
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """What an executor has to do now, in seconds."""
@@ -29,26 +53,32 @@ class Load:
     backlog_s: float  # until what was begun of prompts is computed
     free_rows: int  # and blocks, and time between tokens
     ends_s: Float64Array  # when rows are expected to end, ascending
-    hold_s: float  # how long a request that is placed now is expected to keep its row
+    token_s: float  # that a request which is placed now needs for each token it generates
+    usual_output: float  # tokens
 
-    def begin_s(self, num_ahead: int, num_tokens_ahead: float) -> float:
+    def begin_s(self, ahead: Ahead) -> float:
         """Return when the prompt of a request is begun that has others ahead of it in the line.
 
         Each waits for its row and for the prompts before it; these are taken to be of the same length.
         """
-        prompt_s = num_tokens_ahead / max(num_ahead, 1) / self.prefill_tokens_per_s
+        num_ahead = ahead.num_requests
+        prompt_s = ahead.num_tokens / max(num_ahead, 1) / self.prefill_tokens_per_s
         number = np.arange(num_ahead + 1)
         behind_s = (num_ahead - number) * prompt_s
-        begun_s = max(self.backlog_s + num_ahead * prompt_s, float((self._row_free_s(number) + behind_s).max()))
+        free_s = self._row_free_s(number, ahead.mean_output(self.usual_output) * self.token_s)
+        begun_s = max(self.backlog_s + num_ahead * prompt_s, float((free_s + behind_s).max()))
         return begun_s + (self.full_planned_s if begun_s > 0 else self.planned_s)
 
-    def _row_free_s(self, number: npt.NDArray[np.int64]) -> Float64Array:
-        """Return when there is a row for the waiting requests of these numbers, the first of which is 0."""
+    def _row_free_s(self, number: npt.NDArray[np.int64], hold_s: float) -> Float64Array:
+        """Return when there is a row for the waiting requests of these numbers, the first of which is 0.
+
+        `hold_s` is how long each keeps it.
+        """
         free_s = np.concatenate((np.zeros(max(self.free_rows, 0)), self.ends_s))
         if not len(free_s):
-            return np.full(len(number), self.hold_s)
+            return np.full(len(number), hold_s)
         rounds, index = np.divmod(number, len(free_s))
-        begun_s: Float64Array = free_s[index] + rounds * self.hold_s
+        begun_s: Float64Array = free_s[index] + rounds * hold_s
         return begun_s
 
 
@@ -68,7 +98,8 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
         backlog_s=int(behind.sum()) / rate,
         free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
         ends_s=(rest * step_s).astype(np.float64),
-        hold_s=view.output_lengths.mean * max(step_s, view.step_time.predict_ns(1, 0) / 1e9),
+        token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9),
+        usual_output=view.output_lengths.mean,
     )
 
 
@@ -144,7 +175,7 @@ def idle(view: ExecutorView, limits: CoreLimits) -> Idle:
     return Idle(view, prefill_rate(view, limits, 0, 0))
 
 
-def begin_s(loads: Sequence[Load], num_ahead: int, num_tokens_ahead: int) -> float:
+def begin_s(loads: Sequence[Load], ahead: Ahead) -> float:
     """Return when the prompt of a request is begun by executors that share the line ahead of it."""
-    share = len(loads)
-    return min(load.begin_s(num_ahead // share, num_tokens_ahead / share) for load in loads)
+    share = ahead.share(len(loads))
+    return min(load.begin_s(share) for load in loads)

@@ -14,6 +14,9 @@ import numpy as np
 from paceline.plan.values import Int32Array, StepPoint
 
 _GAIN = 0.1
+# The warm-up may have been disturbed. Nothing makes a step faster than it is, so fast ones count for more at first.
+_FIRST_GAIN = 0.5
+_NUM_FIRST_STEPS = 16
 _DEFAULT_BASE_NS = 5e6
 _DEFAULT_PER_TOKEN_NS = 1e6
 _PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured: a step's first guess for attention
@@ -34,6 +37,7 @@ class StepTimeModel:
         per_pair = per_token * _PER_PAIR_SHARE
         # Weights belong to inputs scaled to about 1, so that one gain suits them all.
         self._weights = [base, per_token * _TOKENS_SCALE, per_pair * _PAIRS_SCALE]
+        self._num_steps = 0
 
     def predict_ns(self, num_tokens: float, num_pairs: float) -> float:
         """Return the expected time of a step."""
@@ -46,7 +50,9 @@ class StepTimeModel:
         tokens, pairs = num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
         predicted = base + per_token * tokens + per_pair * pairs
         error = min(max(duration_ns - predicted, -predicted), predicted)
-        step = _GAIN * error / (1.0 + tokens * tokens + pairs * pairs)
+        gain = _FIRST_GAIN if error < 0 and self._num_steps < _NUM_FIRST_STEPS else _GAIN
+        self._num_steps += 1
+        step = gain * error / (1.0 + tokens * tokens + pairs * pairs)
         # A model that predicts nothing could never recover: its errors are bounded by its predictions.
         self._weights = [max(1e3, base + step), max(0.0, per_token + step * tokens), max(0.0, per_pair + step * pairs)]
 

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.forecast import Idle, begin_s, idle, load_of
+from paceline_scheduler.core.planning.forecast import Ahead, Idle, begin_s, idle, load_of
 from paceline_scheduler.core.planning.room import ExecutorView, find_hits
 from paceline_scheduler.core.queue.outlook import outlook_of
-from paceline_scheduler.core.queue.waiting import Ahead, WaitingQueue
+from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.errors import (
     DeadlineUnreachableError,
@@ -80,7 +80,7 @@ def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState
     """Refuse any request behind `ahead` if that alone takes too long. Cheap: it is asked before a prompt is read."""
     if ahead.num_requests and serving:
         loads = [load_of(executor.view(), limits) for executor in serving]
-        _check_first_token(begin_s(loads, ahead.num_requests, ahead.num_tokens), ahead, limits)
+        _check_first_token(begin_s(loads, ahead), ahead, limits)
 
 
 def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> None:
@@ -154,7 +154,7 @@ def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable
     loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
     if not loads:
         return _MAX_RETRY_S
-    return _within(begin_s(loads, waiting.num_requests // 8, waiting.num_tokens // 8))
+    return _within(begin_s(loads, waiting.all_ahead.share(8)))
 
 
 def _within(seconds: float) -> float:

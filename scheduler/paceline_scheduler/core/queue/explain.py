@@ -9,9 +9,9 @@ from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.planning.forecast import Ahead
 from paceline_scheduler.core.planning.room import Fit, Hindrance, Room
 from paceline_scheduler.core.queue.outlook import outlook_of
-from paceline_scheduler.core.queue.waiting import Ahead
 from paceline_scheduler.errors import SchedulerError
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.forecast import begin_s, load_of, prefill_s
+from paceline_scheduler.core.planning.forecast import Ahead, begin_s, load_of, prefill_s
 from paceline_scheduler.core.planning.room import find_hits
-from paceline_scheduler.core.queue.waiting import Ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead
         for view, load, num_cached in zip(views, loads, cached, strict=True)
     ]
     best = needed_s.index(min(needed_s))
-    begun_s = begin_s(loads, ahead.num_requests, ahead.num_tokens)
+    begun_s = begin_s(loads, ahead)
     num_beside = ahead.num_requests // len(serving) + int((loads[best].ends_s > begun_s).sum())
     num_decoding = min(num_beside + 1, views[best].description.max_num_rows)
     step_ns = views[best].step_time.predict_ns(num_decoding, num_decoding * live.num_known_tokens)

@@ -9,22 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline_scheduler.core.live import PATIENCE_S, LiveRequest, Status
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What comes before a request in its line."""
-
-    num_requests: int
-    num_tokens: int
+from paceline_scheduler.core.planning.forecast import Ahead
 
 
 @dataclass(slots=True)
 class _Line:
-    """Requests in order, and beside each the tokens it has to compute, for adding up."""
+    """Requests in order, and beside each, for adding up, the tokens it has to compute and those it may generate.
+
+    The latter are 0 for a request that does not say.
+    """
 
     requests: list[LiveRequest] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
+    max_output: list[int] = field(default_factory=list)
 
     def index(self, place: tuple[float, int]) -> int:
         """Return how many come before a place."""
@@ -33,7 +30,8 @@ class _Line:
     def ahead_of(self, place: tuple[float, int]) -> Ahead:
         """Return what is before a place."""
         index = self.index(place)
-        return Ahead(index, sum(self.num_tokens[:index]))
+        bounds = self.max_output[:index]
+        return Ahead(index, sum(self.num_tokens[:index]), index - bounds.count(0), sum(bounds))
 
 
 class WaitingQueue:
@@ -51,6 +49,7 @@ class WaitingQueue:
         live.status = Status.WAITING
         line.requests.insert(index, live)
         line.num_tokens.insert(index, num_tokens)
+        line.max_output.insert(index, _max_rest(live))
         self.num_requests += 1
         self.num_tokens += num_tokens
 
@@ -60,6 +59,7 @@ class WaitingQueue:
         del line.requests[index]
         self.num_requests -= 1
         self.num_tokens -= line.num_tokens.pop(index)
+        del line.max_output[index]
         if not line.requests:
             del self._lines[live.request.model]
 
@@ -69,6 +69,12 @@ class WaitingQueue:
         index = line.index(live.place)
         assert line.requests[index] is live, "only what waits has a position"
         return index
+
+    @property
+    def all_ahead(self) -> Ahead:
+        """Return all that waits, as it would be ahead of one more."""
+        bounds = [bound for line in self._lines.values() for bound in line.max_output]
+        return Ahead(self.num_requests, self.num_tokens, len(bounds) - bounds.count(0), sum(bounds))
 
     def models(self) -> tuple[str, ...]:
         """Return the models that something waits for."""
@@ -90,6 +96,12 @@ class WaitingQueue:
         """Return the requests that wait for a model, the most urgent first; not to be changed."""
         line = self._lines.get(model)
         return () if line is None else line.requests
+
+
+def _max_rest(live: LiveRequest) -> int:
+    """Return how many more tokens a request may generate; 0: as many as there is room for."""
+    most = live.request.max_tokens
+    return 0 if most is None else max(1, most - live.num_output_tokens)
 
 
 def _place(live: LiveRequest) -> tuple[float, int]:
