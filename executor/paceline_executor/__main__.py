@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     end_quietly_on_signals()
 
     from paceline_executor import errors
-    from paceline_executor.config import parse_config
+    from paceline_executor.config import let_waiting_threads_sleep, parse_config
 
     config = parse_config(arguments)
+    let_waiting_threads_sleep()
 
     import structlog
     import uvloop
