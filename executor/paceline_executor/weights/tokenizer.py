@@ -5,7 +5,7 @@ Knows what a bundle holds and promises. Where its parts come from is known to `t
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from paceline.plan.values import GenerationDefaults
 
@@ -55,6 +55,12 @@ class TokenizerBundle:
     add_bos: bool
     defaults: GenerationDefaults
     digest: str  # hex of a 128-bit hash over all of the above; equal bundles have equal digests
+
+
+def with_defaults(bundle: TokenizerBundle, defaults: GenerationDefaults) -> TokenizerBundle:
+    """The same tokenizer, recommending other sampling values, under another digest."""
+    special = SpecialTokens(**{part.name: getattr(bundle, part.name) for part in fields(SpecialTokens)})
+    return make_bundle(bundle.tokenizer_json, bundle.chat_template, special, defaults)
 
 
 def make_bundle(
