@@ -27,6 +27,7 @@ from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.suspects import MAX_EXECUTOR_DEATHS
 from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import (
+    DeadlineExceededError,
     DeadlineUnreachableError,
     DivergenceError,
     DuplicateRequestError,
@@ -276,6 +277,9 @@ class ServingMachine(RuleBasedStateMachine):
         for handle, request in self.requests.items():
             failure = client.failures.get(handle)
             if handle in self.cut or isinstance(failure, self._failures_to_expect()):
+                continue
+            if isinstance(failure, DeadlineExceededError):  # while no scheduler knew of it, perhaps
+                assert request.deadline_s <= self.harness.clock()
                 continue
             assert handle in client.finishes
             if request.max_tokens is not None:

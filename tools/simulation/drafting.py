@@ -158,7 +158,10 @@ class DraftingTable(RowTable):
             max_drawn=int(num_draws.sum()),
         )
         problems = {int(number[row]): problem for row, problem in output.problems.items()}
-        output = replace(output, num_accepted=output.num_accepted[~is_idle], problems=problems)
+        prompt_logprobs = {int(number[row]): told for row, told in output.prompt_logprobs.items() if is_kept[row]}
+        output = replace(
+            output, num_accepted=output.num_accepted[~is_idle], problems=problems, prompt_logprobs=prompt_logprobs
+        )
         launched = self._in_flight[0] = replace(launched, prepared=prepared)
         return launched, output
 
