@@ -16,7 +16,12 @@ from repository_checks.readme import as_script, broken_links, install_grpcurl, r
 from repository_checks.sources import ROOT
 
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("[!.]*/*/*.md")))
-MAX_WORDS = {Path("README.md"): 900, Path("clients/README.md"): 1500, Path("kernels/README.md"): 1500}
+MAX_WORDS = {
+    Path("README.md"): 900,
+    Path("clients/README.md"): 1500,
+    Path("kernels/README.md"): 1500,
+    Path("scheduler/README.md"): 1500,
+}
 BLOCKS = [
     block
     for document in DOCUMENTS
