@@ -21,6 +21,7 @@ MAX_WORDS = {
     Path("clients/README.md"): 1500,
     Path("kernels/README.md"): 1500,
     Path("scheduler/README.md"): 1500,
+    Path("executor/README.md"): 1500,
 }
 BLOCKS = [
     block
