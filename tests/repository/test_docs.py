@@ -22,6 +22,8 @@ MAX_WORDS = {
     Path("kernels/README.md"): 1500,
     Path("scheduler/README.md"): 1500,
     Path("executor/README.md"): 1500,
+    Path("protos/README.md"): 1500,
+    Path("protos/PLAN.md"): 2500,
 }
 BLOCKS = [
     block
