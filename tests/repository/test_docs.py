@@ -15,7 +15,7 @@ from repository_checks.programs import BIN
 from repository_checks.readme import as_script, broken_links, install_grpcurl, runnable_blocks, undecided_fences
 from repository_checks.sources import ROOT
 
-DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("[!.]*/*/*.md")))
+DOCUMENTS = sorted(document for depth in range(4) for document in ROOT.glob("[!.]*/" * depth + "*.md"))
 MAX_WORDS = {
     Path("README.md"): 900,
     Path("clients/README.md"): 1500,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from side_by_side.drivers.protocol import Answer, Facts, Request, UnsupportedError, Workload, run_steps
-from side_by_side.engines import TOOLS, Engine, Environment
+from side_by_side.engines import SEARCH_PATH, Engine, Environment
 from side_by_side.errors import DiedError, EngineError, InstallError, RefusedError, SilentError, StartError
 from side_by_side.install import install
 from side_by_side.machine import CpuTimes, MemoryWatch, Quiet, wait_until_quiet
@@ -35,7 +35,7 @@ def driver(folder, body):
     """A driver's process whose engine does this."""
     script = folder / "driver.py"
     script.write_text(textwrap.dedent(DRIVER.format(body=body)))
-    return DriverProcess([sys.executable, str(script)], {"PYTHONPATH": str(TOOLS)}, folder / "driver.log")
+    return DriverProcess([sys.executable, str(script)], {"PYTHONPATH": str(SEARCH_PATH)}, folder / "driver.log")
 
 
 @pytest.fixture
@@ -284,4 +284,4 @@ def test_every_engine_has_a_driver():
     from side_by_side.engines import all_engines
 
     for engine in all_engines(Path("model.gguf")):
-        assert (TOOLS / "side_by_side" / "drivers" / f"{engine.driver}.py").is_file()
+        assert (SEARCH_PATH / "side_by_side" / "drivers" / f"{engine.driver}.py").is_file()

@@ -60,7 +60,7 @@ def test_ruff_refuses_an_unused_import_and_bad_formatting(tmp_path):
 
 
 def test_mypy_finds_nothing():
-    """The packages, the tools and what tests are made of are typed, strictly."""
+    """The packages, what tests are made of and what measures are typed, strictly."""
     result = run("mypy", "--no-error-summary")
     assert result.returncode == 0, result.stdout
 

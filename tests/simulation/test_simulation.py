@@ -25,7 +25,7 @@ def run_all(seeds, num_processes=1):
     if summary.failed:
         outcome, story = run_seed(summary.failed[0].seed)
         others = [failed.seed for failed in summary.failed[1:]]
-        replay = f"PYTHONPATH=tools python -m simulation --seed {outcome.seed} --story"
+        replay = f"PYTHONPATH=tests/support python -m simulation --seed {outcome.seed} --story"
         pytest.fail(f"{story}\nseed {outcome.seed}: {outcome.failures}\n{replay}\nalso {others}", pytrace=False)
 
 
@@ -72,7 +72,7 @@ def test_safeguards_are_back_when_an_ablation_is_over():
 def test_a_seed_is_the_same_run_under_every_hash_seed():
     """Nothing depends on the order of a set, or on anything else outside of the seed (I11)."""
     command = (sys.executable, "-m", "simulation", "--first", "7", "--seeds", "12", "--processes", "1")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}
     traces = [
         subprocess.run(
             command, env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True

@@ -1,1 +1,1 @@
-"""How long a killed scheduler is missed: `python -m cold_start` with `tools` on the path."""
+"""How long a killed scheduler is missed: `python -m cold_start` with `tests/bench` on the path."""

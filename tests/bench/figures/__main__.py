@@ -1,4 +1,4 @@
-"""Measure and print the table of MEASURED.md: `python -m figures` with `tools` on the path, or `make figures`."""
+"""Measure and print the table of MEASURED.md: `python -m figures` with `tests/bench` on the path, or `make figures`."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ _LONG_PROMPT_TOKENS = 520
 _LONG_OUTPUT_TOKENS = 1500  # long enough that the first still run when the last begins
 _NUM_LOADS = 3
 _NUM_COLD_STARTS = 5
-_BENCH = Path(__file__).resolve().parents[2] / "tests" / "bench"
+_BENCH = Path(__file__).resolve().parents[1]
 _prompt_numbers = count()
 
 

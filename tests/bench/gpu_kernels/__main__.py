@@ -1,6 +1,6 @@
-"""`python -m gpu_kernels` with `kernels` and `tools` on the path, or `make gpu-kernels`: test and time on a CUDA GPU.
+"""`make gpu-kernels`, or `python -m gpu_kernels` with `kernels` and `tests/bench` on the path: test and time on a GPU.
 
-Without one it says so and ends with 0. Any Python will do that has torch and Triton; nothing is fetched.
+Without a CUDA GPU it says so and ends with 0. Any Python will do that has torch and Triton; nothing is fetched.
 """
 
 import argparse

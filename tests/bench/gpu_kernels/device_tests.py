@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu_kernels.config import environment_with
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _TESTS = _ROOT / "tests" / "kernels" / "triton"
 # Compiles every kernel ahead of time, which takes minutes and needs no device.
 _LEFT_OUT = "test_triton_resources.py"
@@ -44,7 +44,7 @@ def _run_file(file: Path, timeout_s: float) -> Ran:
     options += ["-c", str(Path(__file__).with_name("pytest.ini")), "--rootdir", str(_ROOT)]
     options += ["--confcutdir", str(file.parent), "--tb=short"]
     command = [sys.executable, "-m", "pytest", *options, str(file)]
-    environment = environment_with(*(_ROOT / folder for folder in ("kernels", "tools", "executor")))
+    environment = environment_with(*(_ROOT / folder for folder in ("kernels", "tests/bench", "executor")))
     try:
         ran = subprocess.run(
             command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -1,4 +1,4 @@
-"""Measure and print: `python -m quality` with `tools` on the path, or `make quality`."""
+"""Measure and print: `python -m quality` with `tests/bench` on the path, or `make quality`."""
 
 import os
 from typing import Annotated

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from side_by_side import results
 from side_by_side.comparison import Row, outcome
-from side_by_side.engines import BENCH, OURS, QUICK, ROOT, TOOLS, Engine, all_engines
+from side_by_side.engines import BENCH, OURS, QUICK, ROOT, SEARCH_PATH, Engine, all_engines
 from side_by_side.errors import EngineError, InstallError
 from side_by_side.install import install, model_file
 from side_by_side.machine import PATIENCE_S, describe_machine, wait_until_quiet
@@ -117,11 +117,11 @@ def _start(engine: Engine) -> DriverProcess:
     python = engine.environment.python if engine.environment else sys.executable
     command = [python, "-m", f"side_by_side.drivers.{engine.driver}", *engine.arguments]
     log = BENCH / "logs" / f"{engine.driver}.log"
-    return DriverProcess(command, {**engine.variables, "PYTHONPATH": str(TOOLS)}, log)
+    return DriverProcess(command, {**engine.variables, "PYTHONPATH": str(SEARCH_PATH)}, log)
 
 
 def _measure_limits() -> Limits | None:
-    command = [sys.executable, "-W", "ignore", str(TOOLS / "side_by_side" / "drivers" / "limits.py")]
+    command = [sys.executable, "-W", "ignore", str(SEARCH_PATH / "side_by_side" / "drivers" / "limits.py")]
     try:
         result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMITS_S, check=True)
     except subprocess.SubprocessError as error:

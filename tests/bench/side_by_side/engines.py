@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOOLS = Path(__file__).resolve().parents[1]
-ROOT = TOOLS.parent
+SEARCH_PATH = Path(__file__).resolve().parents[1]
+ROOT = SEARCH_PATH.parents[1]
 BENCH = ROOT / ".bench"
 VENVS = BENCH / "venvs"
 

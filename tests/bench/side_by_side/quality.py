@@ -1,4 +1,4 @@
-"""The quality row: perplexity of the fast path and of float32 on the same GGUF file, from the tool that measures both.
+"""The quality row: perplexity of the fast path and of float32 on the same GGUF file, from what measures both.
 
 It prints one JSON object on its last line, with the numbers `fast` and `float32`.
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from side_by_side.engines import OURS, TOOLS
+from side_by_side.engines import OURS, SEARCH_PATH
 from side_by_side.errors import EngineError
 from side_by_side.measurements import Values
 from side_by_side.results import Sample
@@ -24,7 +24,7 @@ def measure_quality(command: Sequence[str], limit_s: float) -> Values:
     try:
         result = subprocess.run(
             [sys.executable, *command],
-            env={**os.environ, "PYTHONPATH": str(TOOLS)},
+            env={**os.environ, "PYTHONPATH": str(SEARCH_PATH)},
             capture_output=True,
             text=True,
             timeout=limit_s,

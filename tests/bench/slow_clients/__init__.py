@@ -1,1 +1,1 @@
-"""What clients that hardly read cost those that do: `python -m slow_clients` with `tools` on the path."""
+"""What clients that hardly read cost those that do: `python -m slow_clients` with `tests/bench` on the path."""

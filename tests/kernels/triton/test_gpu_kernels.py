@@ -276,7 +276,7 @@ def test_tests_run_with_what_is_installed(tmp_path):
 
 def imported_by(name):
     """The modules of ours and the others that importing a module imports: at its top, so not where they are needed."""
-    folders = [REPOSITORY / "kernels" / Path(*name.split(".")), REPOSITORY / "tools" / Path(*name.split("."))]
+    folders = [REPOSITORY / folder / Path(*name.split(".")) for folder in ("kernels", "tests/bench")]
     files = [file for folder in folders for file in (folder / "__init__.py", folder.with_suffix(".py"))]
     for file in filter(Path.is_file, files):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

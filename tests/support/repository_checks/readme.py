@@ -104,6 +104,6 @@ def as_script(block: Block, addresses: Mapping[str, str], *, typed_before: Itera
 def install_grpcurl(folder: Path) -> None:
     """Put a `grpcurl` into a folder of the search path that hands its calls to `buf curl`."""
     program = folder / "grpcurl"
-    tools = Path(__file__).resolve().parents[1]
-    program.write_text(f"#!/bin/sh\nPYTHONPATH='{tools}' exec '{sys.executable}' -m repository_checks.grpcurl \"$@\"\n")
+    ours = Path(__file__).resolve().parents[1]
+    program.write_text(f"#!/bin/sh\nPYTHONPATH='{ours}' exec '{sys.executable}' -m repository_checks.grpcurl \"$@\"\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROTOS = ROOT / "protos"
 PACKAGES = (
     PROTOS / "paceline",  # but what is generated
@@ -28,7 +28,7 @@ class Source:
 
     @property
     def package(self) -> str:
-        """The import package the file belongs to, empty for tests and tools."""
+        """The import package the file belongs to, empty for tests."""
         return next((part for part in self.path.parts if part == "paceline" or part.startswith("paceline_")), "")
 
 
@@ -56,15 +56,14 @@ def product_sources() -> Iterator[Source]:
 
 
 def sources_of_tests() -> Iterator[Source]:
-    """The tests."""
+    """The tests, and what they are made of."""
     yield from _sources_under(ROOT / "tests")
 
 
 def all_sources() -> Iterator[Source]:
-    """The product, the tests and the tools."""
+    """The product and the tests."""
     yield from product_sources()
     yield from sources_of_tests()
-    yield from _sources_under(ROOT / "tools")
 
 
 def _sources_under(folder: Path) -> Iterator[Source]:

@@ -1,4 +1,4 @@
-"""Run seeds, tell the story of one, or see a safeguard missed: `PYTHONPATH=tools python -m simulation --help`."""
+"""Run seeds, tell one's story, or see a safeguard missed: `PYTHONPATH=tests/support python -m simulation --help`."""
 
 import os
 import sys
@@ -63,7 +63,7 @@ def _tell(seed: int, *, whole_story: bool) -> int:
         print(story)
     for failure in outcome.failures:
         print(f"failed: {failure}")
-    print(f"trace {outcome.digest}; to see all of it: PYTHONPATH=tools python -m simulation --seed {seed} --story")
+    print(f"trace {outcome.digest}; all of it: PYTHONPATH=tests/support python -m simulation --seed {seed} --story")
     return len(outcome.failures) > 0
 
 
