@@ -85,7 +85,7 @@ def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout):
 def test_make_soak_finds_the_long_variants_and_the_random_searches(checkout):
     """All fifty prompts in every variation, properties and state machines; not what `make test` runs as it stands."""
     python, *arguments = shlex.split(make("--dry-run", "soak", cwd=checkout).stdout.splitlines()[-1])
-    files = ("executor/test_real_model.py", "executor/test_rows_properties.py", "scheduler/test_core_blocks.py")
+    files = ("executor/models/test_real_model.py", "executor/rows/test_properties.py", "scheduler/core/test_blocks.py")
 
     listed = run(
         "python", *arguments, "--collect-only", "-q", "-p", "no:cacheprovider", *(f"tests/{file}" for file in files)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.lint
 
 CORE = "scheduler/paceline_scheduler/core/planner.py"
 PROCESS = "protos/paceline/process/ports.py"
-TEST = "tests/scheduler/test_core_planner.py"
+TEST = "tests/scheduler/core/test_planner.py"
 TIMED = "import time\ndef test_it(start):\n    took = time.monotonic() - start\n    assert {condition}"
 LINES_61 = "def plan():\n" + "    x = 1\n" * 60
 METHODS_25 = "class Queue:\n" + "".join(f"    def do_{i}(self): ...\n" for i in range(25))
