@@ -4,6 +4,7 @@ The half of the border that writes; `wire` is the other one. protobuf's complain
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import EncodeError
@@ -100,7 +101,7 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
 
 
 def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> None:
-    for name in _SAMPLING_SCALARS:
+    for name in _SAMPLING_NUMBERS:
         set_field(message, name, getattr(sampling, name), "sampling.")
     set_all(message, "allowed_token_ids", sampling.allowed_token_ids, "sampling.")
     set_all(message, "bad_words", _texts(sampling.bad_words), "sampling.")
@@ -111,17 +112,7 @@ def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> No
         raise invalid("sampling.logit_bias", str(error)) from None
 
 
-_SAMPLING_SCALARS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "n",
-)
+_SAMPLING_NUMBERS = tuple(field.name for field in fields(Sampling) if field.default is None)
 
 
 def _set_stopping(message: sampling_pb.StoppingParams, stopping: Stopping) -> None:

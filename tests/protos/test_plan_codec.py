@@ -188,11 +188,12 @@ row_states = every_field(
 )
 defaults = every_field(
     plan.GenerationDefaults,
-    temperature=st.none() | st.floats(0, plan.MAX_TEMPERATURE, width=32),
+    temperature=st.none() | st.floats(0, plan.SAMPLING_RANGES["temperature"].high, width=32),
     top_p=st.none() | st.floats(0, 1, exclude_min=True, width=32),
     top_k=st.none() | st.integers(1, 2**31 - 1),  # 0 keeps all, and is sent as unset
     min_p=st.none() | st.floats(0, 1, width=32),
-    repetition_penalty=st.none() | st.floats(0, plan.MAX_REPETITION_PENALTY, exclude_min=True, width=32),
+    repetition_penalty=st.none()
+    | st.floats(0, plan.SAMPLING_RANGES["repetition_penalty"].high, exclude_min=True, width=32),
 )
 models = every_field(
     plan.Model,

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.plan.values import NewRequest
+from paceline.plan.ranges import Range
+from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, NewRequest
 from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
 from paceline_executor.rows.limits import (
     MAX_ALLOWED_TOKENS,
@@ -88,20 +89,17 @@ def _limits(placement: NewRequest, limits: RowLimits) -> RequestError | None:
 def _sampling(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     sampling = placement.sampling
     num_logprobs, num_prompt_logprobs = placement.num_logprobs, placement.num_prompt_logprobs
+    biases = Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    logprobs = Range(0, MAX_LOGPROBS)
     ranges = (
-        ("sampling.temperature", 0 <= sampling.temperature <= 100, "0 to 100"),
+        *((f"sampling.{name}", getattr(sampling, name) in wanted, wanted) for name, wanted in SAMPLING_RANGES.items()),
         ("sampling.top_k", 0 <= sampling.top_k <= limits.vocab_size, f"1 to {limits.vocab_size}, or unset"),
-        ("sampling.top_p", 0 < sampling.top_p <= 1, "above 0, up to 1"),
-        ("sampling.min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
-        ("sampling.presence_penalty", -2 <= sampling.presence_penalty <= 2, "-2 to 2"),
-        ("sampling.frequency_penalty", -2 <= sampling.frequency_penalty <= 2, "-2 to 2"),
-        ("sampling.repetition_penalty", 0 < sampling.repetition_penalty <= 10, "above 0, up to 10"),
-        ("sampling.logit_bias", all(-100 <= bias <= 100 for _, bias in sampling.logit_bias), "-100 to 100"),
-        ("num_logprobs", num_logprobs is None or 0 <= num_logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or unset"),
+        ("sampling.logit_bias", all(bias in biases for _, bias in sampling.logit_bias), biases),
+        ("num_logprobs", num_logprobs is None or num_logprobs in logprobs, f"{logprobs}, or unset"),
         (
             "num_prompt_logprobs",
-            num_prompt_logprobs is None or 0 <= num_prompt_logprobs <= MAX_LOGPROBS,
-            f"0 to {MAX_LOGPROBS}, or unset",
+            num_prompt_logprobs is None or num_prompt_logprobs in logprobs,
+            f"{logprobs}, or unset",
         ),
         ("num_cached_tokens", num_prompt_logprobs is None or not placement.num_cached_tokens, "0 with prompt_logprobs"),
     )

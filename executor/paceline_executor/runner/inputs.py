@@ -1,11 +1,21 @@
 """From the step loop's arrays to the model's and the sampler's tensors. Knows shapes and types, and where slots lie."""
 
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from paceline_executor.models.interface import ForwardInputs
-from paceline_executor.runner.interface import Int32Array, LogitRuleColumns, SamplingColumns, StepBatch, TokenLists
+from paceline_executor.runner.interface import (
+    Float32Array,
+    Int32Array,
+    LogitRuleColumns,
+    SamplingColumns,
+    StepBatch,
+    TokenLists,
+)
 from paceline_kernels import sampling
 from paceline_kernels.sampling import LogitRules, SamplingParameters
 
@@ -48,21 +58,17 @@ def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
 
 def logit_rules(columns: LogitRuleColumns) -> LogitRules:
     """The rules as CPU tensors."""
+    tensors: dict[str, Any] = {name: _rule(getattr(columns, name)) for name in _RULES}
+    return LogitRules(**tensors)
 
-    def lists(of_rows: TokenLists) -> sampling.TokenLists:
-        return sampling.TokenLists(_tensor(of_rows.cu_lens, np.int32), _tensor(of_rows.token_ids, np.int32))
 
-    return LogitRules(
-        allowed=lists(columns.allowed),
-        forbidden=lists(columns.forbidden),
-        biased=lists(columns.biased),
-        biases=_tensor(columns.biases, np.float32),
-        presence_penalty=_tensor(columns.presence_penalty, np.float32),
-        frequency_penalty=_tensor(columns.frequency_penalty, np.float32),
-        repetition_penalty=_tensor(columns.repetition_penalty, np.float32),
-        prompt=lists(columns.prompt),
-        output=lists(columns.output),
-    )
+def _rule(column: TokenLists | Float32Array) -> sampling.TokenLists | torch.Tensor:
+    if isinstance(column, TokenLists):
+        return sampling.TokenLists(_tensor(column.cu_lens, np.int32), _tensor(column.token_ids, np.int32))
+    return _tensor(column, np.float32)
+
+
+_RULES = tuple(field.name for field in fields(LogitRules))  # LogitRuleColumns has the same
 
 
 def _tensor(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> torch.Tensor:

@@ -36,6 +36,7 @@ from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import (
+    PENALTIES,
     DrawRules,
     LogitRules,
     Logprobs,
@@ -47,6 +48,7 @@ from paceline_kernels.sampling.columns import (
 )
 
 __all__ = [
+    "PENALTIES",
     "DrawRules",
     "LogitRules",
     "Logprobs",
@@ -156,6 +158,5 @@ def _check_lists(name: str, lists: TokenLists, num_lists: int) -> None:
 
 def _check_strengths(rules: LogitRules | RowRules, num_rows: int) -> None:
     check_tensor("sample", "biases", rules.biases, torch.float32, tuple(rules.biased.token_ids.shape))
-    check_tensor("sample", "presence_penalty", rules.presence_penalty, torch.float32, (num_rows,))
-    check_tensor("sample", "frequency_penalty", rules.frequency_penalty, torch.float32, (num_rows,))
-    check_tensor("sample", "repetition_penalty", rules.repetition_penalty, torch.float32, (num_rows,))
+    for name in PENALTIES:
+        check_tensor("sample", name, getattr(rules, name), torch.float32, (num_rows,))

@@ -27,6 +27,10 @@ class TokenLists:
     token_ids: torch.Tensor  # [cu_lens[-1]] int32
 
 
+PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""The penalties of a row by name, in the order in which kernels take them, each with what changes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogitRules:
     """What changes the logits of rows before tokens are drawn; the same contiguous columns for every row.

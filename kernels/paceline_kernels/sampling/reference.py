@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.sampling.columns import (
+    PENALTIES,
     DrawRules,
     LogitRules,
     SampleOutcome,
@@ -109,11 +110,9 @@ def rules_of_draws(rules: DrawRules, offsets: torch.Tensor) -> LogitRules:
         forbidden=lists(forbidden),
         biased=lists([_listed(kept.biased, row) for row, _ in draws]),
         biases=torch.cat([_listed(TokenLists(kept.biased.cu_lens, kept.biases), row) for row, _ in draws]),
-        presence_penalty=penalty(kept.presence_penalty, 0.0),
-        frequency_penalty=penalty(kept.frequency_penalty, 0.0),
-        repetition_penalty=penalty(kept.repetition_penalty, 1.0),
         prompt=lists(prompt),
         output=lists(output),
+        **{name: penalty(getattr(kept, name), off) for name, off in PENALTIES.items()},
     )
 
 

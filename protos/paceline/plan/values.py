@@ -14,6 +14,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.ranges import Range
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
@@ -81,13 +83,13 @@ class RecordId:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling: defaults filled in. temperature 0 is greedy, top_k 0 unlimited."""
+    """Resolved sampling. temperature 0 is greedy, top_k 0 unlimited. What is not named changes nothing."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int  # 0 to 2^64 - 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 0 to 2^64 - 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -95,35 +97,33 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
 
 
-MAX_TEMPERATURE = 100
-MAX_REPETITION_PENALTY = 10
+SAMPLING_RANGES = {
+    "temperature": Range(0, 100),
+    "top_p": Range(0, 1, is_open=True),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 10, is_open=True),
+}
+"""What can be sampled with, for the parameters whose range is the same whatever the model."""
+MAX_LOGIT_BIAS = 100.0  # and down to its negative
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling values that a model's files recommend; None where they name none.
+    """What a model's files recommend; None: nothing. ValueError, naming it, for what cannot be sampled with."""
 
-    Raises ValueError, naming the value, for one that cannot be sampled with.
-    """
-
-    temperature: float | None = None  # from 0, which is greedy, to 100
-    top_p: float | None = None  # above 0, at most 1
+    temperature: float | None = None
+    top_p: float | None = None
     top_k: int | None = None  # 0 means unlimited
-    min_p: float | None = None  # from 0 to 1
-    repetition_penalty: float | None = None  # above 0, at most 10; 1 changes nothing
+    min_p: float | None = None
+    repetition_penalty: float | None = None  # 1 changes nothing
 
     def __post_init__(self) -> None:
-        if self.temperature is not None and not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise ValueError(f"temperature {self.temperature} is outside 0 to {MAX_TEMPERATURE}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1")
-        if self.top_k is not None and not 0 <= self.top_k < 1 << 31:
-            raise ValueError(f"top_k {self.top_k} is outside 0 to 2147483647")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p {self.min_p} is outside 0 to 1")
-        penalty = self.repetition_penalty
-        if penalty is not None and not 0 < penalty <= MAX_REPETITION_PENALTY:
-            raise ValueError(f"repetition_penalty {penalty} is not above 0 and at most {MAX_REPETITION_PENALTY}")
+        for name, allowed in (SAMPLING_RANGES | {"top_k": Range(0, 2**31 - 1)}).items():
+            value = getattr(self, name, None)
+            if value is not None and value not in allowed:
+                raise ValueError(f"{name} {value} is {allowed.outside}")
 
 
 # Log-probabilities

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of, moved
-from paceline_kernels.sampling import DrawRules, Logprobs, RowRules, SamplingParameters, TokenLists, reference
+from paceline_kernels.sampling import (
+    PENALTIES,
+    DrawRules,
+    Logprobs,
+    RowRules,
+    SamplingParameters,
+    TokenLists,
+    reference,
+)
 from paceline_kernels.sampling.triton import sample, token_logprobs
 
 _NUM_CHECKED = 6  # rows that the reference draws for, too
@@ -143,13 +151,11 @@ def _rules(place: Place, way: _Way, num_rows: int, vocab: int, seed: int) -> Dra
         allowed=none,
         biased=none,
         biases=column(0)[:0],
-        presence_penalty=column(0.5),
-        frequency_penalty=column(0.1),
-        repetition_penalty=column(1.1),
         min_tokens=column(way.num_seen, torch.int32),
         withheld=one,
         words=one,
         cu_words=ends,
+        **dict(zip(PENALTIES, map(column, (0.5, 0.1, 1.1)), strict=True)),
     )
     rows = torch.arange(num_rows, dtype=torch.int32, device=place.device)
     return DrawRules(of_rows, rows, token_ids, column(way.num_seen - way.num_seen // 2, torch.int32))

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernel_resources.case import Case, meta
-from paceline_kernels.sampling import DrawRules, LogitRules, RowRules, SamplingParameters, TokenLists, sample
+from paceline_kernels.sampling import PENALTIES, DrawRules, LogitRules, RowRules, SamplingParameters, TokenLists, sample
 
 _ROWS = 8
 
@@ -32,11 +32,9 @@ def _rules() -> LogitRules:
         forbidden=lists,
         biased=lists,
         biases=meta(100, dtype=torch.float32),
-        presence_penalty=_column(torch.float32),
-        frequency_penalty=_column(torch.float32),
-        repetition_penalty=_column(torch.float32),
         prompt=lists,
         output=lists,
+        **dict.fromkeys(PENALTIES, _column(torch.float32)),
     )
 
 
@@ -46,13 +44,11 @@ def _rules_of_draws() -> DrawRules:
         allowed=lists.allowed,
         biased=lists.biased,
         biases=lists.biases,
-        presence_penalty=lists.presence_penalty,
-        frequency_penalty=lists.frequency_penalty,
-        repetition_penalty=lists.repetition_penalty,
         min_tokens=_column(torch.int32),
         withheld=lists.forbidden,
         words=lists.forbidden,
         cu_words=lists.forbidden.cu_lens,
+        **{name: getattr(lists, name) for name in PENALTIES},
     )
     return DrawRules(of_rows, _column(torch.int32), meta(_ROWS, 131_072, dtype=torch.int32), _column(torch.int32))
 

@@ -12,6 +12,7 @@ import triton
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
 from paceline_kernels.sampling.columns import (
+    PENALTIES,
     DrawRules,
     LogitRules,
     Logprobs,
@@ -162,8 +163,7 @@ class _Rules:
 
     @property
     def penalties(self) -> tuple[torch.Tensor, ...]:
-        kept = self.of_rows
-        return kept.presence_penalty, kept.frequency_penalty, kept.repetition_penalty
+        return tuple(getattr(self.of_rows, name) for name in PENALTIES)
 
 
 def _rules_of(rules: LogitRules | DrawRules) -> _Rules:

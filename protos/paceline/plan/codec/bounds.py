@@ -33,7 +33,16 @@ from paceline.plan.codec.bound_kinds import (
 )
 from paceline.plan.codec.columns import MalformedError
 from paceline.plan.texts import MAX_NAME_BYTES, MAX_SENTENCE_BYTES
-from paceline.plan.values import KEY_BYTES, MAX_BLOCKS, MAX_TERM, FinishReason, Float32Array, Int32Array, RowFinish
+from paceline.plan.values import (
+    KEY_BYTES,
+    MAX_BLOCKS,
+    MAX_TERM,
+    SAMPLING_RANGES,
+    FinishReason,
+    Float32Array,
+    Int32Array,
+    RowFinish,
+)
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -237,14 +246,9 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     plan_pb2.RecordId: {"tenant": _KEY_PART, "request_id": _KEY_PART, "index": _INT},
     inference_pb2.TokenIds: {"ids": Many(1 << 14, _TOKEN)},
     sampling_pb2.SamplingParams: {
-        "temperature": _WISH,
+        **dict.fromkeys(SAMPLING_RANGES, _WISH),
         "top_k": Whole(-1 - _INT32, _INT32),
-        "top_p": _WISH,
-        "min_p": _WISH,
         "seed": _ANY,
-        "presence_penalty": _WISH,
-        "frequency_penalty": _WISH,
-        "repetition_penalty": _WISH,
         "logit_bias": Pairs(1 << 12, _TOKEN, _WISH),
         "allowed_token_ids": Many(1 << 14, _TOKEN),
         "bad_words": Many(1 << 10, _NAME),

@@ -1,6 +1,7 @@
 """Columns and whole messages, to and from bytes; and what is said of bytes that are none."""
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -37,6 +38,11 @@ def parse(kind: type[_M], data: bytes) -> _M:
     except DecodeError as error:
         raise MalformedError("", f"{len(data)} bytes are no {kind.__name__}") from error
     return message
+
+
+def fields_set(message: Message, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of these names that are set, as they were sent."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
 def column_bytes(values: Int32Array) -> bytes:

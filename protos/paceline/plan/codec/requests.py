@@ -1,6 +1,9 @@
 """What a scheduler says on a plan stream: hello and plans."""
 
-from paceline.plan.codec.columns import ColumnError, MalformedError, column_bytes, read_column
+from dataclasses import fields
+from typing import Any
+
+from paceline.plan.codec.columns import ColumnError, MalformedError, column_bytes, fields_set, read_column
 from paceline.plan.hashes import seed_of
 from paceline.plan.values import (
     KEY_BYTES,
@@ -226,32 +229,34 @@ def _unsupported_fields(message: plan_pb2.NewRequest) -> tuple[str, ...]:
 
 def write_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
     """Return resolved parameters; of those that a plan need not name, the ones that change nothing stay unset."""
-    return sampling_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k or None,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        presence_penalty=sampling.presence_penalty or None,
-        frequency_penalty=sampling.frequency_penalty or None,
-        repetition_penalty=None if sampling.repetition_penalty == 1 else sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        allowed_token_ids=sampling.allowed_token_ids,
+    message = sampling_pb2.SamplingParams(
+        logit_bias=dict(sampling.logit_bias), allowed_token_ids=sampling.allowed_token_ids
     )
+    for name, neutral in SAMPLING_NUMBERS.items():
+        value = getattr(sampling, name)
+        if value != neutral or name in _ALWAYS_NAMED:
+            setattr(message, name, value)
+    return message
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, record_id: RecordId) -> SamplingParams:
     """Return the parameters, defaults filled in; a seed that is unset is made of the request's name."""
+    numbers = fields_set(message, SAMPLING_NUMBERS)
+    if "seed" not in numbers:
+        numbers["seed"] = seed_of(record_id)
+    if numbers.get("top_k") == 0:
+        numbers["top_k"] = -1  # set to 0 is out of range, and -1 says so: 0 means unlimited from here on
     return SamplingParams(
-        temperature=message.temperature if message.HasField("temperature") else 1.0,
-        # Set to 0 is out of range, and -1 says so: 0 means unlimited from here on.
-        top_k=(message.top_k or -1) if message.HasField("top_k") else 0,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p if message.HasField("min_p") else 0.0,
-        seed=message.seed if message.HasField("seed") else seed_of(record_id),
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        **numbers,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         allowed_token_ids=tuple(message.allowed_token_ids),
     )
+
+
+SAMPLING_NUMBERS: dict[str, Any] = {
+    field.name: field.default for field in fields(SamplingParams) if field.type in (int, float)
+}
+"""The parameters that are numbers, each with the one that changes nothing."""
+
+# So that no executor takes its model's own default for them.
+_ALWAYS_NAMED = ("temperature", "top_p", "min_p", "seed")

@@ -1,7 +1,9 @@
 """Who an executor is: its model, its cache, its bounds."""
 
+from dataclasses import fields
+
 from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size
-from paceline.plan.codec.columns import MalformedError, parse
+from paceline.plan.codec.columns import MalformedError, fields_set, parse
 from paceline.plan.texts import readable
 from paceline.plan.values import (
     ExecutorInfo,
@@ -87,31 +89,17 @@ def _read_model(message: inference_pb2.Model) -> Model:
 
 def write_defaults(defaults: GenerationDefaults) -> sampling_pb2.SamplingParams:
     """Return the generation defaults that came with a model; 0 for top_k, which keeps all, is sent as unset."""
-    return sampling_pb2.SamplingParams(
-        temperature=defaults.temperature,
-        top_k=defaults.top_k or None,
-        top_p=defaults.top_p,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
-    )
+    named = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
+    return sampling_pb2.SamplingParams(**named | {"top_k": defaults.top_k or None})
 
 
 def read_defaults(message: sampling_pb2.SamplingParams) -> GenerationDefaults:
     """Return the generation defaults that a message names. Raises MalformedError."""
+    names = (field.name for field in fields(GenerationDefaults))
     try:
-        return _defaults(message)
+        return GenerationDefaults(**fields_set(message, names))
     except ValueError as error:
         raise MalformedError("default_sampling", f"default_sampling: {error}") from error
-
-
-def _defaults(message: sampling_pb2.SamplingParams) -> GenerationDefaults:
-    return GenerationDefaults(
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-    )
 
 
 def write_geometry(geometry: KvGeometry) -> plan_pb2.KvGeometry:
