@@ -165,6 +165,7 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.unsafe_loading, CORE, "np.load(p, allow_pickle=False)"),
         (rules.generated_modules, "scheduler/paceline_scheduler/link/wire.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, "scheduler/paceline_scheduler/api/servicer.py", "from paceline.v1 import plan_pb2"),
+        (rules.generated_modules, "scheduler/paceline_scheduler/api/edge.py", "from paceline.v1 import inference_pb2"),
         (rules.generated_modules, "protos/paceline/plan/codec/plans.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, "clients/paceline_client/errors.py", "from paceline.v1 import plan_pb2"),
         (rules.generated_modules, CORE, "from google.rpc import code_pb2"),

@@ -2,20 +2,22 @@
 
 from paceline.plan import values
 from paceline.plan.values import FinishReason as CoreFinishReason
+from paceline.v1 import inference_pb2 as pb
+from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout
 from paceline_client.attachment import Attachment, Held
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, Request, Text
 from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
 from paceline_client.wire import generate_message, read_response
-from paceline_scheduler.api import raw, wire
+from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
-from paceline_scheduler.api.resumption import OutputBounds, check_resumption
+from paceline_scheduler.api.resumption import OutputBounds, body_of, check_resumption, is_begun, number_of
 from paceline_scheduler.errors import SlowConsumerError
 
 
 def sent(prompt=None, attachment=None, **parts):
-    """A request of the client as the edge reads it."""
+    """A request of the client as the edge gets it."""
     parts = {
         "sampling": Sampling(),
         "stopping": Stopping(),
@@ -24,20 +26,23 @@ def sent(prompt=None, attachment=None, **parts):
         "timeout": Timeout(),
     } | parts
     request = Request(prompt=prompt or Text("hi"), request_id="r", tenant="t", model="m", **parts)
-    return wire.read_generate(generate_message(request, attachment or Attachment(), max_bytes=10_000).generate)
+    return generate_message(request, attachment or Attachment(), max_bytes=10_000).generate
 
 
 def test_what_is_unset_arrives_as_unset():
     """In every part of the request."""
     read = sent()
-    assert (read.model, read.request_id, read.tenant, read.prompt) == ("m", "r", "t", raw.TextPrompt("hi"))
-    assert (read.priority, read.timeout_s, read.cache_salt, read.bypass_prefix_cache) == (None, None, "", False)
-    unset = raw.RawRequest()
-    assert (read.sampling.n, read.sampling.temperature, read.sampling.seed) == (None, None, None)
-    assert (read.stopping.min_tokens, read.stopping.include_stop_str_in_output) == (None, None)
-    assert read.output == unset.output
-    assert (read.resumption.resumable, read.resumption.number, read.resumption.is_begun) == (True, 1, False)
-    assert (read.resumption.resume_from, read.resumption.waited_s) == (None, None)
+    assert read == pb.GenerateRequest(
+        model="m",
+        request_id="r",
+        tenant="t",
+        text="hi",
+        resumable=True,
+        attachment=1,
+        cache_salt="",
+        bypass_prefix_cache=False,
+    )
+    assert (number_of(read), is_begun(read)) == (1, False)
 
 
 def test_zeros_arrive_as_zeros():
@@ -48,10 +53,12 @@ def test_zeros_arrive_as_zeros():
         output=Output(logprobs=0, prompt_logprobs=0, skip_special_tokens=False, stream_interval=0),
         scheduling=Scheduling(priority=0),
     )
-    assert (read.sampling.temperature, read.sampling.presence_penalty, read.sampling.n) == (0.0, 0.0, 0)
-    assert (read.stopping.min_tokens, read.stopping.include_stop_str_in_output) == (0, False)
-    assert read.output == raw.RawOutput(logprobs=0, prompt_logprobs=0, skip_special_tokens=False, stream_interval=0)
-    assert read.priority == 0
+    assert read.sampling == sampling_pb2.SamplingParams(temperature=0.0, presence_penalty=0.0, n=0)
+    assert read.stopping == sampling_pb2.StoppingParams(min_tokens=0, include_stop_str_in_output=False)
+    assert read.output == sampling_pb2.OutputOptions(
+        logprobs=0, prompt_logprobs=0, skip_special_tokens=False, stream_interval=0
+    )
+    assert (read.HasField("priority"), read.priority) == (True, 0)
 
 
 def test_every_value_arrives():
@@ -70,16 +77,27 @@ def test_every_value_arrives():
         scheduling=Scheduling(priority=-100, cache_salt="s", bypass_prefix_cache=True),
         timeout=Timeout(total_seconds=1.5),
     )  # fmt: skip
-    sampling, stopping = read.sampling, read.stopping
-    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 4, 0.25, 0.125)
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.5)
-    assert (sampling.seed, sampling.n) == (2**64 - 1, 16)
-    assert (stopping.max_tokens, stopping.min_tokens, stopping.ignore_eos) == (7, 2, True)
-    assert (list(stopping.stop), list(stopping.stop_token_ids)) == (["a", "b"], [9])
-    assert stopping.include_stop_str_in_output is True
-    assert read.output == raw.RawOutput(logprobs=3, prompt_logprobs=1, skip_special_tokens=True, stream_interval=2)
-    assert (read.priority, read.cache_salt, read.bypass_prefix_cache, read.timeout_s) == (-100, "s", True, 1.5)
-    assert [(turn.role, turn.content) for turn in read.prompt.messages] == [("user", "hi")]
+    assert read == pb.GenerateRequest(
+        model="m",
+        request_id="r",
+        tenant="t",
+        chat={"messages": [{"role": "user", "content": "hi"}]},
+        sampling={
+            "temperature": 0.5, "top_k": 4, "top_p": 0.25, "min_p": 0.125, "seed": 2**64 - 1, "presence_penalty": 1.0,
+            "frequency_penalty": -1.0, "repetition_penalty": 1.5, "n": 16,
+        },
+        stopping={
+            "max_tokens": 7, "min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True,
+            "include_stop_str_in_output": True,
+        },
+        output={"logprobs": 3, "prompt_logprobs": 1, "skip_special_tokens": True, "stream_interval": 2},
+        priority=-100,
+        cache_salt="s",
+        bypass_prefix_cache=True,
+        timeout={"seconds": 1, "nanos": 500_000_000},
+        resumable=True,
+        attachment=1,
+    )  # fmt: skip
 
 
 def test_a_client_that_comes_back_is_taken_at_its_word():
@@ -88,8 +106,8 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
     first = sent(sampling=Sampling(n=3))
     again = sent(attachment=Attachment(4, 1.5, held), sampling=Sampling(n=3))
 
-    assert (again.body_digest, again.origin) == (first.body_digest, first.origin)
-    valid = check_resumption(again.resumption, 3, OutputBounds(max_tokens=9, vocab_size=8))
+    assert body_of(again) == body_of(first)
+    valid = check_resumption(again, 3, OutputBounds(max_tokens=9, vocab_size=8))
     assert (valid.is_resumable, valid.attachment, valid.waited_s, valid.is_begun) == (True, 4, 1.5, True)
     assert [(each.resume_from, each.last_attempt) for each in valid.progress] == [(2, 2), (0, 0), (1, 1)]
     first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.progress)

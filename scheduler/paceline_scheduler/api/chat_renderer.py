@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from paceline.v1.inference_pb2 import ChatMessage
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatTurn
 from paceline_scheduler.errors import InvalidRequestError, QueueFullError
 
 _MAX_RENDERERS = 8
@@ -212,7 +212,7 @@ class ChatRenderers:
         self._num_waiting = 0
         self._renderers: OrderedDict[TemplateSource, _Renderer] = OrderedDict()
 
-    async def render(self, source: TemplateSource, messages: Sequence[ChatTurn], max_chars: int) -> str:
+    async def render(self, source: TemplateSource, messages: Sequence[ChatMessage], max_chars: int) -> str:
         """Return the prompt of a chat; raises InvalidRequestError naming `chat`, or QueueFullError."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(f"{self._num_waiting} chats are waiting to be rendered, the limit", _RETRY_AFTER_S)

@@ -200,7 +200,7 @@ class Delivery:
         """End a request that the backend does not run for this stream: each completion is told to be cancelled."""
         request_id, outbox = stream.key.request_id, stream.outbox
         for index, handle in enumerate(stream.handles):
-            offset, hash_ = claimed_end(stream.resumption, index)
+            offset, hash_ = claimed_end(stream.request, index)
             finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, offset)
             outbox.put(handle, PendingDelta(request_id, offset, 0, hash_, [], "", finish=finish, index=index))
         self._requests.forget(stream)
@@ -228,7 +228,7 @@ class Delivery:
 
     def _let_go(self, stream: RequestStream, reason: FinishReason) -> None:
         """Nobody listens any more by this stream: let a resumable request go on, end another one for this reason."""
-        if not stream.resumption.resumable:
+        if not stream.request.resumable:
             self._end(stream, reason)
             return
         running = tuple(stream.running)

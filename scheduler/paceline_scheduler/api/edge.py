@@ -5,7 +5,7 @@ A request's life here: `open` → `start` (checked, tokenised, submitted or resu
 before ends, and the new one goes on where the client's copy of the output does. Only this process's streams are known
 here; what was begun with another scheduler, or is detached, only the backend knows.
 
-Knows neither messages nor gRPC; everything runs on the event loop.
+Knows requests as they were sent, and otherwise neither messages nor gRPC; everything runs on the event loop.
 """
 
 import asyncio
@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from random import SystemRandom
 
 from paceline.plan.values import Int32Array, RecordId
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Outbox
-from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawRequest, RawResumption
 from paceline_scheduler.api.registry import OpenRequests
+from paceline_scheduler.api.resumption import is_begun, number_of
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextModel
@@ -33,6 +34,7 @@ from paceline_scheduler.api.validation import (
     check_context,
     check_key,
     check_prompt_logprobs,
+    key_of,
     num_completions,
     validate,
 )
@@ -138,22 +140,20 @@ class Edge:
         self.require_open()
         self.executors.require_lead()
 
-    def open(
-        self, key: RecordId, outbox: Outbox, n: int | None = None, resumption: RawResumption = FIRST_ATTACHMENT
-    ) -> RequestStream:
+    def open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
         """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
 
-        `key` is that of its first completion, `n` how many it asks for. Raises InvalidRequestError for the key,
-        DrainingError, StandbyError for what is new, QueueFullError for a full session or queue, DuplicateRequestError,
-        StaleAttachmentError.
+        Raises InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError for a full
+        session or queue, DuplicateRequestError, StaleAttachmentError.
         """
+        key = key_of(request)
         check_key(key)
         self.require_open()
-        num, at_most = num_completions(n), self.limits.max_session_requests
+        num, at_most = num_completions(request), self.limits.max_session_requests
         if outbox.num_open + num > at_most:
             raise QueueFullError(f"this session runs {outbox.num_open} of {at_most} completions", _SESSION_FULL_RETRY_S)
-        before = self._before(key, resumption)
-        if not resumption.is_begun:  # else it was taken once already
+        before = self._before(key, request)
+        if not is_begun(request):  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
             self.executors.require_lead()
             self.backend.views.require_room(num)
@@ -161,32 +161,34 @@ class Edge:
             self._delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
             before = self.requests.by_key(key)
         handles = tuple(itertools.islice(self._handles, num))
-        stream = RequestStream(handles, key, outbox, resumption, before=before)
+        stream = RequestStream(handles, key, outbox, request, before=before)
         self.requests.add(stream)
         return stream
 
-    def _before(self, key: RecordId, resumption: RawResumption) -> RequestStream | None:
+    def _before(self, key: RecordId, request: GenerateRequest) -> RequestStream | None:
         """Return the stream that an attachment takes the place of; raises when it must not."""
         stream = self.requests.by_key(key)
-        if stream is None or stream.resumption.number < resumption.number:
+        if stream is None:
+            return None
+        number, newest = number_of(request), number_of(stream.request)
+        if newest < number:
             return stream
-        if stream.resumption.number == resumption.number:
+        if newest == number:
             raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
         raise StaleAttachmentError(
-            f"attachment {resumption.number} of request_id {key.request_id!r} is older than the one that has it, "
-            f"{stream.resumption.number}"
+            f"attachment {number} of request_id {key.request_id!r} is older than the one that has it, {newest}"
         )
 
-    async def start(self, stream: RequestStream, raw: RawRequest, max_seconds: float | None = None) -> None:
+    async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
         """Check, tokenise and submit a request, or resume it. Raises what is wrong with it; then the stream has ended.
 
         `max_seconds` is what the client's call has left. Of a stream that ended meanwhile nothing is submitted or told.
         """
         came_s = self.backend.now_s()
         try:
-            arrival = Arrival.BACK if raw.resumption.is_begun else Arrival.NEW
+            arrival = Arrival.BACK if is_begun(stream.request) else Arrival.NEW
             await self.executors.until_synced(arrival)
-            prepared = await self._prepare(raw, came_s, max_seconds)
+            prepared = await self._prepare(stream.request, came_s, max_seconds)
             await self.executors.until_synced(arrival)  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
                 self._run(stream, prepared)
@@ -198,17 +200,17 @@ class Edge:
             self.requests.forget(stream)
             raise
 
-    async def _prepare(self, raw: RawRequest, came_s: float, max_seconds: float | None) -> _Prepared:
-        valid = validate(raw, self.executors.models(), came_s, max_seconds, self.limits)
+    async def _prepare(self, request: GenerateRequest, came_s: float, max_seconds: float | None) -> _Prepared:
+        valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
         text_model = await self.texts.model(valid.model)
         # Of a client that comes back the request is known in tokens as a rule, and all come back at once.
         known = None
         if valid.resumption.is_begun:
-            known = self.backend.views.known(valid.key, raw.body_digest, valid.model.name)
+            known = self.backend.views.known(valid.key, valid.body_digest, valid.model.name)
         if known is None:
-            token_ids = await self.texts.token_ids(valid.prompt, valid.model)
+            token_ids = await self.texts.token_ids(request, valid.model)
             bad_words = await self.texts.bad_word_token_ids(valid.bad_words, valid.model) if valid.bad_words else ()
         else:
             token_ids, bad_words = known.prompt_token_ids, known.bad_words
@@ -255,7 +257,7 @@ class Edge:
                 self.backend.feed(Cancel(completion.key))
             return True
         self._delivery.cancel_unsubmitted(stream)
-        return not stream.resumption.is_begun
+        return not is_begun(stream.request)
 
     async def cancel_elsewhere(self, key: RecordId) -> None:
         """End a request that has no stream here, unless its client sends it again meanwhile.
@@ -279,26 +281,26 @@ class Edge:
 
     # What would become of a request, and what becomes of it
 
-    async def estimate(self, raw: RawRequest) -> Estimate:
+    async def estimate(self, request: GenerateRequest) -> Estimate:
         """Return what is expected of a request if it were sent now; a refusal, of all or any completion, is part of it.
 
         Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
         """
         self.executors.require_lead()
-        key = RecordId(raw.tenant, raw.request_id)
+        key = key_of(request)
         try:
             check_key(key)
             self.require_open()
-            self._before(key, raw.resumption)
-            num = num_completions(raw.sampling.n)
-            if not raw.resumption.is_begun:
+            self._before(key, request)
+            num = num_completions(request)
+            if not is_begun(request):
                 self.backend.views.require_room(num)
-            prepared = await self._prepare(raw, self.backend.now_s(), None)
+            prepared = await self._prepare(request, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
-        requests = core_requests(prepared.valid, prepared.token_ids, (_NO_HANDLE,) * num)
+        completions = core_requests(prepared.valid, prepared.token_ids, (_NO_HANDLE,) * num)
         now_s = self.backend.now_s()
-        estimates = [self.backend.views.estimate(request, now_s) for request in requests]
+        estimates = [self.backend.views.estimate(completion, now_s) for completion in completions]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 

@@ -3,14 +3,18 @@
 Knows only what the client sent. Whether that is what the request has is for the backend to find.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from google.protobuf.message import Message
 
+from paceline.plan.durations import read_duration
 from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
-from paceline_scheduler.api.raw import RawResumption, ResumePoint
+from paceline.v1 import inference_pb2
 from paceline_scheduler.api.rules import check_count, check_range, check_token_ids
 from paceline_scheduler.core.request import Progress
 from paceline_scheduler.errors import InvalidRequestError
@@ -18,6 +22,17 @@ from paceline_scheduler.errors import InvalidRequestError
 # Attempts are counted on from there, in 32 bits.
 MAX_LAST_ATTEMPT = 2**30
 
+_OF_AN_ATTACHMENT = (
+    "attachment",
+    "resume_from",
+    "resume_hash",
+    "last_attempt",
+    "waited",
+    "prior_output_token_ids",
+    "resume_points",
+)
+_OF_A_TRACE = ("trace_parent", "trace_state")
+_OF_A_PROMPT = ("text", "chat", "token_ids")
 _NOTHING = Progress(0, HASH_START)
 
 
@@ -48,29 +63,65 @@ class OutputBounds:
     vocab_size: int
 
 
-def check_resumption(raw: RawResumption, num_completions: int, bounds: OutputBounds) -> ValidResumption:
+def number_of(request: inference_pb2.GenerateRequest) -> int:
+    """Return which attachment of its client this is: 1, 2, …."""
+    return max(1, request.attachment)
+
+
+def is_begun(request: inference_pb2.GenerateRequest) -> bool:
+    """Return whether the client says that the request was taken once already."""
+    return number_of(request) > 1 or bool(
+        request.resume_from or request.prior_output_token_ids or request.resume_points
+    )
+
+
+def body_of(request: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
+    """Return the digest of what is the same in all attachments, and what is kept of it for a successor.
+
+    That is the message with the trace it came in, without its prompt and fields that nobody knows.
+    """
+    body = inference_pb2.GenerateRequest()
+    body.CopyFrom(request)
+    _clear(body, _OF_AN_ATTACHMENT + _OF_A_TRACE)
+    digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=16)
+    _clear(body, _OF_A_PROMPT)
+    body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
+    if request.trace_parent:  # kept, as a successor of this scheduler continues the trace
+        body.trace_parent = request.trace_parent
+        if request.trace_state:
+            body.trace_state = request.trace_state
+    return digest.digest(), body.SerializeToString(deterministic=True)
+
+
+def _clear(message: Message, names: Iterable[str]) -> None:
+    for name in names:
+        message.ClearField(name)
+
+
+def check_resumption(
+    request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
+) -> ValidResumption:
     """Check what a client says that it holds; raises InvalidRequestError, naming the field."""
-    check_range("attachment", raw.attachment, 0)
-    progress = {0: _first_claim(raw).check(bounds)}
-    check_count("resume_points", len(raw.resume_points), 0, num_completions - 1)
-    for position, point in enumerate(raw.resume_points):
+    progress = {0: _first_claim(request).check(bounds)}
+    check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
+    for position, point in enumerate(request.resume_points):
         claim = _point_claim(f"resume_points[{position}].", point)
-        check_range(f"{claim.path}index", point.index, 1, num_completions - 1)
+        check_range(f"{claim.path}index", point.index, Range(1, num_completions - 1))
         if point.index in progress:
             raise InvalidRequestError(f"{claim.path}index", f"is {point.index}, which another one is for")
         progress[point.index] = claim.check(bounds)
     return ValidResumption(
-        is_resumable=raw.resumable,
-        attachment=raw.number,
-        waited_s=raw.waited_s or 0.0,
-        is_begun=raw.is_begun,
+        is_resumable=request.resumable,
+        attachment=number_of(request),
+        waited_s=read_duration(request.waited),
+        is_begun=is_begun(request),
         progress=tuple(progress.get(index, _NOTHING) for index in range(num_completions)),
     )
 
 
-def claimed_end(raw: RawResumption, index: int) -> tuple[int, int]:
+def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:
     """Return how many tokens of a completion the client says it holds and their rolling hash, all of it unchecked."""
-    claims = {0: _first_claim(raw)} | {point.index: _point_claim("", point) for point in raw.resume_points}
+    claims = {0: _first_claim(request)} | {point.index: _point_claim("", point) for point in request.resume_points}
     claim = claims.get(index)
     if claim is None:
         return 0, HASH_START
@@ -86,7 +137,7 @@ class _Claim:
     path: str
     resume_from: int | None
     resume_hash: int | None
-    last_attempt: int | None
+    last_attempt: int
     prior: Sequence[int]
 
     @property
@@ -95,8 +146,8 @@ class _Claim:
 
     def check(self, bounds: OutputBounds) -> Progress:
         """Return it, all filled in."""
-        check_range(f"{self.path}resume_from", self.resume_from, 0, bounds.max_tokens)
-        check_range(f"{self.path}last_attempt", self.last_attempt, 0, MAX_LAST_ATTEMPT)
+        check_range(f"{self.path}resume_from", self.resume_from, Range(0, bounds.max_tokens))
+        check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"
         check_count(field, len(self.prior), 0, bounds.max_tokens)
         if len(self.prior) not in (0, self.num_held):
@@ -107,7 +158,7 @@ class _Claim:
         return Progress(
             resume_from=self.num_held,
             resume_hash=self._check_hash(token_ids),
-            last_attempt=self.last_attempt or 0,
+            last_attempt=self.last_attempt,
             prior_output_token_ids=token_ids if len(token_ids) else None,
         )
 
@@ -125,11 +176,17 @@ class _Claim:
         return computed
 
 
-def _first_claim(raw: RawResumption) -> _Claim:
-    return _Claim("", raw.resume_from, raw.resume_hash, raw.last_attempt, raw.prior_output_token_ids)
+def _first_claim(request: inference_pb2.GenerateRequest) -> _Claim:
+    return _Claim(
+        "",
+        request.resume_from if request.HasField("resume_from") else None,
+        request.resume_hash if request.HasField("resume_hash") else None,
+        request.last_attempt,
+        request.prior_output_token_ids,
+    )
 
 
-def _point_claim(path: str, point: ResumePoint) -> _Claim:
+def _point_claim(path: str, point: inference_pb2.ResumePoint) -> _Claim:
     # A hash of 0 is as good as none: one in 2^64 outputs has it.
     prior = point.prior_output_token_ids
     return _Claim(path, point.resume_from, point.resume_hash or None, point.last_attempt, prior)

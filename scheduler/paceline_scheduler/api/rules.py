@@ -8,19 +8,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
 from paceline_scheduler.errors import InvalidRequestError
 
 
-def check_range(field: str, value: float | None, low: float, high: float = math.inf, *, is_open: bool = False) -> None:
-    """Refuse a number outside `low` to `high`; where `is_open` also `low` itself. Unset is fine."""
-    if value is None:
-        return
-    # NaN is inside no range, so it must be asked whether the value is in, not whether it is out.
-    if not ((low < value if is_open else low <= value) and value <= high):
+def check_range(field: str, value: float | None, allowed: Range) -> None:
+    """Refuse a number outside a range. Unset is fine."""
+    if value is not None and value not in allowed:
         shown = value if isinstance(value, int) else f"{value:.7g}"
-        start = f"above {low}" if is_open else f"at least {low}"
-        end = "" if math.isinf(high) else f" and at most {high}"
+        start = f"above {allowed.low}" if allowed.is_open else f"at least {allowed.low}"
+        end = "" if math.isinf(allowed.high) else f" and at most {allowed.high}"
         raise InvalidRequestError(field, f"is {shown}, must be {start}{end}")
 
 

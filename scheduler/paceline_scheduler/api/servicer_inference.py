@@ -40,9 +40,8 @@ class InferenceServicer(InferenceServiceServicer):
             request.request_id = secrets.token_hex(16)
         outbox = edge.open_outbox()
         try:
-            key = RecordId(request.tenant, request.request_id)
-            stream = edge.open(key, outbox, wire.read_n(request), wire.read_resumption(request))
-            await edge.start(stream, wire.read_generate(request), context.time_remaining())
+            stream = edge.open(request, outbox)
+            await edge.start(stream, context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()
                 parcel = outbox.collect(edge.limits.max_message_bytes)
@@ -82,11 +81,10 @@ class InferenceServicer(InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
         """Return the tokens that Generate would use."""
         model = self._model(request.model)
-        prompt = wire.read_tokenize(request)
-        if prompt is None:
+        if request.WhichOneof("prompt") is None:
             raise InvalidRequestError("prompt", "is missing: set one of text and chat")
-        check_prompt(prompt, model, self._edge.limits)
-        token_ids = await self._edge.texts.token_ids(prompt, model)
+        check_prompt(request, model, self._edge.limits)
+        token_ids = await self._edge.texts.token_ids(request, model)
         texts = await self._edge.texts.token_texts(token_ids, model) if request.return_token_texts else ()
         return pb.TokenizeResponse(token_ids=token_ids.tolist(), token_texts=texts, max_model_len=model.max_model_len)
 
@@ -111,7 +109,7 @@ class InferenceServicer(InferenceServiceServicer):
         """Say what would become of a request if it were sent now."""
         if not request.request.request_id:
             request.request.request_id = secrets.token_hex(16)
-        return wire.estimate_response(await self._edge.estimate(wire.read_generate(request.request)))
+        return wire.estimate_response(await self._edge.estimate(request.request))
 
     def _model(self, name: str) -> ServedModel:
         self._edge.executors.require_lead()

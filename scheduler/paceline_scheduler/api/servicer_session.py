@@ -23,7 +23,6 @@ from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
-from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Acknowledge
 from paceline_scheduler.errors import (
@@ -139,18 +138,18 @@ class _Session:
     def _generate(self, message: pb.GenerateRequest) -> None:
         key = RecordId(message.tenant, message.request_id)
         try:
-            stream = self._edge.open(key, self._outbox, wire.read_n(message), wire.read_resumption(message))
+            stream = self._edge.open(message, self._outbox)
         except RequestRefusedError as error:
             self._fail(key, error)
             return
         self._unacknowledged[key.request_id] = stream.completion_keys()
         while len(self._unacknowledged) > _MAX_REMEMBERED:
             self._unacknowledged.popitem(last=False)
-        self.spawn(self._start(stream, wire.read_generate(message)))
+        self.spawn(self._start(stream))
 
-    async def _start(self, stream: RequestStream, raw: RawRequest) -> None:
+    async def _start(self, stream: RequestStream) -> None:
         try:
-            await self._edge.start(stream, raw)
+            await self._edge.start(stream)
             return
         except SchedulerError as error:
             self._fail(stream.key, error)

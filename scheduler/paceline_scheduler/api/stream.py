@@ -5,9 +5,9 @@ from enum import Enum
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import RecordId
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.outbox import Outbox
-from paceline_scheduler.api.raw import FIRST_ATTACHMENT, RawResumption
 
 
 class StreamState(Enum):
@@ -20,7 +20,7 @@ class StreamState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One attachment of a client to a request; `resumption` is what it said of that, unchecked.
+    """One attachment of a client to a request, which is here as it was sent: unchecked.
 
     `handles` are the edge's numbers for the completions, by index; `running` those that have no end.
     """
@@ -28,7 +28,7 @@ class RequestStream:
     handles: tuple[int, ...]
     key: RecordId
     outbox: Outbox
-    resumption: RawResumption = FIRST_ATTACHMENT
+    request: GenerateRequest
     state: StreamState = StreamState.PREPARING
     num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0

@@ -9,12 +9,12 @@ from datetime import datetime
 import numpy as np
 
 from paceline.plan.values import Int32Array
+from paceline.v1 import inference_pb2
 from paceline_scheduler.api.chat_renderer import ChatRenderers, RenderLimits, TemplateSource
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from paceline_scheduler.api.rules import check_token_ids
 from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
-from paceline_scheduler.api.validation import check_prompt_length, max_prompt_chars
+from paceline_scheduler.api.validation import Prompt, check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
 from paceline_scheduler.disk_cache import PatientCache
 from paceline_scheduler.errors import InvalidRequestError
@@ -57,17 +57,17 @@ class Texts:
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
         """Return the tokens of a checked prompt; raises InvalidRequestError if they are too many, or QueueFullError."""
-        match prompt:
-            case TokenPrompt(token_ids=given):
-                token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
-                check_token_ids("token_ids.ids", token_ids, model.vocab_size)
-            case TextPrompt(text=text):
-                text_model = await self._model_for_prompt(model)
-                token_ids = await self._encode(text_model.encode_text, text)
-            case ChatPrompt():
-                text_model = await self._model_for_prompt(model)
-                rendered = await self._render(prompt, text_model, model)
+        if isinstance(prompt, inference_pb2.GenerateRequest) and prompt.HasField("token_ids"):
+            given = prompt.token_ids.ids
+            token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
+            check_token_ids("token_ids.ids", token_ids, model.vocab_size)
+        else:
+            text_model = await self._model_for_prompt(model)
+            if prompt.HasField("chat"):
+                rendered = await self._render(prompt.chat, text_model, model)
                 token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
+            else:
+                token_ids = await self._encode(text_model.encode_text, prompt.text)
         check_prompt_length(len(token_ids), model)
         return token_ids
 
@@ -114,7 +114,7 @@ class Texts:
             return encode(text)
         return await self._threads.run(lambda: encode(text))
 
-    async def _render(self, chat: ChatPrompt, text_model: TextModel, model: ServedModel) -> str:
+    async def _render(self, chat: inference_pb2.Chat, text_model: TextModel, model: ServedModel) -> str:
         assert model.tokenizer.chat_template is not None, "checked before"
         source = TemplateSource(model.tokenizer.chat_template, text_model.bos_token, text_model.eos_token)
         # A template may repeat what it is given, but not much more than the context could ever hold.

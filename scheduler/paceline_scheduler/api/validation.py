@@ -4,16 +4,22 @@ Knows the rules for each field and the defaults. Does not tokenise: how long a t
 field that this version does not act on is refused when it asks for something else than what happens anyway.
 """
 
+import functools
 import hashlib
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 
-from paceline.plan.values import GenerationDefaults, RecordId, SamplingParams
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from paceline.plan.codec.columns import fields_set
+from paceline.plan.codec.requests import SAMPLING_NUMBERS
+from paceline.plan.durations import read_duration
+from paceline.plan.ranges import Range
+from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, RecordId, SamplingParams
+from paceline.v1 import inference_pb2, sampling_pb2
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatPrompt, Prompt, RawRequest, RawSampling, RawStopping, TextPrompt, TokenPrompt
-from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, check_resumption
+from paceline_scheduler.api.resumption import OutputBounds, ValidResumption, body_of, check_resumption
 from paceline_scheduler.api.rules import check_count, check_ids, check_num_bytes, check_range, check_texts
 from paceline_scheduler.api.stop_texts import MatchedText
 from paceline_scheduler.backend import ServedModel
@@ -25,7 +31,8 @@ from paceline_scheduler.errors import (
     UnsupportedError,
 )
 
-_T = TypeVar("_T")
+Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+"""What has a prompt."""
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
@@ -38,12 +45,10 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
-_UNSUPPORTED_TURN_FIELDS = ("reasoning", "tool_calls", "tool_call_id", "name")
 # What is kept of a request beside its prompt, in every plan that places it and in the executor: more than all fields
 # together that pass their own checks (118 KiB), and far less than what an executor keeps (512 KiB).
 MAX_ORIGIN_BYTES = 128 * 1024
 MAX_LOGIT_BIASES = 1024
-MAX_LOGIT_BIAS = 100.0  # and down to its negative
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 64
@@ -58,7 +63,6 @@ class ValidRequest:
 
     key: RecordId
     model: ServedModel
-    prompt: Prompt
     sampling: SamplingParams
     end_token_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]
@@ -81,84 +85,87 @@ class ValidRequest:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in when they are tokenised
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """The values a number may have: from `low` on, or above it where `is_open`, up to `high` if there is one."""
+_BOUNDS = {
+    "timeout": Range(0, MAX_TIMEOUT_S, is_open=True),
+    "waited": Range(0, MAX_TIMEOUT_S),
+    "priority": Range(-MAX_PRIORITY, MAX_PRIORITY),
+    **{f"sampling.{name}": allowed for name, allowed in SAMPLING_RANGES.items()},
+    "sampling.top_k": Range(1),
+    "sampling.n": Range(1, MAX_COMPLETIONS),
+    "stopping.max_tokens": Range(1),
+    "stopping.min_tokens": Range(0),
+    "output.logprobs": Range(0, 20),
+    "output.prompt_logprobs": Range(0, 20),
+    "output.stream_interval": Range(1),
+}
+"""Of the numbers of a request, by path; each may be unset."""
 
-    field: str
-    value: Callable[[RawRequest], float | None]
-    low: float
-    high: float = math.inf
-    is_open: bool = False
-
-    def check(self, request: RawRequest) -> None:
-        check_range(self.field, self.value(request), self.low, self.high, is_open=self.is_open)
-
-
-_RULES = (
-    _Range("timeout", lambda r: r.timeout_s, 0, MAX_TIMEOUT_S, is_open=True),
-    _Range("waited", lambda r: r.resumption.waited_s, 0, MAX_TIMEOUT_S),
-    _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, 100),
-    _Range("sampling.top_k", lambda r: r.sampling.top_k, 1),
-    _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, is_open=True),
-    _Range("sampling.min_p", lambda r: r.sampling.min_p, 0, 1),
-    _Range("stopping.max_tokens", lambda r: r.stopping.max_tokens, 1),
-    _Range("output.logprobs", lambda r: r.output.logprobs, 0, 20),
-    _Range("output.stream_interval", lambda r: r.output.stream_interval, 1),
-    _Range("sampling.n", lambda r: r.sampling.n, 1, MAX_COMPLETIONS),
-    _Range("priority", lambda r: r.priority, -MAX_PRIORITY, MAX_PRIORITY),
-    _Range("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, -2, 2),
-    _Range("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, -2, 2),
-    _Range("sampling.repetition_penalty", lambda r: r.sampling.repetition_penalty, 0, 10, is_open=True),
-    _Range("stopping.min_tokens", lambda r: r.stopping.min_tokens, 0),
-    _Range("output.prompt_logprobs", lambda r: r.output.prompt_logprobs, 0, 20),
+_UNSUPPORTED = (
+    "structured",
+    "adapter",
+    "speculation.max_num_draft_tokens",
+    "output.parts",
+    "output.token_bytes",
 )
+_UNSUPPORTED_IN_CHATS = ("tools", "tool_choice", "template_arguments", "continue_final_message")
+_UNSUPPORTED_IN_TURNS = ("reasoning", "tool_calls", "tool_call_id", "name")
 
 
 def validate(
-    request: RawRequest, models: tuple[ServedModel, ...], came_s: float, max_seconds: float | None, limits: EdgeLimits
+    request: inference_pb2.GenerateRequest,
+    models: tuple[ServedModel, ...],
+    came_s: float,
+    max_seconds: float | None,
+    limits: EdgeLimits,
 ) -> ValidRequest:
     """Check every field and fill in what is unset.
 
     The request came at `came_s`, and its call had `max_seconds` left then. Raises InvalidRequestError,
     UnsupportedError, UnknownModelError, NoExecutorError, or DeadlineExceededError for one that has waited too long.
     """
-    key = RecordId(request.tenant, request.request_id)
+    key = key_of(request)
     check_key(key)
     check_num_bytes("cache_salt", request.cache_salt, MAX_KEY_BYTES)
     check_num_bytes("trace_parent", request.trace_parent, MAX_TRACE_PARENT_BYTES)
     check_num_bytes("trace_state", request.trace_state, MAX_TRACE_STATE_BYTES)
-    for rule in _RULES:
-        rule.check(request)
-    _check_supported(request.unsupported_fields)
-    if len(request.origin) > MAX_ORIGIN_BYTES:
-        sentence = f"has {len(request.origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
+    for path, allowed in _BOUNDS.items():
+        check_range(path, _number(request, path), allowed)
+    _check_supported(request, "", _UNSUPPORTED)
+    body_digest, origin = body_of(request)
+    if len(origin) > MAX_ORIGIN_BYTES:
+        sentence = f"has {len(origin)} bytes beside its prompt, at most {MAX_ORIGIN_BYTES} are allowed"
         raise InvalidRequestError("message", sentence)
     model = choose_model(request.model, models)
+    check_prompt(request, model, limits)
+    stopping, output = request.stopping, request.output
     return ValidRequest(
         key=key,
         model=model,
-        prompt=check_prompt(request.prompt, model, limits),
         sampling=_fill_in_sampling(request.sampling, model, key),
-        end_token_ids=_end_token_ids(request, model),
-        stop_texts=check_texts("stopping.stop", request.stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
-        skip_special_tokens=request.output.skip_special_tokens is not False,
-        matched_text=MatchedText.KEPT if request.stopping.include_stop_str_in_output else MatchedText.DROPPED,
-        stream_interval=request.output.stream_interval or 1,
-        max_tokens=request.stopping.max_tokens,
-        num_logprobs=request.output.logprobs,
-        min_tokens=_check_min_tokens(request.stopping),
-        ignored_end_token_ids=model.end_token_ids if request.stopping.ignore_eos else (),
+        end_token_ids=_end_token_ids(stopping, model),
+        stop_texts=check_texts("stopping.stop", stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
+        skip_special_tokens=output.skip_special_tokens or not output.HasField("skip_special_tokens"),
+        matched_text=MatchedText.KEPT if stopping.include_stop_str_in_output else MatchedText.DROPPED,
+        stream_interval=output.stream_interval or 1,
+        max_tokens=stopping.max_tokens or None,
+        num_logprobs=output.logprobs if output.HasField("logprobs") else None,
+        min_tokens=_check_min_tokens(stopping),
+        ignored_end_token_ids=model.end_token_ids if stopping.ignore_eos else (),
         bad_words=check_texts("sampling.bad_words", request.sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
-        num_prompt_logprobs=request.output.prompt_logprobs,
+        num_prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
         deadline_s=_deadline_s(request, came_s, max_seconds),
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
-        priority=request.priority or 0,
+        priority=request.priority,
         resumption=_resumption(request, model),
-        origin=request.origin,
-        body_digest=request.body_digest,
+        origin=origin,
+        body_digest=body_digest,
     )
+
+
+def key_of(request: inference_pb2.GenerateRequest) -> RecordId:
+    """Return the key of the request's first completion, unchecked."""
+    return RecordId(request.tenant, request.request_id)
 
 
 def check_key(key: RecordId) -> None:
@@ -169,9 +176,10 @@ def check_key(key: RecordId) -> None:
     check_num_bytes("tenant", key.tenant, MAX_KEY_BYTES)
 
 
-def num_completions(n: int | None) -> int:
-    """Return how many completions a request that asks for `n` has. One that asks for what cannot be never has any."""
-    return n if n is not None and 1 <= n <= MAX_COMPLETIONS else 1
+def num_completions(request: inference_pb2.GenerateRequest) -> int:
+    """Return how many completions a request has. One that asks for what cannot be never has any, and counts as one."""
+    n = request.sampling.n
+    return n if 1 <= n <= MAX_COMPLETIONS else 1
 
 
 def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
@@ -190,22 +198,21 @@ def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
     raise UnknownModelError(f"no executor serves the model {name!r}; there is {names}")
 
 
-def check_prompt(prompt: Prompt | None, model: ServedModel, limits: EdgeLimits) -> Prompt:
-    """Return the prompt; refuses one that is missing, empty, or too long whatever its tokens are."""
-    match prompt:
-        case TextPrompt(text=text):
-            if not text:
+def check_prompt(prompt: Prompt, model: ServedModel, limits: EdgeLimits) -> None:
+    """Refuse a prompt that is missing, empty, or too long whatever its tokens are."""
+    match prompt.WhichOneof("prompt"):
+        case "text":
+            if not prompt.text:
                 raise InvalidRequestError("text", "is empty")
-            _check_num_chars("text", len(text), model, limits)
-        case ChatPrompt():
-            _check_chat(prompt, model, limits)
-        case TokenPrompt(token_ids=token_ids):
-            if not token_ids:
+            _check_num_chars("text", len(prompt.text), model, limits)
+        case "chat":
+            _check_chat(prompt.chat, model, limits)
+        case "token_ids" if isinstance(prompt, inference_pb2.GenerateRequest):
+            if not prompt.token_ids.ids:
                 raise InvalidRequestError("token_ids", "is empty")
-            check_prompt_length(len(token_ids), model)
-        case None:
+            check_prompt_length(len(prompt.token_ids.ids), model)
+        case _:
             raise InvalidRequestError("prompt", "is missing: set one of text, chat and token_ids")
-    return prompt
 
 
 def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
@@ -253,22 +260,35 @@ def derived_seed(key: RecordId) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _check_supported(unsupported_fields: tuple[str, ...]) -> None:
-    for field in unsupported_fields:
-        raise UnsupportedError(field)
+def _number(request: Message, path: str) -> float | None:
+    """Return the number at a path, or the seconds of a duration; None where it is unset."""
+    *parts, name = path.split(".")
+    part = functools.reduce(getattr, parts, request)
+    if not part.HasField(name):
+        return None
+    value: Duration | float = getattr(part, name)
+    return read_duration(value) if isinstance(value, Duration) else value
 
 
-def _check_chat(chat: ChatPrompt, model: ServedModel, limits: EdgeLimits) -> None:
-    _check_supported(chat.unsupported_fields)
+def _check_supported(message: Message, prefix: str, paths: Iterable[str]) -> None:
+    """Refuse what this version does not act on. A field that is set to what happens anyway is honoured."""
+    for path in paths:
+        *parts, name = path.split(".")
+        part = functools.reduce(getattr, parts, message)
+        value = getattr(part, name)
+        if part.HasField(name) if isinstance(value, Message) else value:
+            raise UnsupportedError(prefix + path)
+
+
+def _check_chat(chat: inference_pb2.Chat, model: ServedModel, limits: EdgeLimits) -> None:
+    _check_supported(chat, "chat.", _UNSUPPORTED_IN_CHATS)
     if model.tokenizer.chat_template is None:
         raise InvalidRequestError("chat", f"the model {model.name!r} has no chat template; send text instead")
     check_count("chat.messages", len(chat.messages), 1, MAX_CHAT_MESSAGES)
     for index, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequestError(f"chat.messages[{index}].role", 'is empty; it is usually "user"')
-        for field in _UNSUPPORTED_TURN_FIELDS:
-            if getattr(message, field):
-                raise UnsupportedError(f"chat.messages[{index}].{field}")
+        _check_supported(message, f"chat.messages[{index}].", _UNSUPPORTED_IN_TURNS)
     _check_num_chars("chat", sum(len(m.role) + len(m.content) for m in chat.messages), model, limits)
 
 
@@ -281,23 +301,25 @@ def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: Edg
         )
 
 
-def _fill_in_sampling(raw: RawSampling, model: ServedModel, key: RecordId) -> SamplingParams:
-    defaults = model.tokenizer.defaults
-    if raw.top_k is not None and raw.top_k > model.vocab_size:
-        raise InvalidRequestError("sampling.top_k", f"is {raw.top_k}, the vocabulary has {model.vocab_size} tokens")
-    allowed = check_ids("sampling.allowed_token_ids", raw.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model.vocab_size)
+def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key: RecordId) -> SamplingParams:
+    if sent.top_k > model.vocab_size:
+        raise InvalidRequestError("sampling.top_k", f"is {sent.top_k}, the vocabulary has {model.vocab_size} tokens")
+    allowed = check_ids("sampling.allowed_token_ids", sent.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model.vocab_size)
+    numbers = SAMPLING_NUMBERS | {"seed": derived_seed(key)} | _recommended(model) | fields_set(sent, SAMPLING_NUMBERS)
     return SamplingParams(
-        temperature=_first(raw.temperature, defaults.temperature, 1.0),
-        top_k=_first(raw.top_k, _default_top_k(defaults, model.vocab_size), 0),
-        top_p=_first(raw.top_p, defaults.top_p, 1.0),
-        min_p=_first(raw.min_p, defaults.min_p, 0.0),
-        seed=derived_seed(key) if raw.seed is None else raw.seed,
-        presence_penalty=_first(raw.presence_penalty, None, 0.0),
-        frequency_penalty=_first(raw.frequency_penalty, None, 0.0),
-        repetition_penalty=_first(raw.repetition_penalty, defaults.repetition_penalty, 1.0),
-        logit_bias=_check_logit_bias(raw.logit_bias, model),
+        **numbers,
+        logit_bias=_check_logit_bias(sent.logit_bias, model),
         allowed_token_ids=tuple(dict.fromkeys(allowed)),
     )
+
+
+def _recommended(model: ServedModel) -> dict[str, float]:
+    """Return what the model's files name."""
+    named = asdict(model.tokenizer.defaults)
+    if named["top_k"] is not None:
+        # They write 0 for unlimited, and some name more tokens than there are.
+        named["top_k"] = min(max(named["top_k"], 0), model.vocab_size)
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
@@ -312,46 +334,31 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
     return tuple(sorted(biases.items()))
 
 
-def _check_min_tokens(stopping: RawStopping) -> int:
-    min_tokens = stopping.min_tokens or 0
-    if stopping.max_tokens is not None and min_tokens > stopping.max_tokens:
-        sentence = f"is {min_tokens}, must be at most max_tokens, which is {stopping.max_tokens}"
+def _check_min_tokens(stopping: sampling_pb2.StoppingParams) -> int:
+    if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
+        sentence = f"is {stopping.min_tokens}, must be at most max_tokens, which is {stopping.max_tokens}"
         raise InvalidRequestError("stopping.min_tokens", sentence)
-    return min_tokens
+    return stopping.min_tokens
 
 
-def _resumption(request: RawRequest, model: ServedModel) -> ValidResumption:
+def _resumption(request: inference_pb2.GenerateRequest, model: ServedModel) -> ValidResumption:
     max_tokens = min(request.stopping.max_tokens or model.max_model_len, model.max_model_len)
-    bounds = OutputBounds(max_tokens, model.vocab_size)
-    return check_resumption(request.resumption, num_completions(request.sampling.n), bounds)
+    return check_resumption(request, num_completions(request), OutputBounds(max_tokens, model.vocab_size))
 
 
-def _deadline_s(request: RawRequest, came_s: float, max_seconds: float | None) -> float | None:
+def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:
     """Return when the request must have ended. Its timeout began when it was first submitted, its call only now."""
     left = [] if max_seconds is None else [max_seconds]
-    if request.timeout_s is not None:
-        waited_s = request.resumption.waited_s or 0.0
-        if waited_s >= request.timeout_s:
-            sentence = (
-                f"its timeout of {request.timeout_s:.7g} s had passed when it came: it has waited {waited_s:.7g} s"
-            )
+    if request.HasField("timeout"):
+        timeout_s, waited_s = read_duration(request.timeout), read_duration(request.waited)
+        if waited_s >= timeout_s:
+            sentence = f"its timeout of {timeout_s:.7g} s had passed when it came: it has waited {waited_s:.7g} s"
             raise DeadlineExceededError(sentence)
-        left.append(request.timeout_s - waited_s)
+        left.append(timeout_s - waited_s)
     return came_s + min(*left, MAX_TIMEOUT_S) if left else None
 
 
-def _default_top_k(defaults: GenerationDefaults, vocab_size: int) -> int | None:
-    # Model files write 0 for unlimited, and some name more tokens than there are.
-    return None if defaults.top_k is None else min(max(defaults.top_k, 0), vocab_size)
-
-
-def _end_token_ids(request: RawRequest, model: ServedModel) -> tuple[int, ...]:
-    token_ids = check_ids(
-        "stopping.stop_token_ids", request.stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model.vocab_size
-    )
-    own = () if request.stopping.ignore_eos else model.end_token_ids
+def _end_token_ids(stopping: sampling_pb2.StoppingParams, model: ServedModel) -> tuple[int, ...]:
+    token_ids = check_ids("stopping.stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model.vocab_size)
+    own = () if stopping.ignore_eos else model.end_token_ids
     return tuple(dict.fromkeys((*own, *token_ids)))
-
-
-def _first(sent: _T | None, default: _T | None, otherwise: _T) -> _T:
-    return sent if sent is not None else default if default is not None else otherwise

@@ -1,177 +1,17 @@
-"""The border: messages of paceline.v1 to plain values and back. Checks nothing, decides nothing."""
+"""Plain values as the messages that clients and operators are sent. Checks nothing, decides nothing."""
 
-import hashlib
 from collections.abc import Iterable
 
 from paceline.plan.codec.welcomes import write_defaults
-from paceline.plan.durations import read_duration, write_duration
+from paceline.plan.durations import write_duration
 from paceline.plan.values import TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
-from paceline_scheduler.api.raw import (
-    ChatPrompt,
-    Prompt,
-    RawOutput,
-    RawRequest,
-    RawResumption,
-    RawSampling,
-    RawStopping,
-    TextPrompt,
-    TokenPrompt,
-)
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
-
-# Requests
-
-
-def read_generate(message: inference_pb2.GenerateRequest) -> RawRequest:
-    """Return the request as it was sent."""
-    body_digest, origin = _read_body(message)
-    return RawRequest(
-        model=message.model,
-        request_id=message.request_id,
-        tenant=message.tenant,
-        prompt=_read_prompt(message),
-        sampling=_read_sampling(message.sampling),
-        stopping=_read_stopping(message.stopping),
-        output=_read_output(message.output),
-        resumption=read_resumption(message),
-        unsupported_fields=_unsupported_fields(message),
-        priority=message.priority if message.HasField("priority") else None,
-        timeout_s=read_duration(message.timeout) if message.HasField("timeout") else None,
-        cache_salt=message.cache_salt,
-        bypass_prefix_cache=message.bypass_prefix_cache,
-        trace_parent=message.trace_parent,
-        trace_state=message.trace_state,
-        origin=origin,
-        body_digest=body_digest,
-    )
-
-
-def _unsupported_fields(message: inference_pb2.GenerateRequest) -> tuple[str, ...]:
-    # A field that is set to what happens anyway is honoured.
-    output, speculation = message.output, message.speculation
-    in_use = {
-        "structured": message.HasField("structured"),
-        "adapter": bool(message.adapter),
-        "speculation.max_num_draft_tokens": bool(speculation.max_num_draft_tokens),
-        "output.parts": output.parts,
-        "output.token_bytes": output.token_bytes,
-    }
-    return tuple(field for field, is_set in in_use.items() if is_set)
-
-
-def _unsupported_chat_fields(chat: inference_pb2.Chat) -> tuple[str, ...]:
-    in_use = {
-        "chat.tools": bool(chat.tools),
-        "chat.tool_choice": chat.HasField("tool_choice"),
-        "chat.template_arguments": bool(chat.template_arguments),
-        "chat.continue_final_message": chat.continue_final_message,
-    }
-    return tuple(field for field, is_set in in_use.items() if is_set)
-
-
-def read_tokenize(message: inference_pb2.TokenizeRequest) -> Prompt | None:
-    """Return what is to be tokenised."""
-    return _read_prompt(message)
-
-
-def _read_prompt(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt | None:
-    match message.WhichOneof("prompt"):
-        case "text":
-            return TextPrompt(message.text)
-        case "chat":
-            return ChatPrompt(message.chat.messages, _unsupported_chat_fields(message.chat))
-        case "token_ids" if isinstance(message, inference_pb2.GenerateRequest):
-            return TokenPrompt(message.token_ids.ids)
-    return None
-
-
-def _read_sampling(message: sampling_pb2.SamplingParams) -> RawSampling:
-    return RawSampling(
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
-        seed=message.seed if message.HasField("seed") else None,
-        presence_penalty=message.presence_penalty if message.HasField("presence_penalty") else None,
-        frequency_penalty=message.frequency_penalty if message.HasField("frequency_penalty") else None,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-        logit_bias=message.logit_bias,
-        allowed_token_ids=message.allowed_token_ids,
-        bad_words=message.bad_words,
-        n=message.n if message.HasField("n") else None,
-    )
-
-
-def read_n(message: inference_pb2.GenerateRequest) -> int | None:
-    """Return how many completions are asked for: what must be known before the rest is read."""
-    return message.sampling.n if message.sampling.HasField("n") else None
-
-
-def _read_stopping(message: sampling_pb2.StoppingParams) -> RawStopping:
-    include_stop = message.include_stop_str_in_output if message.HasField("include_stop_str_in_output") else None
-    return RawStopping(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
-        stop=message.stop,
-        stop_token_ids=message.stop_token_ids,
-        ignore_eos=message.ignore_eos if message.HasField("ignore_eos") else None,
-        include_stop_str_in_output=include_stop,
-    )
-
-
-def _read_output(message: sampling_pb2.OutputOptions) -> RawOutput:
-    return RawOutput(
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else None,
-        stream_interval=message.stream_interval if message.HasField("stream_interval") else None,
-    )
-
-
-def read_resumption(message: inference_pb2.GenerateRequest) -> RawResumption:
-    """Return how the client comes to the request: what must be known before the rest is read, too."""
-    return RawResumption(
-        resumable=message.resumable,
-        attachment=message.attachment,
-        resume_from=message.resume_from if message.HasField("resume_from") else None,
-        resume_hash=message.resume_hash if message.HasField("resume_hash") else None,
-        last_attempt=message.last_attempt if message.HasField("last_attempt") else None,
-        waited_s=read_duration(message.waited) if message.HasField("waited") else None,
-        prior_output_token_ids=message.prior_output_token_ids,
-        resume_points=message.resume_points,
-    )
-
-
-def _read_body(message: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
-    """Return the digest of what is the same in all attachments, and what is kept of it."""
-    body = inference_pb2.GenerateRequest()
-    body.CopyFrom(message)
-    body.ClearField("attachment")
-    body.ClearField("resume_from")
-    body.ClearField("resume_hash")
-    body.ClearField("last_attempt")
-    body.ClearField("waited")
-    body.ClearField("prior_output_token_ids")
-    body.ClearField("resume_points")
-    body.ClearField("trace_parent")
-    body.ClearField("trace_state")
-    digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=16)
-    body.ClearField("text")
-    body.ClearField("chat")
-    body.ClearField("token_ids")
-    body.DiscardUnknownFields()  # nobody acted on them, and there is no bound on their size
-    if message.trace_parent:  # kept, as a successor of this scheduler continues the trace
-        body.trace_parent = message.trace_parent
-        if message.trace_state:
-            body.trace_state = message.trace_state
-    return digest.digest(), body.SerializeToString(deterministic=True)
-
 
 # Output
 

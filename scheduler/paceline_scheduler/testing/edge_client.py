@@ -1,14 +1,13 @@
-"""One call of a client at the edge, without gRPC: requests in plain values, and what waits for the client to read."""
+"""One call of a client at the edge, without gRPC: requests in, and what waits for the client to read."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 
-from paceline.plan.values import RecordId
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import Parcel, PendingDelta
-from paceline_scheduler.api.raw import RawRequest
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -32,11 +31,10 @@ class EdgeClient:
         self._edge = edge
         self.outbox = edge.open_outbox(max_bytes_per_request)
 
-    async def send(self, raw: RawRequest) -> tuple[int, ...]:
+    async def send(self, request: GenerateRequest) -> tuple[int, ...]:
         """Send a request; returns the handles of its completions. Raises what is wrong with it."""
-        key = RecordId(raw.tenant, raw.request_id)
-        stream = self._edge.open(key, self.outbox, raw.sampling.n, raw.resumption)
-        await self._edge.start(stream, raw)
+        stream = self._edge.open(request, self.outbox)
+        await self._edge.start(stream)
         return stream.handles
 
     def leave(self) -> None:

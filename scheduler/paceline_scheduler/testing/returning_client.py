@@ -1,26 +1,15 @@
 """A client at the edge, without gRPC, that comes back to its request; what it gets over all its streams is checked."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import TokenLogprobs
+from paceline.v1.inference_pb2 import GenerateRequest, ResumePoint
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Finish, PendingDelta
-from paceline_scheduler.api.raw import RawRequest, RawResumption, TextPrompt
+from paceline_scheduler.api.resumption import number_of
+from paceline_scheduler.api.validation import num_completions
 from paceline_scheduler.testing.edge_client import EdgeClient
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPoint:
-    """What is held of one completion, as paceline.v1.ResumePoint has it: 0 where it is unset."""
-
-    index: int
-    resume_from: int = 0
-    resume_hash: int = 0
-    last_attempt: int = 0
-    prior_output_token_ids: tuple[int, ...] = ()
 
 
 class OutputCopy:
@@ -50,9 +39,15 @@ class OutputCopy:
         self.text += delta.text
         self.finish = delta.finish
 
-    def point(self, index: int, prior: bool) -> HeldPoint:
+    def point(self, index: int, prior: bool) -> ResumePoint:
         """What the client says of it; with its tokens if `prior`."""
-        return HeldPoint(index, len(self.token_ids), self.rolling_hash, 1, tuple(self.token_ids) if prior else ())
+        return ResumePoint(
+            index=index,
+            resume_from=len(self.token_ids),
+            resume_hash=self.rolling_hash,
+            last_attempt=1,
+            prior_output_token_ids=self.token_ids if prior else (),
+        )
 
 
 class ReturningClient:
@@ -60,10 +55,10 @@ class ReturningClient:
 
     call: EdgeClient
 
-    def __init__(self, edge: Edge, raw: RawRequest | None = None) -> None:
+    def __init__(self, edge: Edge, request: GenerateRequest | None = None) -> None:
         self.edge = edge
-        self.raw = raw or RawRequest(request_id="r1", prompt=TextPrompt("hi"))
-        self.copies = [OutputCopy() for _ in range(self.raw.sampling.n or 1)]
+        self.request = request or GenerateRequest(request_id="r1", text="hi")
+        self.copies = [OutputCopy() for _ in range(num_completions(self.request))]
         self.number = 0
         self.handles: tuple[int, ...] = ()
         self.errors: list[Exception] = []
@@ -80,24 +75,26 @@ class ReturningClient:
         (copy,) = self.copies
         return copy
 
-    def claim(self, prior: bool = True) -> RawResumption:
-        """What it says when it comes the next time; with the tokens that it holds if `prior`."""
+    def claim(self, prior: bool = True, number: int | None = None) -> GenerateRequest:
+        """What it says when it comes the next time, or for this time; with the tokens that it holds if `prior`."""
         first, *others = (copy.point(index, prior) for index, copy in enumerate(self.copies))
-        return RawResumption(
+        return GenerateRequest(
             resumable=True,
-            attachment=self.number + 1,
+            attachment=self.number + 1 if number is None else number,
             resume_from=first.resume_from,
             resume_hash=first.resume_hash,
             last_attempt=first.last_attempt,
             prior_output_token_ids=first.prior_output_token_ids,
-            resume_points=tuple(others),
+            resume_points=others,
         )
 
-    async def come(self, claim: RawResumption | None = None) -> None:
+    async def come(self, claim: GenerateRequest | None = None) -> None:
         """Begin the next stream. Raises what is wrong with it."""
-        claim = claim or self.claim()
-        self.call, self.number = EdgeClient(self.edge), claim.number
-        self.handles = await self.call.send(replace(self.raw, resumption=claim))
+        sent = GenerateRequest()
+        sent.CopyFrom(self.request)
+        sent.MergeFrom(claim or self.claim())
+        self.call, self.number = EdgeClient(self.edge), number_of(sent)
+        self.handles = await self.call.send(sent)
 
     def read(self) -> None:
         """Take what waits."""

@@ -1,16 +1,15 @@
 """Several completions of one prompt, and output gathered into larger deltas: the edge without gRPC."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.fan_out import completion_seed
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawOutput, RawRequest, RawSampling, RawStopping, TextPrompt
 from paceline_scheduler.core.answers import Estimate, RequestState
 from paceline_scheduler.errors import (
     DeadlineExceededError,
@@ -35,13 +34,9 @@ def encode(text):
 
 def asking(n=None, request_id="r1", stopping=None, **output):
     """A request for "hi"."""
-    return RawRequest(
-        request_id=request_id,
-        prompt=TextPrompt("hi"),
-        sampling=RawSampling(seed=7, n=n),
-        stopping=stopping or RawStopping(),
-        output=RawOutput(**output),
-        priority=-3,
+    sampling = {"seed": 7, "n": n}
+    return GenerateRequest(
+        request_id=request_id, text="hi", sampling=sampling, stopping=stopping, output=output, priority=-3
     )
 
 
@@ -105,7 +100,7 @@ def test_the_seeds_of_completions_never_change():
 
 async def test_each_completion_ends_by_itself_and_the_request_with_the_last(client, edge, backend):
     """By the device or by a stop text; each tells the prompt's length."""
-    first, second = await client.send(asking(n=2, stopping=RawStopping(stop=["STOP"])))
+    first, second = await client.send(asking(n=2, stopping={"stop": ["STOP"]}))
     backend.step({first: encode("a"), second: encode("b STOP")})
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "a", None), (1, 0, "b ", "STOP")]
@@ -142,9 +137,9 @@ async def test_a_cancel_ends_all_that_still_run(client, edge, backend):
 
 async def test_a_cancel_before_the_request_was_submitted_ends_every_completion(client, edge, backend):
     """The client waits for as many ends as it asked for."""
-    stream = edge.open(RecordId("", "r1"), client.outbox, 2)
+    stream = edge.open(asking(n=2), client.outbox)
     await edge.cancel(RecordId("", "r1"))
-    await edge.start(stream, asking(n=2))
+    await edge.start(stream)
     parcel = client.collect()
     assert shape(parcel) == [(0, 0, "", "CANCELLED"), (1, 0, "", "CANCELLED")]
     assert {delta.rolling_hash for delta in parcel.deltas} == {HASH_START}
@@ -182,9 +177,9 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, edge, backen
     """Nothing of the request is validated, let alone tokenised: refusals must be cheap when there are many."""
     backend.num_places = 1
     with pytest.raises(QueueFullError):
-        edge.open(RecordId("", "r1"), client.outbox, 2)
+        edge.open(asking(n=2), client.outbox)
     assert (client.outbox.num_open, len(edge.requests)) == (0, 0)
-    edge.open(RecordId("", "r1"), client.outbox, 1)
+    edge.open(asking(n=1), client.outbox)
 
 
 async def test_a_slow_client_loses_all_completions_at_once(client, backend):
@@ -244,7 +239,7 @@ async def test_grouping_changes_no_text(client, backend):
     tokens = encode("one two STOP three")
     joined = []
     for interval in (1, 2, 5):
-        (handle,) = await client.send(asking(stream_interval=interval, stopping=RawStopping(stop=["STOP"])))
+        (handle,) = await client.send(asking(stream_interval=interval, stopping={"stop": ["STOP"]}))
         deltas = []
         for token_id in tokens:
             if not deltas or deltas[-1].finish is None:
@@ -261,7 +256,7 @@ async def test_grouping_changes_no_text(client, backend):
 
 async def test_a_stop_text_is_kept_on_request_and_so_is_an_end_that_is_no_special_token(client, backend):
     """As far as the stop text goes."""
-    stopping = RawStopping(stop=["STOP"], stop_token_ids=encode("!"), include_stop_str_in_output=True)
+    stopping = {"stop": ["STOP"], "stop_token_ids": encode("!"), "include_stop_str_in_output": True}
     for text, finishes, shown in (("a STOP b", False, "a STOP"), ("a!", True, "a!")):
         (handle,) = await client.send(asking(stopping=stopping))
         backend.step({handle: encode(text)}, {handle: FinishReason.STOP} if finishes else {})
@@ -323,10 +318,10 @@ async def test_output_of_ended_completions_keeps_the_client_from_being_read(clie
 
 async def test_a_request_is_explained_from_its_arrival_to_its_end(client, edge, backend):
     """Of several completions, the first that has not ended."""
-    stream = edge.open(RecordId("", "r1"), client.outbox, 2)
+    stream = edge.open(asking(n=2), client.outbox)
     preparing = edge.explain(RecordId("", "r1"))
     assert (preparing.state, preparing.waiting_for) == (RequestState.WAITING, "its prompt is being tokenised")
-    await edge.start(stream, asking(n=2))
+    await edge.start(stream)
     assert edge.explain(RecordId("", "r1")).waiting_for == "a row for 0"
     backend.step({stream.handles[0]: [END]}, {stream.handles[0]: FinishReason.STOP})
     assert edge.explain(RecordId("", "r1")).waiting_for == "a row for 1"
@@ -357,6 +352,8 @@ async def test_an_estimate_is_of_all_completions_and_of_the_timeout(edge, backen
 
     monkeypatch.setattr(backend.views, "estimate", estimate)
     backend.num_places = 2
-    assert (await edge.estimate(replace(asking(n=2), timeout_s=4.0))).time_to_first_token_s == 1.0
+    request = asking(n=2)
+    request.timeout.FromSeconds(4)
+    assert (await edge.estimate(request)).time_to_first_token_s == 1.0
     assert [(request.key.index, request.deadline_s) for request in asked] == [(0, 4.0), (1, 4.0)]
     assert isinstance((await edge.estimate(asking(n=3))).refusal, QueueFullError)

@@ -1,17 +1,14 @@
 """Clients that come back to their requests: who has a request, what is told to whom, and what is refused."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
-from paceline.v1 import inference_pb2 as pb
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawOutput, RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
-from paceline_scheduler.api.wire import read_generate
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -41,7 +38,7 @@ def encode(text):
 
 def asking(n=None, **fields):
     """A request for "hi"."""
-    return RawRequest(request_id="r1", prompt=TextPrompt("hi"), sampling=RawSampling(n=n), **fields)
+    return GenerateRequest(**{"request_id": "r1", "text": "hi", "sampling": {"n": n}, **fields})
 
 
 @pytest.fixture
@@ -83,8 +80,7 @@ async def test_a_resumable_request_goes_on_when_its_stream_ends(client, backend)
 async def test_a_request_that_did_not_ask_for_it_is_not_resumable(edge, backend):
     """The end of its stream cancels it, whatever number that had."""
     call = EdgeClient(edge)
-    resumption = RawResumption(attachment=2)
-    (handle,) = await call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), resumption=resumption))
+    (handle,) = await call.send(asking(attachment=2))
     call.leave()
     assert (backend.asked.ended, backend.asked.detached) == ([(handle, 0, FinishReason.CANCELLED)], [])
 
@@ -139,9 +135,9 @@ async def test_a_stream_that_is_only_being_prepared_is_taken_over_too(edge, back
 @pytest.mark.parametrize("is_resumable", [True, False])
 async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resumable):
     """Whoever has the request keeps it, and hears the rest."""
-    first, raw = EdgeClient(edge), RawRequest(request_id="r1", prompt=TextPrompt("hi"))
-    (handle,) = await first.send(replace(raw, resumption=RawResumption(resumable=is_resumable)))
-    bad = replace(raw, sampling=RawSampling(temperature=-1.0), resumption=RawResumption(resumable=True, attachment=2))
+    first = EdgeClient(edge)
+    (handle,) = await first.send(asking(resumable=is_resumable))
+    bad = asking(sampling={"temperature": -1.0}, resumable=True, attachment=2)
     with pytest.raises(InvalidRequestError):
         await EdgeClient(edge).send(bad)
     assert (backend.asked.ended, backend.asked.detached) == ([], [])
@@ -152,7 +148,9 @@ async def test_a_comeback_that_is_refused_changes_nothing(edge, backend, is_resu
 
 async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, client):
     """Its end would be taken for that of the newer one, as both have the same name."""
-    await client.call.send(replace(client.raw, resumption=client.claim()))
+    again = client.claim()
+    again.MergeFrom(client.request)
+    await client.call.send(again)
     parcel = client.call.collect()
     assert (parcel.deltas, parcel.failures, client.call.outbox.num_open) == ((), (), 1)
 
@@ -160,9 +158,9 @@ async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, clie
 @pytest.mark.parametrize(("number", "error"), [(1, StaleAttachmentError), (2, DuplicateRequestError)])
 async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(edge, client, backend, number, error):
     """Older, or the same once more."""
-    await client.come(replace(client.claim(), attachment=2))
+    await client.come(client.claim(number=2))
     with pytest.raises(error):
-        await ReturningClient(edge).come(RawResumption(resumable=True, attachment=number))
+        await ReturningClient(edge).come(GenerateRequest(resumable=True, attachment=number))
     backend.step({client.handle: encode("a")})
     client.read()
     assert client.copy.text == "a"
@@ -170,10 +168,10 @@ async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(ed
 
 async def test_an_older_attachment_finds_the_request_taken_after_the_newer_has_left_too(edge, client):
     """That the backend knows."""
-    await client.come(replace(client.claim(), attachment=3))
+    await client.come(client.claim(number=3))
     client.call.leave()
     with pytest.raises(StaleAttachmentError):
-        await client.come(replace(client.claim(), attachment=2))
+        await client.come(client.claim(number=2))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +188,11 @@ async def test_a_client_that_holds_something_else_is_refused(client, backend, cl
     backend.step({client.handle: encode("a") + encode("b")})
     client.read()
     client.call.leave()
+    other = client.claim(prior=False)
+    for name, value in claim.items():
+        setattr(other, name, value)
     with pytest.raises(ResumeMismatchError):
-        await client.come(replace(client.claim(prior=False), **claim))
+        await client.come(other)
     await client.come()
     backend.step({client.handle: encode("c")})
     client.read()
@@ -201,23 +202,20 @@ async def test_a_client_that_holds_something_else_is_refused(client, backend, cl
 async def test_another_body_of_the_same_name_is_refused(client):
     """It would be another output."""
     client.call.leave()
-    client.raw = replace(client.raw, body_digest=b"another")
+    client.request.cache_salt = "another"
     with pytest.raises(ResumeMismatchError):
         await client.come()
 
 
 async def test_a_client_that_comes_back_in_another_trace_has_the_same_request(edge, backend):
     """It is another call, and so another span."""
-    first, again = (
-        read_generate(pb.GenerateRequest(request_id="r1", text="hi", trace_parent=f"00-a-{span}-01"))
-        for span in ("b", "c")
-    )
+    first, again = (asking(trace_parent=f"00-a-{span}-01") for span in ("b", "c"))
     client = ReturningClient(edge, first)
     await client.come()
     backend.step({client.handle: encode("a")})
     client.read()
     client.call.leave()
-    client.raw = again
+    client.request = again
     await client.come(client.claim(prior=False))
     backend.step({client.handle: encode("b")})
     client.read()
@@ -229,9 +227,9 @@ async def test_another_tenants_request_is_never_found(edge, client, backend):
     backend.step({client.handle: encode("a")})
     client.read()
     thief = ReturningClient(edge)
-    thief.raw, thief.copies = replace(thief.raw, tenant="thief"), client.copies
+    thief.request.tenant, thief.copies = "thief", client.copies
     with pytest.raises(ResumeMismatchError):
-        await thief.come(replace(thief.claim(prior=False), attachment=9))
+        await thief.come(thief.claim(prior=False, number=9))
     for ask in (edge.cancel, edge.explain):
         with pytest.raises(UnknownRequestError):
             await ask(RecordId("thief", "r1"))
@@ -244,7 +242,7 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
     """New or not; a request's time counts from its arrival."""
     backend.synced.clear()
     call = EdgeClient(edge)
-    sending = asyncio.create_task(call.send(RawRequest(request_id="r1", prompt=TextPrompt("hi"), timeout_s=5.0)))
+    sending = asyncio.create_task(call.send(asking(timeout={"seconds": 5})))
     for _ in range(5):
         await asyncio.sleep(0)
     assert backend.asked.requests == {}
@@ -257,9 +255,11 @@ async def test_nothing_is_admitted_before_it_is_known_what_executors_run(edge, b
 async def test_a_request_whose_time_is_up_when_it_comes_back_fails(client, backend):
     """Its timeout began with its first attachment."""
     client.call.leave()
-    client.raw = replace(client.raw, timeout_s=5.0)
+    client.request.timeout.FromSeconds(5)
+    late = client.claim()
+    late.waited.FromSeconds(5)
     with pytest.raises(DeadlineExceededError):
-        await client.come(replace(client.claim(), waited_s=5.0))
+        await client.come(late)
 
 
 async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend, monkeypatch):
@@ -273,7 +273,7 @@ async def test_what_has_begun_is_refused_for_no_full_queue(edge, client, backend
     monkeypatch.setattr(backend.views, "require_time", full)
     await client.come()
     other = ReturningClient(edge)
-    other.raw = replace(other.raw, request_id="new")
+    other.request.request_id = "new"
     with pytest.raises(QueueFullError):
         await other.come()
 
@@ -282,7 +282,7 @@ async def test_a_draining_scheduler_sends_clients_elsewhere_and_its_streams_go_o
     """The executors will tell its successor."""
     edge.drain("restart", grace_s=1.0)
     with pytest.raises(DrainingError):
-        await ReturningClient(edge).come(RawResumption(attachment=2))
+        await ReturningClient(edge).come(GenerateRequest(attachment=2))
     backend.step({client.handle: encode("a")})
     client.read()
     assert client.copy.text == "a"
@@ -292,7 +292,7 @@ async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
     """It may be right the next time."""
     client.call.leave()
     with pytest.raises(InvalidRequestError):
-        await client.come(RawResumption(attachment=2, prior_output_token_ids=(400,)))
+        await client.come(GenerateRequest(attachment=2, prior_output_token_ids=[400]))
     assert backend.asked.ended == []
     await client.come()
     backend.step({client.handle: encode("a")})
@@ -302,7 +302,7 @@ async def test_a_refused_comeback_leaves_the_request_as_it_is(client, backend):
 
 async def test_every_completion_goes_on_where_its_client_is(edge, backend):
     """One has ended and is known to have, one ended unheard, one goes on."""
-    client = ReturningClient(edge, asking(3, stopping=RawStopping(stop=["STOP"])))
+    client = ReturningClient(edge, asking(3, stopping={"stop": ["STOP"]}))
     await client.come()
     first, second, third = client.handles
     backend.step({first: [*encode("a"), END], second: encode("b"), third: encode("c")}, {first: FinishReason.STOP})
@@ -323,9 +323,9 @@ async def test_every_completion_goes_on_where_its_client_is(edge, backend):
 @pytest.mark.parametrize(("end", "told"), [(" STOP", ("STOP", None)), ("<|im_end|>", (None, END))])
 async def test_output_that_is_whole_already_ends_at_once(edge, backend, end, told):
     """By the stop text or the token in what its client holds; nobody knew any more that it had ended."""
-    client = ReturningClient(edge, asking(stopping=RawStopping(stop=["STOP"])))
+    client = ReturningClient(edge, asking(stopping={"stop": ["STOP"]}))
     client.copy.token_ids = encode("a") + encode(end)
-    await client.come(replace(client.claim(), attachment=2))
+    await client.come(client.claim(number=2))
     client.read()
     token_ids, finish = client.copy.token_ids, client.copy.finish
     assert (finish.reason, finish.stop_text, finish.stop_token_id) == (FinishReason.STOP, *told)
@@ -335,7 +335,7 @@ async def test_output_that_is_whole_already_ends_at_once(edge, backend, end, tol
 
 async def test_each_token_has_its_logprobs_once(edge, backend):
     """Also those that were generated while nobody listened."""
-    client = ReturningClient(edge, asking(output=RawOutput(logprobs=0)))
+    client = ReturningClient(edge, asking(output={"logprobs": 0}))
     await client.come()
     for position, letter in enumerate("abcd"):
         (token_id,), handle = encode(letter), client.handle

@@ -5,8 +5,8 @@ import pytest
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawRequest, RawSampling, TextPrompt
 from paceline_scheduler.testing.edge_client import scripted_edge
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.returning_client import ReturningClient
@@ -26,8 +26,8 @@ async def edge():
 @pytest.mark.parametrize("bad_words", [(), ("bye",)])
 async def test_what_a_request_that_is_known_says_is_not_tokenised_again(edge, monkeypatch, bad_words):
     """All clients of a scheduler that died come at once, and a template may write another date today."""
-    raw = RawRequest(request_id="r1", prompt=TextPrompt("hi"), sampling=RawSampling(bad_words=bad_words))
-    client = ReturningClient(edge, raw)
+    request = GenerateRequest(request_id="r1", text="hi", sampling={"bad_words": bad_words})
+    client = ReturningClient(edge, request)
     await client.come()
     first = edge.backend.asked.requests[client.handle]
 

@@ -2,14 +2,12 @@
 
 import pytest
 
+from paceline.plan.durations import write_duration
 from paceline.v1 import inference_pb2 as pb
-from paceline_scheduler.api import wire
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawRequest, RawResumption, RawSampling, RawStopping, TextPrompt
-from paceline_scheduler.api.resumption import claimed_end
+from paceline_scheduler.api.resumption import body_of, claimed_end
 from paceline_scheduler.api.validation import check_context, validate
 from paceline_scheduler.errors import DeadlineExceededError, InvalidRequestError
-from paceline_scheduler.testing.returning_client import HeldPoint
 from paceline_scheduler.testing.tokenizers import served_model
 
 MODEL = served_model()
@@ -18,25 +16,28 @@ NOTHING = 0xCBF29CE484222325
 
 def resumption(n=None, max_tokens=None, **fields):
     """What is made of the fields with which a client comes back."""
-    request = RawRequest(
-        request_id="r1",
-        prompt=TextPrompt("hello"),
-        sampling=RawSampling(n=n),
-        stopping=RawStopping(max_tokens=max_tokens),
-        resumption=RawResumption(**fields),
+    request = pb.GenerateRequest(
+        request_id="r1", text="hello", sampling={"n": n}, stopping={"max_tokens": max_tokens}, **fields
     )
     return validate(request, (MODEL,), 0.0, None, EdgeLimits()).resumption
 
 
 def deadline_s(timeout_s, waited_s, max_seconds=None):
     """When a request must have ended that comes at 10 s."""
-    request = RawRequest(
-        request_id="r1",
-        prompt=TextPrompt("hello"),
-        timeout_s=timeout_s,
-        resumption=RawResumption(waited_s=waited_s),
-    )
+    timeout = None if timeout_s is None else write_duration(timeout_s)
+    request = pb.GenerateRequest(request_id="r1", text="hello", timeout=timeout, waited=write_duration(waited_s))
     return validate(request, (MODEL,), 10.0, max_seconds, EdgeLimits()).deadline_s
+
+
+def point(index, resume_from=0, resume_hash=0, last_attempt=0, prior=()):
+    """What is held of one completion; 0 is as good as unset."""
+    return pb.ResumePoint(
+        index=index,
+        resume_from=resume_from,
+        resume_hash=resume_hash,
+        last_attempt=last_attempt,
+        prior_output_token_ids=prior,
+    )
 
 
 def hash_by_the_rule(*token_ids):
@@ -83,7 +84,7 @@ def test_what_is_held_is_told_by_tokens_or_by_their_hash():
 
 def test_each_completion_has_a_point_of_its_own():
     """In any order; of those without one nothing is held."""
-    points = (HeldPoint(2, 1, 55, 4), HeldPoint(1, 2, 0, 0, (7, 8)))
+    points = (point(2, 1, 55, 4), point(1, 2, 0, 0, (7, 8)))
     progress = resumption(n=4, resume_from=0, resume_points=points).progress
     assert [held(each) for each in progress] == [
         (0, hash_by_the_rule(), 0, None),
@@ -107,16 +108,16 @@ def test_each_completion_has_a_point_of_its_own():
         ({"prior_output_token_ids": (400,)}, "prior_output_token_ids[0]"),
         ({"prior_output_token_ids": (7,) * 6, "max_tokens": 5}, "prior_output_token_ids"),
         ({"resume_from": 6, "resume_hash": 5, "max_tokens": 5}, "resume_from"),
-        ({"resume_points": (HeldPoint(1),) * 3}, "resume_points"),
-        ({"resume_points": (HeldPoint(0),)}, "resume_points[0].index"),
-        ({"resume_points": (HeldPoint(3),)}, "resume_points[0].index"),
-        ({"resume_points": (HeldPoint(2), HeldPoint(2))}, "resume_points[1].index"),
-        ({"resume_points": (HeldPoint(1), HeldPoint(2, 257, 5))}, "resume_points[1].resume_from"),
-        ({"resume_points": (HeldPoint(1, 3),)}, "resume_points[0].resume_hash"),
-        ({"resume_points": (HeldPoint(1, 1, 5, 0, (7,)),)}, "resume_points[0].resume_hash"),
-        ({"resume_points": (HeldPoint(1, last_attempt=2**31),)}, "resume_points[0].last_attempt"),
-        ({"resume_points": (HeldPoint(1, 0, 0, 0, (7,)),)}, "resume_points[0].prior_output_token_ids"),
-        ({"resume_points": (HeldPoint(1, 1, 0, 0, (400,)),)}, "resume_points[0].prior_output_token_ids[0]"),
+        ({"resume_points": (point(1),) * 3}, "resume_points"),
+        ({"resume_points": (point(0),)}, "resume_points[0].index"),
+        ({"resume_points": (point(3),)}, "resume_points[0].index"),
+        ({"resume_points": (point(2), point(2))}, "resume_points[1].index"),
+        ({"resume_points": (point(1), point(2, 257, 5))}, "resume_points[1].resume_from"),
+        ({"resume_points": (point(1, 3),)}, "resume_points[0].resume_hash"),
+        ({"resume_points": (point(1, 1, 5, 0, (7,)),)}, "resume_points[0].resume_hash"),
+        ({"resume_points": (point(1, 0, 0, 2**31),)}, "resume_points[0].last_attempt"),
+        ({"resume_points": (point(1, 0, 0, 0, (7,)),)}, "resume_points[0].prior_output_token_ids"),
+        ({"resume_points": (point(1, 1, 0, 0, (400,)),)}, "resume_points[0].prior_output_token_ids[0]"),
     ],
 )
 def test_a_claim_that_cannot_be_is_refused_by_the_name_of_its_field(fields, field):
@@ -152,14 +153,14 @@ def test_a_request_whose_timeout_has_passed_when_it_comes_is_too_late(waited_s):
 
 def test_a_claim_ends_where_the_client_says_checked_or_not():
     """Whoever cancels a request that is just being resumed is told its end behind what it holds."""
-    raw = RawResumption(prior_output_token_ids=(7, 8), resume_points=(HeldPoint(2, 3, 55),))
+    request = pb.GenerateRequest(prior_output_token_ids=(7, 8), resume_points=(point(2, 3, 55),))
     ends = [(2, hash_by_the_rule(7, 8)), (0, NOTHING), (3, 55), (0, NOTHING)]
-    assert [claimed_end(raw, index) for index in range(4)] == ends
+    assert [claimed_end(request, index) for index in range(4)] == ends
 
 
-def sent(**fields):
-    """A request as it is read from its message, with all that a client says when it comes first."""
-    return wire.read_generate(pb.GenerateRequest(request_id="r", tenant="t", text="hi", resumable=True, **fields))
+def body(**fields):
+    """Digest and kept part of a request, with all that a client says when it comes first."""
+    return body_of(pb.GenerateRequest(request_id="r", tenant="t", text="hi", resumable=True, **fields))
 
 
 @pytest.mark.parametrize(
@@ -176,8 +177,7 @@ def sent(**fields):
 )
 def test_what_differs_between_attachments_makes_no_other_request_of_it(fields):
     """Nor is it kept: the largest output would not fit."""
-    assert (sent(**fields).body_digest, sent(**fields).origin) == (sent().body_digest, sent().origin)
-    assert sent(**fields).resumption != sent().resumption
+    assert body(**fields) == body()
 
 
 def test_another_trace_makes_no_other_request_of_it_and_is_kept():
@@ -185,10 +185,10 @@ def test_another_trace_makes_no_other_request_of_it_and_is_kept():
     trace = {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "trace_state": "vendor=1"}
     again = trace | {"trace_parent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
 
-    assert sent(**trace).body_digest == sent(**again).body_digest == sent().body_digest
-    kept = pb.GenerateRequest.FromString(sent(**trace).origin)
+    assert body(**trace)[0] == body(**again)[0] == body()[0]
+    kept = pb.GenerateRequest.FromString(body(**trace)[1])
     assert (kept.trace_parent, kept.trace_state) == (trace["trace_parent"], "vendor=1")
-    assert sent().origin == sent(trace_state="of no trace").origin
+    assert body() == body(trace_state="of no trace")
 
 
 @pytest.mark.parametrize(
@@ -196,24 +196,4 @@ def test_another_trace_makes_no_other_request_of_it_and_is_kept():
 )
 def test_whatever_else_is_sent_makes_another_request(fields):
     """It would be served otherwise."""
-    assert sent(**fields).body_digest != sent().body_digest
-
-
-def test_every_field_of_the_message_is_read():
-    """As it was sent, what is unset as None."""
-    point = pb.ResumePoint(index=1, resume_from=2, resume_hash=6, last_attempt=3, prior_output_token_ids=[4, 5])
-    read = sent(
-        attachment=4,
-        resume_from=3,
-        resume_hash=5,
-        last_attempt=2,
-        waited={"seconds": 1, "nanos": 500_000_000},
-        prior_output_token_ids=[7, 8, 9],
-        resume_points=[point],
-    ).resumption
-    assert (read.resumable, read.number, read.resume_from, read.resume_hash) == (True, 4, 3, 5)
-    assert (read.last_attempt, read.waited_s, list(read.prior_output_token_ids)) == (2, 1.5, [7, 8, 9])
-    assert list(read.resume_points) == [point]
-    unset = sent().resumption
-    assert (unset.number, unset.resume_from, unset.resume_hash) == (1, None, None)
-    assert (unset.last_attempt, unset.waited_s) == (None, None)
+    assert body(**fields)[0] != body()[0]

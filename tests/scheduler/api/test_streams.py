@@ -8,8 +8,8 @@ import pytest
 
 from paceline.plan.hashes import HASH_START, rolling_hashes
 from paceline.plan.values import FinishReason, RecordId, TokenLogprobs
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt, TokenPrompt
 from paceline_scheduler.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -46,8 +46,8 @@ class Client(EdgeClient):
 
     async def start(self, request_id="r1", **fields):
         """Send a request; returns the backend's view of it, or None if it was not submitted."""
-        fields = {"request_id": request_id, "prompt": TextPrompt("hi")} | fields
-        (handle,) = await self.send(RawRequest(**fields))
+        prompt = {} if "token_ids" in fields else {"text": "hi"}
+        (handle,) = await self.send(GenerateRequest(**{"request_id": request_id, **prompt, **fields}))
         return self._edge.backend.asked.requests.get(handle)
 
 
@@ -74,19 +74,18 @@ async def test_a_request_reaches_the_backend_complete(client, edge):
     """Tokenised, with its key, limits and what a successor needs."""
     request = await client.start(
         tenant="t",
-        stopping=RawStopping(max_tokens=7, stop_token_ids=[3]),
-        output=RawOutput(logprobs=2),
+        stopping={"max_tokens": 7, "stop_token_ids": [3]},
+        output={"logprobs": 2},
         cache_salt="salt",
         bypass_prefix_cache=True,
-        timeout_s=2.5,
-        origin=b"origin",
-        body_digest=b"digest",
+        timeout={"seconds": 2, "nanos": 500_000_000},
     )
     assert request.prompt_token_ids.tolist() == encode("hi")
     assert (request.key, request.model, request.max_tokens) == (RecordId("t", "r1"), "tiny", 7)
     assert (request.end_token_ids, request.num_logprobs, request.deadline_s) == ((END, 3), 2, 2.5)
     assert (request.cache_salt, request.bypass_prefix_cache) == ("salt", True)
-    assert (request.origin, request.body_digest) == (b"origin", b"digest")
+    kept = GenerateRequest.FromString(request.origin)
+    assert (kept.tenant, kept.stopping.max_tokens, kept.text, len(request.body_digest)) == ("t", 7, "", 16)
 
 
 async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backend):
@@ -110,7 +109,7 @@ async def test_deltas_follow_each_other_without_gap_to_the_finish(client, backen
 async def test_an_ordinary_stop_token_spells_nothing_either(client, backend):
     """Like a stop text, what ends the completion is no part of its text."""
     token_ids = encode("ab!")
-    handle = (await client.start(stopping=RawStopping(stop_token_ids=token_ids[-1:]))).handle
+    handle = (await client.start(stopping={"stop_token_ids": token_ids[-1:]})).handle
     backend.step({handle: token_ids}, {handle: FinishReason.STOP})
     assert client.delta().text == "ab"
 
@@ -119,7 +118,7 @@ async def test_special_tokens_are_shown_on_request(client, backend):
     """`skip_special_tokens` unset or false."""
     tokens = [*encode("a"), TOKENIZER.token_to_id("<|im_start|>")]
     for request_id, skip, text in (("r1", None, "a"), ("r2", False, "a<|im_start|>")):
-        handle = (await client.start(request_id, output=RawOutput(skip_special_tokens=skip))).handle
+        handle = (await client.start(request_id, output={"skip_special_tokens": skip})).handle
         backend.step({handle: tokens}, {handle: FinishReason.LENGTH})
         assert client.delta().text == text
 
@@ -139,7 +138,7 @@ async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client
     """The backend is told once, with the length; what it still delivers is dropped."""
     tokens = encode("one STOP two")
     num_tokens = next(n for n in range(len(tokens)) if "STOP" in TOKENIZER.decode(tokens[:n]))
-    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     for start in range(0, len(tokens), group_size):
         backend.step({handle: tokens[start : start + group_size]})
     delta = client.delta()
@@ -153,7 +152,7 @@ async def test_a_stop_text_ends_the_output_at_the_token_that_completes_it(client
 async def test_a_request_ended_by_a_stop_text_tells_its_cached_tokens(client, backend):
     """The edge ends it, but only the backend knows what came from the prefix cache."""
     backend.num_cached_tokens = 16
-    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     backend.step({handle: encode("a STOP")})
     assert client.delta().finish.num_cached_tokens == 16
 
@@ -161,7 +160,7 @@ async def test_a_request_ended_by_a_stop_text_tells_its_cached_tokens(client, ba
 async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(client, backend):
     """The device did not know of it; it has ended the request already."""
     tokens = [*encode("a STOP b"), END]
-    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     backend.step({handle: tokens}, {handle: FinishReason.STOP})
     delta = client.delta()
     assert (delta.text, delta.finish.stop_text, delta.finish.stop_token_id) == ("a ", "STOP", None)
@@ -170,7 +169,7 @@ async def test_a_stop_text_wins_over_an_end_that_came_later_in_the_same_step(cli
 
 async def test_what_was_held_back_is_shown_when_the_output_ends(client, backend):
     """It became no stop text."""
-    handle = (await client.start(stopping=RawStopping(stop=["STOP"]))).handle
+    handle = (await client.start(stopping={"stop": ["STOP"]})).handle
     backend.step({handle: encode("one STO")})
     assert client.delta().text == "one "
     backend.step({handle: []}, {handle: FinishReason.LENGTH})
@@ -181,7 +180,7 @@ async def test_logprobs_go_with_their_tokens_as_far_as_these_count(client, backe
     """A stop text cuts both."""
     tokens = encode("STOP and more")
     logprobs = tuple(TokenLogprobs(token_id, -1.0, ()) for token_id in tokens)
-    handle = (await client.start(stopping=RawStopping(stop=["STOP"]), output=RawOutput(logprobs=0))).handle
+    handle = (await client.start(stopping={"stop": ["STOP"]}, output={"logprobs": 0})).handle
     backend.step({handle: tokens}, logprobs={handle: logprobs})
     delta = client.delta()
     assert [item.token_id for item in delta.logprobs] == delta.token_ids
@@ -274,7 +273,7 @@ async def test_a_request_that_is_cancelled_while_it_runs_is_told_so(client, edge
 @pytest.mark.parametrize("prompt", ["hello " * 600, "hello " * 6000], ids=["fine", "too-long"])
 async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(client, edge, backend, prompt):
     """Its end was told, so what tokenising would have brought to light is not."""
-    starting = asyncio.create_task(client.start(prompt=TextPrompt(prompt)))
+    starting = asyncio.create_task(client.start(text=prompt))
     await asyncio.sleep(0)
     await edge.cancel(RecordId("", "r1"))
     assert client.delta().finish.reason is FinishReason.CANCELLED
@@ -284,7 +283,7 @@ async def test_a_request_that_is_cancelled_before_it_was_submitted_never_is(clie
 
 async def test_a_call_that_ends_while_its_request_is_tokenised_submits_nothing(client, edge, backend):
     """Nor does anybody hear what was wrong with it, and the request_id is free again."""
-    starting = asyncio.create_task(client.start(prompt=TextPrompt("hello " * 6000)))
+    starting = asyncio.create_task(client.start(text="hello " * 6000))
     await asyncio.sleep(0)
     edge.close_outbox(client.outbox)
     assert await starting is None
@@ -305,7 +304,7 @@ async def test_a_request_id_is_taken_while_its_request_runs(client, backend):
 async def test_a_refused_request_leaves_nothing_behind(client, backend):
     """Whether the edge refuses it or the backend."""
     with pytest.raises(InvalidRequestError):
-        await client.start(prompt=TokenPrompt(()))
+        await client.start(token_ids={})
     backend.refusal = QueueFullError("full", 0.5)
     with pytest.raises(QueueFullError):
         await client.start()
@@ -345,4 +344,4 @@ async def test_a_request_may_wait_for_a_replaced_model(client, backend):
     backend.served = (replace(MODEL, name="other", max_model_len=8),)
     assert (await client.start()).model == "other"
     with pytest.raises(InvalidRequestError, match="at most 7 fit"):
-        await client.start("r2", prompt=TokenPrompt((1,) * 8))
+        await client.start("r2", token_ids={"ids": [1] * 8})

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
@@ -13,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders
 
 from paceline.plan.values import GenerationDefaults
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import load_tokenizer
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatPrompt, TextPrompt, TokenPrompt
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.api.tokenizer import TextThreads
 from paceline_scheduler.backend import TokenizerSource
@@ -32,12 +31,9 @@ BYTE_LEVEL = byte_level_tokenizer()
 SENTENCE_PIECE = sentence_piece_tokenizer()
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn, as the edge has it."""
-
-    role: str
-    content: str
+def turns(*turns):
+    """A chat by who speaks and what is said."""
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
 @pytest.fixture
@@ -58,20 +54,20 @@ async def test_plain_text_gets_the_first_token_once(texts):
     """Also when the text brings it along."""
     model = sentence_piece_model()
     expected = [SENTENCE_PIECE.token_to_id("<s>"), SENTENCE_PIECE.token_to_id("▁hello")]
-    assert (await texts.token_ids(TextPrompt("hello"), model)).tolist() == expected
-    assert (await texts.token_ids(TextPrompt("<s>hello"), model)).tolist() == expected
+    assert (await texts.token_ids(GenerateRequest(text="hello"), model)).tolist() == expected
+    assert (await texts.token_ids(GenerateRequest(text="<s>hello"), model)).tolist() == expected
 
 
 async def test_plain_text_gets_no_first_token_where_the_model_wants_none(texts):
     """`add_bos` decides, not whether there is such a token."""
-    token_ids = await texts.token_ids(TextPrompt("hello"), served_model())
+    token_ids = await texts.token_ids(GenerateRequest(text="hello"), served_model())
     assert token_ids.tolist() == BYTE_LEVEL.encode("hello").ids
 
 
 async def test_a_chat_begins_as_its_template_says(texts):
     """`add_bos` is for plain text."""
     bos = SENTENCE_PIECE.token_to_id("<s>")
-    chat = ChatPrompt((Turn("user", "hello"),))
+    chat = GenerateRequest(chat=turns(("user", "hello")))
     for template, num_first in (("{{ bos_token }}{{ messages[0].content }}", 1), ("{{ messages[0].content }}", 0)):
         token_ids = (await texts.token_ids(chat, sentence_piece_model(chat_template=template))).tolist()
         assert token_ids.count(bos) == num_first
@@ -94,7 +90,9 @@ async def test_a_chat_of_the_default_model_is_tokenised_as_by_its_own_tokenizer(
     )
     model = served_model(source, vocab_size=49152, max_model_len=8192)
 
-    token_ids = (await texts.token_ids(ChatPrompt((Turn("system", "Be brief."), Turn("user", "Hi ☃"))), model)).tolist()
+    token_ids = (
+        await texts.token_ids(GenerateRequest(chat=turns(("system", "Be brief."), ("user", "Hi ☃"))), model)
+    ).tolist()
 
     expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi ☃<|im_end|>\n<|im_start|>assistant\n"
     assert token_ids == oracle.encode(expected, add_special_tokens=False).ids
@@ -137,8 +135,8 @@ async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, m
         type(text_model), "_encode", lambda self, text: threads.append(threading.current_thread().name) or encode(text)
     )
     short, long = "hello " * 100, "hello " * 1000
-    assert (await texts.token_ids(TextPrompt(short), model)).tolist() == BYTE_LEVEL.encode(short).ids
-    assert (await texts.token_ids(TextPrompt(long), model)).tolist() == BYTE_LEVEL.encode(long).ids
+    assert (await texts.token_ids(GenerateRequest(text=short), model)).tolist() == BYTE_LEVEL.encode(short).ids
+    assert (await texts.token_ids(GenerateRequest(text=long), model)).tolist() == BYTE_LEVEL.encode(long).ids
     assert threads[0] == threading.current_thread().name
     assert threads[1].startswith("tokenizer")
 
@@ -146,10 +144,10 @@ async def test_long_texts_are_tokenised_on_a_thread_and_short_ones_here(texts, m
 async def test_tokens_are_taken_as_they_are_inside_the_vocabulary(texts):
     """The first one outside is named by its place."""
     model = served_model(vocab_size=400)
-    assert (await texts.token_ids(TokenPrompt((0, 399)), model)).tolist() == [0, 399]
+    assert (await texts.token_ids(GenerateRequest(token_ids={"ids": [0, 399]}), model)).tolist() == [0, 399]
     for bad in (-1, 400, 2**31 - 1):
         with pytest.raises(InvalidRequestError, match=f"is {bad}") as caught:
-            await texts.token_ids(TokenPrompt((0, bad, bad)), model)
+            await texts.token_ids(GenerateRequest(token_ids={"ids": [0, bad, bad]}), model)
         assert caught.value.field == "token_ids.ids[1]"
 
 
@@ -158,7 +156,7 @@ async def test_a_prompt_that_is_too_long_in_tokens_names_both_numbers(texts, tex
     """Which only tokenising can tell."""
     num_tokens = len(BYTE_LEVEL.encode(text).ids)
     with pytest.raises(InvalidRequestError, match=f"has {num_tokens} tokens; at most 63 fit") as caught:
-        await texts.token_ids(TextPrompt(text), served_model(max_model_len=64))
+        await texts.token_ids(GenerateRequest(text=text), served_model(max_model_len=64))
     assert caught.value.field == "prompt"
 
 
@@ -221,7 +219,7 @@ async def test_a_prepared_tokenizer_is_the_one_that_is_used(texts):
     model = served_model()
     await texts.prepare(model.tokenizer, model.vocab_size)
     assert len(texts._models._loading) == 1
-    await texts.token_ids(TextPrompt("hello"), model)
+    await texts.token_ids(GenerateRequest(text="hello"), model)
     assert len(texts._models._loading) == 1
 
 
@@ -242,7 +240,7 @@ async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
     model = served_model(tokenizer_source(tokenizer))
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="WordPiece"):
-            await texts.token_ids(TextPrompt("x"), model)
+            await texts.token_ids(GenerateRequest(text="x"), model)
 
 
 @pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}'])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plan.values import FinishReason
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import RawOutput, RawRequest, RawStopping, TextPrompt
 from paceline_scheduler.testing.edge_client import scripted_edge
 from paceline_scheduler.testing.returning_client import ReturningClient
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
@@ -27,13 +27,16 @@ def encode(text):
 LETTERS = (*encode("ab€ab€ab"), TOKENIZER.token_to_id("<|im_start|>"), END)
 outputs = st.lists(st.sampled_from(LETTERS), min_size=4, max_size=16)
 requests = st.builds(
-    lambda stop, stop_token_ids, kept, min_tokens, interval, skip: RawRequest(
+    lambda stop, stop_token_ids, kept, min_tokens, interval, skip: GenerateRequest(
         request_id="r1",
-        prompt=TextPrompt("hi"),
-        stopping=RawStopping(
-            stop=stop, stop_token_ids=stop_token_ids, include_stop_str_in_output=kept, min_tokens=min_tokens
-        ),
-        output=RawOutput(stream_interval=interval, skip_special_tokens=skip),
+        text="hi",
+        stopping={
+            "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "include_stop_str_in_output": kept,
+            "min_tokens": min_tokens,
+        },
+        output={"stream_interval": interval, "skip_special_tokens": skip},
     ),
     st.lists(st.sampled_from(["ab€b", "b€ab", "€aa", "ba€", "aab", "a\ufffd"]), max_size=3),
     st.sampled_from([[], [], encode("b")]),
@@ -79,9 +82,9 @@ visits = st.lists(
 class Generation:
     """A request whose output is known beforehand, and its client."""
 
-    def __init__(self, edge, raw, token_ids):
-        self.client, self._backend, self._position = ReturningClient(edge, raw), edge.backend, 0
-        self._token_ids, self._reason = generated(token_ids, raw.stopping)
+    def __init__(self, edge, request, token_ids):
+        self.client, self._backend, self._position = ReturningClient(edge, request), edge.backend, 0
+        self._token_ids, self._reason = generated(token_ids, request.stopping)
 
     def steps(self, count):
         """Generate so many tokens, as far as there are any; the last one ends the output."""
@@ -111,11 +114,11 @@ class Generation:
         await self.client.come(self.client.claim(prior=visit.comes_back != "with their hash"))
 
 
-async def everything(raw, token_ids, visits):
+async def everything(request, token_ids, visits):
     """What a client has in the end of a request whose output is these tokens."""
     async with scripted_edge(MODEL, EdgeLimits()) as edge:
         edge.backend.num_cached_tokens = 2  # as of an output that the device ends
-        generation = Generation(edge, raw, token_ids)
+        generation = Generation(edge, request, token_ids)
         await generation.client.come()
         for visit in visits:
             if generation.is_over:
@@ -128,8 +131,8 @@ async def everything(raw, token_ids, visits):
 
 
 @given(requests, outputs, visits)
-def test_whatever_happens_on_the_way_the_client_has_the_same_in_the_end(raw, token_ids, visits):
+def test_whatever_happens_on_the_way_the_client_has_the_same_in_the_end(request, token_ids, visits):
     """Streams end read or unread, output is generated while nobody listens, scheduler and executor are lost."""
-    undisturbed = asyncio.run(everything(raw, token_ids, ()))
+    undisturbed = asyncio.run(everything(request, token_ids, ()))
     assert undisturbed[2] is not None
-    assert asyncio.run(everything(raw, token_ids, visits)) == undisturbed
+    assert asyncio.run(everything(request, token_ids, visits)) == undisturbed

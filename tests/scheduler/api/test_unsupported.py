@@ -6,17 +6,23 @@ import pytest
 
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_scheduler.api import wire
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import ChatPrompt
 from paceline_scheduler.api.validation import check_prompt, validate
-from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, UnsupportedError
-from paceline_scheduler.testing.tokenizers import served_model
+from paceline_scheduler.errors import InvalidRequestError, RequestRefusedError, SchedulerError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from repository_checks.messages import leaves, with_leaf
 
-MODEL = served_model()
+MODEL = served_model(tokenizer_source(byte_level_tokenizer(), eos_token="<|im_start|>"))
 CHAT = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-TEXT_REQUEST = pb.GenerateRequest(request_id="r1", text="hi")
+# What is set here has another value where a test sets it again.
+TEXT_REQUEST = pb.GenerateRequest(
+    request_id="r1",
+    text="hi",
+    sampling={"n": 3},
+    output={"skip_special_tokens": False},
+    resume_points=[{"index": 1, "resume_from": 1, "prior_output_token_ids": [1]}],
+    trace_parent="00",
+)
 CHAT_REQUEST = pb.GenerateRequest(request_id="r1", chat=CHAT)
 PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
 # By the path of the field: what asks for it, and what is to be found in the error.
@@ -39,7 +45,7 @@ REFUSED = {
 
 def check(message):
     """Read and validate a request."""
-    return validate(wire.read_generate(message), (MODEL,), 0.0, None, EdgeLimits())
+    return validate(message, (MODEL,), 0.0, None, EdgeLimits())
 
 
 def refused_field(message):
@@ -53,18 +59,15 @@ def refused_field(message):
     return None
 
 
-def what_is_read(message):
-    """A request as the edge acts on it: not what it only keeps, and of a chat's turns what is rendered."""
-    read = wire.read_generate(message)
-    prompt, resumption = read.prompt, read.resumption
-    if isinstance(prompt, ChatPrompt):
-        prompt = [(turn.role, turn.content) for turn in prompt.messages]
-    points = [
-        (point.index, point.resume_from, point.resume_hash, point.last_attempt, list(point.prior_output_token_ids))
-        for point in resumption.resume_points
-    ]
-    rest = replace(read, prompt=None, resumption=replace(resumption, resume_points=()), unsupported_fields=())
-    return prompt, points, replace(rest, origin=b"", body_digest=b"")
+def what_comes_of(message):
+    """What the edge makes of a request, or finds wrong with it; and of its prompt, which becomes tokens elsewhere."""
+    prompt = message.text, [(turn.role, turn.content) for turn in message.chat.messages], list(message.token_ids.ids)
+    try:
+        valid = check(message)
+    except SchedulerError as error:
+        return prompt, repr(error)
+    kept = pb.GenerateRequest.FromString(valid.origin)
+    return prompt, kept.trace_parent, kept.trace_state, repr(replace(valid, model=None, origin=b"", body_digest=b""))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -76,7 +79,7 @@ def test_every_field_of_a_request_is_read_or_refused_by_name(path):
     if is_refused:
         assert f"{path}.".startswith(f"{refused_field(asking)}.")
     else:
-        assert what_is_read(asking) != what_is_read(request)
+        assert what_comes_of(asking) != what_comes_of(request)
         assert refused_field(asking) is None
 
 
@@ -120,7 +123,7 @@ def test_tokenize_refuses_the_same_fields_of_a_chat(field):
     if not message.chat.messages:
         message.chat.MergeFrom(CHAT)
     with pytest.raises(UnsupportedError) as caught:
-        check_prompt(wire.read_tokenize(message), MODEL, EdgeLimits())
+        check_prompt(message, MODEL, EdgeLimits())
     assert caught.value.feature.replace("[0]", "") == field
 
 

@@ -1,22 +1,15 @@
 """Validation: every field in its range, an error that names it otherwise, and unset is not zero."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from paceline.plan.values import GenerationDefaults, RecordId
+from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.raw import (
-    ChatPrompt,
-    RawOutput,
-    RawRequest,
-    RawResumption,
-    RawSampling,
-    RawStopping,
-    TextPrompt,
-    TokenPrompt,
-)
+from paceline_scheduler.api.resumption import body_of
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES, check_prompt_logprobs, derived_seed, validate
 from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
@@ -24,28 +17,27 @@ from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_m
 SOURCE = tokenizer_source(byte_level_tokenizer(), eos_token="<|im_end|>")
 MODEL = served_model(SOURCE)
 END = SOURCE.end_token_ids[0]
-FIELDS = {"sampling": RawSampling, "stopping": RawStopping, "output": RawOutput, "resumption": RawResumption}
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn, as the edge has it."""
-
-    role: str
-    content: str
-    reasoning: str = ""
-    tool_calls: tuple[object, ...] = ()
-    tool_call_id: str = ""
-    name: str = ""
-
-
-def raw(path="", value=None):
+def request_with(path="", value=None):
     """A request for "hello" with one field set, by its path."""
-    request = RawRequest(request_id="r1", prompt=TextPrompt("hello"))
     group, _, name = path.rpartition(".")
-    if group:
-        return replace(request, **{group: FIELDS[group](**{name: value})})
-    return replace(request, **{name: value}) if path else request
+    request = pb.GenerateRequest(request_id="r1", text="hello")
+    if path:
+        request.ClearField(path.partition(".")[0])
+        request.MergeFrom(pb.GenerateRequest(**{group: {name: value}} if group else {name: value}))
+    return request
+
+
+def seconds(value):
+    """A duration, also one that no server takes."""
+    whole, part = divmod(value, 1)
+    return Duration(seconds=int(whole), nanos=round(part * 1e9))
+
+
+def chat(*turns):
+    """A chat by who speaks and what is said."""
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
 def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
@@ -78,13 +70,12 @@ def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
         *[("output.stream_interval", value) for value in (0, -1, -(2**31))],
         *[("sampling.n", value) for value in (0, -1, 17, 2**31 - 1)],
         *[("priority", value) for value in (-101, 101, -(2**31), 2**31 - 1)],
-        *[("timeout_s", value) for value in (0.0, -1.0, math.nan, 366 * 86_400.5, 2.0**31, 2.0**63)],
-        *[("resumption.waited_s", value) for value in (-0.001, math.nan, math.inf, 366 * 86_400.5, 2.0**63)],
-        *[("resumption.resume_from", value) for value in (-1, 257, 2**31, 2**32 - 1)],
-        *[("resumption.last_attempt", value) for value in (-1, 2**30 + 1, 2**31, 2**32 - 1)],
-        *[("resumption.attachment", value) for value in (-1, -(2**31))],
-        ("resumption.prior_output_token_ids", (1,) * 257),
-        ("resumption.resume_points", (None,)),
+        *[("timeout", seconds(value)) for value in (0.0, -1.0, 366 * 86_400.5, 2**31, 2**62)],
+        *[("waited", seconds(value)) for value in (-0.001, 366 * 86_400.5, 2**62)],
+        *[("resume_from", value) for value in (257, 2**31, 2**32 - 1)],
+        *[("last_attempt", value) for value in (2**30 + 1, 2**31, 2**32 - 1)],
+        ("prior_output_token_ids", (1,) * 257),
+        ("resume_points", ({},)),
         *[(name, "é" * 65) for name in ("request_id", "tenant", "cache_salt")],
         ("model", "m" * 257),
         ("request_id", ""),
@@ -95,8 +86,8 @@ def check(request, models=(MODEL,), now_s=0.0, max_seconds=None):
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
     """Just outside, far outside, and no number at all."""
     with pytest.raises(InvalidRequestError) as caught:
-        check(raw(path, value))
-    assert caught.value.field == path.removesuffix("_s").removeprefix("resumption.")
+        check(request_with(path, value))
+    assert caught.value.field == path.removesuffix("_s").removeprefix("")
     assert caught.value.message
 
 
@@ -120,12 +111,12 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
         *[("output.stream_interval", value) for value in (1, 2**31 - 1)],
         *[("sampling.n", value) for value in (1, 16)],
         *[("priority", value) for value in (-100, 0, 100)],
-        *[("timeout_s", value) for value in (1e-9, 366 * 86_400.0)],
-        *[("resumption.waited_s", value) for value in (0.0, 366 * 86_400.0)],
-        *[("resumption.last_attempt", value) for value in (0, 2**30)],
-        *[("resumption.attachment", value) for value in (0, 1, 2**32 - 1)],
-        ("resumption.resume_from", 0),
-        ("resumption.prior_output_token_ids", (1,) * 256),
+        *[("timeout", seconds(value)) for value in (1e-9, 366 * 86_400.0)],
+        *[("waited", seconds(value)) for value in (0.0, 366 * 86_400.0)],
+        *[("last_attempt", value) for value in (0, 2**30)],
+        *[("attachment", value) for value in (0, 1, 2**32 - 1)],
+        ("resume_from", 0),
+        ("prior_output_token_ids", (1,) * 256),
         *[(name, "é" * 64) for name in ("request_id", "tenant", "cache_salt")],
         ("stopping.stop", ["x" * 256] * 16),
         ("stopping.stop_token_ids", [399] * 64),
@@ -133,7 +124,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(path, value):
 )
 def test_the_ends_of_every_range_are_taken(path, value):
     """A limit is part of what it limits."""
-    check(raw(path, value))
+    check(request_with(path, value))
 
 
 @pytest.mark.parametrize(
@@ -148,36 +139,39 @@ def test_the_ends_of_every_range_are_taken(path, value):
         *[("sampling.logit_bias", {7: bias}, "sampling.logit_bias[7]") for bias in (100.1, -100.1, math.nan, math.inf)],
         ("sampling.bad_words", ["a", ""], "sampling.bad_words[1]"),
         ("sampling.bad_words", ["a" * 65], "sampling.bad_words[0]"),
-        ("prompt", None, "prompt"),
-        ("prompt", TextPrompt(""), "text"),
-        ("prompt", TextPrompt("x" * (256 * 16 + 1)), "text"),
-        ("prompt", TokenPrompt(()), "token_ids"),
-        ("prompt", TokenPrompt((1,) * 256), "prompt"),
-        ("prompt", ChatPrompt(()), "chat.messages"),
-        ("prompt", ChatPrompt((Turn("user", "x"),) * 4097), "chat.messages"),
-        ("prompt", ChatPrompt((Turn("user", "x"), Turn("", "x"))), "chat.messages[1].role"),
-        ("prompt", ChatPrompt((Turn("user", "x" * 256 * 16),)), "chat"),
+        ("text", None, "prompt"),
+        ("text", "", "text"),
+        ("text", "x" * (256 * 16 + 1), "text"),
+        ("token_ids", {}, "token_ids"),
+        ("token_ids", {"ids": [1] * 256}, "prompt"),
+        ("chat", chat(), "chat.messages"),
+        ("chat", chat(*[("user", "x")] * 4097), "chat.messages"),
+        ("chat", chat(("user", "x"), ("", "x")), "chat.messages[1].role"),
+        ("chat", chat(("user", "x" * 256 * 16)), "chat"),
     ],
 )
 def test_a_wrong_part_of_a_list_or_prompt_is_named_by_its_place(path, value, field):
     """Down to the item."""
     with pytest.raises(InvalidRequestError) as caught:
-        check(raw(path, value))
+        check(request_with(path, value))
     assert caught.value.field == field
 
 
 def test_a_prompt_that_is_too_long_names_both_numbers():
     """One token of the context is for the output."""
     with pytest.raises(InvalidRequestError, match="has 256 tokens; at most 255 fit"):
-        check(raw("prompt", TokenPrompt((1,) * 256)))
-    check(raw("prompt", TokenPrompt((1,) * 255)))
+        check(request_with("token_ids", {"ids": [1] * 256}))
+    check(request_with("token_ids", {"ids": [1] * 255}))
 
 
 def test_what_is_kept_of_a_request_is_bounded():
     """It travels in plans and in executors' memory; the message as a whole is at fault."""
-    check(raw("origin", bytes(MAX_ORIGIN_BYTES)))
+    rest = MAX_ORIGIN_BYTES - len(body_of(request_with("stopping.stop", ["x" * 2**17]))[1]) + 2**17
+    with pytest.raises(InvalidRequestError) as caught:
+        check(request_with("stopping.stop", ["x" * rest]))
+    assert caught.value.field == "stopping.stop[0]"
     with pytest.raises(InvalidRequestError, match=f"has {MAX_ORIGIN_BYTES + 1} bytes beside its prompt") as caught:
-        check(raw("origin", bytes(MAX_ORIGIN_BYTES + 1)))
+        check(request_with("stopping.stop", ["x" * (rest + 1)]))
     assert caught.value.field == "message"
 
 
@@ -185,13 +179,13 @@ def test_a_chat_needs_a_template():
     """The error says what to send instead."""
     model = served_model(tokenizer_source(byte_level_tokenizer(), chat_template=None))
     with pytest.raises(InvalidRequestError, match="no chat template") as caught:
-        check(raw("prompt", ChatPrompt((Turn("user", "x"),))), models=(model,))
+        check(request_with("chat", chat(("user", "x"))), models=(model,))
     assert caught.value.field == "chat"
 
 
 def test_unset_fields_take_the_defaults():
     """Of the fields, where the model has none."""
-    valid = check(raw())
+    valid = check(request_with())
     sampling = valid.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1.0, 0, 1.0, 0.0)
     assert (valid.max_tokens, valid.num_logprobs, valid.deadline_s, valid.stop_texts) == (None, None, None, ())
@@ -202,36 +196,38 @@ def test_unset_fields_take_the_models_generation_defaults_and_zero_is_not_unset(
     """A temperature of 0 is greedy even where the model would like 0.6."""
     defaults = GenerationDefaults(temperature=0.6, top_k=40, top_p=0.9, min_p=0.1)
     model = served_model(replace(SOURCE, defaults=defaults))
-    unset = check(raw(), models=(model,)).sampling
+    unset = check(request_with(), models=(model,)).sampling
     assert (unset.temperature, unset.top_k, unset.top_p, unset.min_p) == (0.6, 40, 0.9, 0.1)
-    sent = check(replace(raw(), sampling=RawSampling(0.0, 3, 1.0, 0.0)), models=(model,)).sampling
+    sent = check(
+        request_with("sampling", {"temperature": 0.0, "top_k": 3, "top_p": 1.0, "min_p": 0.0}), models=(model,)
+    ).sampling
     assert (sent.temperature, sent.top_k, sent.top_p, sent.min_p) == (0.0, 3, 1.0, 0.0)
 
 
 def test_a_models_repetition_penalty_counts_unless_the_request_says_otherwise():
     """1, which changes nothing, is not unset."""
     model = served_model(replace(SOURCE, defaults=GenerationDefaults(repetition_penalty=1.1)))
-    assert check(raw(), models=(model,)).sampling.repetition_penalty == 1.1
-    assert check(raw("sampling.repetition_penalty", 1.0), models=(model,)).sampling.repetition_penalty == 1.0
-    assert check(raw()).sampling.repetition_penalty == 1.0
+    assert check(request_with(), models=(model,)).sampling.repetition_penalty == 1.1
+    assert check(request_with("sampling.repetition_penalty", 1.0), models=(model,)).sampling.repetition_penalty == 1.0
+    assert check(request_with()).sampling.repetition_penalty == 1.0
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(0, 0), (1000, 400)])
 def test_a_models_default_top_k_may_mean_unlimited_or_more_than_there_is(top_k, expected):
     """Generation configurations in the wild have both."""
     model = served_model(replace(SOURCE, defaults=GenerationDefaults(top_k=top_k)))
-    assert check(raw(), models=(model,)).sampling.top_k == expected
+    assert check(request_with(), models=(model,)).sampling.top_k == expected
 
 
 def test_logprobs_of_zero_are_not_unset():
     """They ask for the drawn token's alone."""
-    assert check(raw("output.logprobs", 0)).num_logprobs == 0
+    assert check(request_with("output.logprobs", 0)).num_logprobs == 0
 
 
 def test_prompt_logprobs_of_zero_are_not_unset():
     """They ask for the prompt tokens' alone."""
-    assert check(raw("output.prompt_logprobs", 0)).num_prompt_logprobs == 0
-    assert check(raw()).num_prompt_logprobs is None
+    assert check(request_with("output.prompt_logprobs", 0)).num_prompt_logprobs == 0
+    assert check(request_with()).num_prompt_logprobs is None
 
 
 def test_prompt_logprobs_fit_into_one_answer():
@@ -246,50 +242,41 @@ def test_prompt_logprobs_fit_into_one_answer():
 
 def test_penalties_and_lists_arrive_as_sent_and_unset_ones_change_nothing():
     """A penalty of 0 is one; an allowed token named twice is allowed once."""
-    sent = check(
-        replace(
-            raw(),
-            sampling=RawSampling(
-                presence_penalty=-0.5,
-                frequency_penalty=0.0,
-                repetition_penalty=1.25,
-                logit_bias={7: 1.5, 3: -2.0},
-                allowed_token_ids=[9, 7, 9],
-                bad_words=["no"],
-            ),
-        )
-    )
+    numbers = {"presence_penalty": -0.5, "frequency_penalty": 0.0, "repetition_penalty": 1.25}
+    lists = {"logit_bias": {7: 1.5, 3: -2.0}, "allowed_token_ids": [9, 7, 9], "bad_words": ["no"]}
+    sent = check(request_with("sampling", numbers | lists))
     sampling = sent.sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 0.0, 1.25)
     assert (sampling.logit_bias, sampling.allowed_token_ids) == (((3, -2.0), (7, 1.5)), (9, 7))
     assert sent.bad_words == ("no",)
-    unset = check(raw()).sampling
+    unset = check(request_with()).sampling
     assert (unset.presence_penalty, unset.frequency_penalty, unset.repetition_penalty) == (0.0, 0.0, 1.0)
     assert (unset.logit_bias, unset.allowed_token_ids) == ((), ())
 
 
 def test_a_minimum_beyond_the_maximum_is_refused():
     """It would never be reached; the same number is fine."""
-    assert check(replace(raw(), stopping=RawStopping(max_tokens=5, min_tokens=5))).min_tokens == 5
+    assert check(request_with("stopping", {"max_tokens": 5, "min_tokens": 5})).min_tokens == 5
     with pytest.raises(InvalidRequestError, match="is 6, must be at most max_tokens, which is 5") as caught:
-        check(replace(raw(), stopping=RawStopping(max_tokens=5, min_tokens=6)))
+        check(request_with("stopping", {"max_tokens": 5, "min_tokens": 6}))
     assert caught.value.field == "stopping.min_tokens"
 
 
 def test_end_tokens_that_the_model_cannot_draw_are_left_out():
     """A tokenizer may know more tokens than the model has logits for; no request fails because of that."""
     source = replace(SOURCE, end_token_ids=(END, MODEL.vocab_size, MODEL.vocab_size + 7))
-    assert check(raw(), models=(served_model(source),)).end_token_ids == (END,)
+    assert check(request_with(), models=(served_model(source),)).end_token_ids == (END,)
 
 
 def test_end_tokens_are_the_models_and_the_requests():
     """Each once; `ignore_eos` leaves out the model's own."""
-    stopping = RawStopping(stop_token_ids=[7, END, 7])
-    assert check(replace(raw(), stopping=stopping)).end_token_ids == (END, 7)
-    assert check(replace(raw(), stopping=replace(stopping, ignore_eos=True))).end_token_ids == (7, END)
-    assert check(raw("stopping.ignore_eos", True)).end_token_ids == ()
-    assert check(raw("stopping.ignore_eos", True)).ignored_end_token_ids == (END,)
-    assert check(raw()).ignored_end_token_ids == ()
+    own = [7, END, 7]
+    assert check(request_with("stopping.stop_token_ids", own)).end_token_ids == (END, 7)
+    stopping = {"stop_token_ids": own, "ignore_eos": True}
+    assert check(request_with("stopping", stopping)).end_token_ids == (7, END)
+    assert check(request_with("stopping.ignore_eos", True)).end_token_ids == ()
+    assert check(request_with("stopping.ignore_eos", True)).ignored_end_token_ids == (END,)
+    assert check(request_with()).ignored_end_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +288,9 @@ def test_end_tokens_are_the_models_and_the_requests():
 )
 def test_the_earlier_of_timeout_and_the_calls_deadline_holds(timeout_s, max_seconds, deadline_s):
     """On the backend's clock."""
-    assert check(raw("timeout_s", timeout_s), now_s=10.0, max_seconds=max_seconds).deadline_s == deadline_s
+    timeout = None if timeout_s is None else seconds(timeout_s)
+    request = request_with("timeout", timeout)
+    assert check(request, now_s=10.0, max_seconds=max_seconds).deadline_s == deadline_s
 
 
 def test_an_unset_seed_follows_from_tenant_and_request():
@@ -310,8 +299,8 @@ def test_an_unset_seed_follows_from_tenant_and_request():
     seeds = [derived_seed(key) for key in keys]
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 2**64 for seed in seeds)
-    assert check(replace(raw(), tenant="t", request_id="r")).sampling.seed == seeds[0]
-    assert check(raw("sampling.seed", 0)).sampling.seed == 0
+    assert check(pb.GenerateRequest(tenant="t", request_id="r", text="hello")).sampling.seed == seeds[0]
+    assert check(request_with("sampling.seed", 0)).sampling.seed == 0
 
 
 def test_the_derived_seed_never_changes():
@@ -322,17 +311,17 @@ def test_the_derived_seed_never_changes():
 def test_the_only_model_needs_no_name():
     """Of several, one must be named."""
     other = served_model(SOURCE, name="other")
-    assert check(raw()).model is MODEL
-    assert check(raw("model", "other"), models=(MODEL, other)).model is other
+    assert check(request_with()).model is MODEL
+    assert check(request_with("model", "other"), models=(MODEL, other)).model is other
     with pytest.raises(InvalidRequestError, match="'tiny', 'other'") as caught:
-        check(raw(), models=(MODEL, other))
+        check(request_with(), models=(MODEL, other))
     assert caught.value.field == "model"
     with pytest.raises(UnknownModelError, match="'missing'"):
-        check(raw("model", "missing"))
+        check(request_with("model", "missing"))
 
 
 def test_without_executors_the_client_is_told_to_come_back():
     """It is no fault of the request."""
     with pytest.raises(NoExecutorError) as caught:
-        check(raw(), models=())
+        check(request_with(), models=())
     assert caught.value.retry_after_s > 0

@@ -11,12 +11,12 @@ from unittest import mock
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import BatchPlan, Int32Array, RecordId, Release, StepResult
+from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
 from paceline_executor.link.step_loop import StepLoop
 from paceline_executor.rows.table import RowTable
 from paceline_scheduler.api.edge import Edge
-from paceline_scheduler.api.raw import RawResumption
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core import intake, recovery
 from paceline_scheduler.core.executor import results
@@ -156,8 +156,8 @@ def _way_back_with_any_body(live: LiveRequest | None, output: Int32Array, resump
     return _way_back(live, output, resumption)
 
 
-def _any_stream_before(edge: Edge, key: RecordId, resumption: RawResumption) -> RequestStream | None:
-    del resumption
+def _any_stream_before(edge: Edge, key: RecordId, request: GenerateRequest) -> RequestStream | None:
+    del request
     return edge.requests.by_key(key)
 
 
