@@ -3,14 +3,13 @@
 The half of the border that writes; `wire` is the other one. protobuf's complaints become errors that name the field.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import EncodeError
+from google.protobuf.message import EncodeError, Message
 
 from paceline.v1 import inference_pb2 as pb
-from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline_client.attachment import Attachment, Held
 from paceline_client.requests import Chat, Output, Prompt, Request, Sampling, Scheduling, Stopping, Text, invalid
 
@@ -25,10 +24,10 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     set_field(message, "request_id", request.request_id)
     set_field(message, "tenant", request.tenant)
     set_prompt(message, request.prompt)
-    _set_sampling(message.sampling, request.sampling)
-    _set_stopping(message.stopping, request.stopping)
-    _set_output(message.output, request.output)
-    _set_scheduling(message, request.scheduling)
+    _set_part(message.sampling, request.sampling, "sampling.")
+    _set_part(message.stopping, request.stopping, "stopping.")
+    _set_part(message.output, request.output, "output.")
+    _set_part(message, request.scheduling)
     if request.timeout.total_seconds is not None:
         message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
     if (size := message.ByteSize()) > max_bytes:
@@ -100,42 +99,25 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
             set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
 
 
-def _set_sampling(message: sampling_pb.SamplingParams, sampling: Sampling) -> None:
-    for name in _SAMPLING_NUMBERS:
-        set_field(message, name, getattr(sampling, name), "sampling.")
-    set_all(message, "allowed_token_ids", sampling.allowed_token_ids, "sampling.")
-    set_all(message, "bad_words", _texts(sampling.bad_words), "sampling.")
+def _set_part(message: Message, part: Sampling | Stopping | Output | Scheduling, path: str = "") -> None:
+    """Set what a part of a request names, in the fields of the same names."""
+    for field in fields(part):
+        name, value = field.name, getattr(part, field.name)
+        kind = message.DESCRIPTOR.fields_by_name[name]
+        if not kind.is_repeated:
+            set_field(message, name, value, path)
+        elif kind.message_type is None:
+            set_all(message, name, (value,) if isinstance(value, str) else value, path)  # one text may stand alone
+        else:
+            _set_map(message, name, value, path)
+
+
+def _set_map(message: object, name: str, pairs: Mapping[int, float], path: str) -> None:
     try:
-        for token_id, bias in sampling.logit_bias.items():
-            message.logit_bias[token_id] = bias
+        for key, value in pairs.items():
+            getattr(message, name)[key] = value
     except (AttributeError, TypeError, ValueError) as error:
-        raise invalid("sampling.logit_bias", str(error)) from None
-
-
-_SAMPLING_NUMBERS = tuple(field.name for field in fields(Sampling) if field.default is None)
-
-
-def _set_stopping(message: sampling_pb.StoppingParams, stopping: Stopping) -> None:
-    for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output"):
-        set_field(message, name, getattr(stopping, name), "stopping.")
-    set_all(message, "stop", _texts(stopping.stop), "stopping.")
-    set_all(message, "stop_token_ids", stopping.stop_token_ids, "stopping.")
-
-
-def _texts(texts: Sequence[str] | str | None) -> Sequence[str] | None:
-    """Several texts, also where one stands alone."""
-    return (texts,) if isinstance(texts, str) else texts
-
-
-def _set_output(message: sampling_pb.OutputOptions, output: Output) -> None:
-    for name in ("logprobs", "prompt_logprobs", "skip_special_tokens", "stream_interval"):
-        set_field(message, name, getattr(output, name), "output.")
-
-
-def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None:
-    set_field(message, "priority", scheduling.priority)
-    set_field(message, "cache_salt", scheduling.cache_salt)
-    set_field(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
+        raise invalid(path + name, str(error)) from None
 
 
 def sendable_seconds(seconds: float) -> float:

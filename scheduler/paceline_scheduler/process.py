@@ -124,7 +124,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: executors.is_at_rest
     )
     edge = Edge(runtime, executors, texts, edge_limits)
-    runtime.deliver_to(edge)
+    runtime.deliver_to(edge.delivery)
     admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)

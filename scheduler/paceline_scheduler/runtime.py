@@ -45,6 +45,10 @@ class Observer(Protocol):
         """See an event that has happened, before its effects have gone anywhere. What is refused has not happened."""
         ...
 
+
+class PlanObserver(Observer, Protocol):
+    """Sees what is planned as well."""
+
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
         """See a step planned before it is sent, or that there was nothing to plan; `planning_ns` is what that took."""
         ...
@@ -58,8 +62,9 @@ class Runtime:
         self._core = core
         self._clock = clock
         self._loop = loop
-        self._alarm = Alarm(loop, clock, lambda at_s: self._happen(Tick(), max(at_s, clock())))
+        self._alarm = Alarm(loop, clock, lambda at_s: self.feed(Tick(), max(at_s, clock())))
         self._observers: list[Observer] = []
+        self._plan_observers: list[PlanObserver] = []
         self._outputs: OutputSink | None = None
         self._plans: PlanSink | None = None
         self._is_turn_ending = False
@@ -73,24 +78,21 @@ class Runtime:
         self._plans = sink
 
     def show(self, observer: Observer) -> None:
-        """Let somebody see from now on what goes into the core and comes out of it, after those before."""
+        """Let somebody see from now on what happens and what comes of it, after those before."""
         self._observers.append(observer)
+
+    def show_plans(self, observer: PlanObserver) -> None:
+        """Let somebody see all that goes into the core and comes out of it."""
+        self._observers.append(observer)
+        self._plan_observers.append(observer)
 
     def now_s(self) -> float:
         """Return the time of the injected clock in seconds."""
         return self._clock()
 
-    def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """Let something happen now; returns the answer, or raises what the core refuses it for."""
-        return self._happen(event, self._clock())
-
-    async def until_settled(self) -> None:
-        """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
-        self.feed(Tick())
-        while self.views.has_plans_in_flight():  # noqa: ASYNC110
-            await asyncio.sleep(_SETTLE_POLL_S)
-
-    def _happen(self, event: Event[ReplyT], now: float) -> ReplyT:
+    def feed(self, event: Event[ReplyT], now: float | None = None) -> ReplyT:
+        """Let something happen, now if no time is given; returns the answer, or raises what the core refuses it for."""
+        now = self._clock() if now is None else now
         effects = self._core.apply(event, now)
         for observer in self._observers:
             observer.saw(event, now, effects)
@@ -106,6 +108,12 @@ class Runtime:
             self._loop.call_soon(self._end_turn)
         return effects.reply
 
+    async def until_settled(self) -> None:
+        """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
+        self.feed(Tick())
+        while self.views.has_plans_in_flight():  # noqa: ASYNC110
+            await asyncio.sleep(_SETTLE_POLL_S)
+
     def _end_turn(self) -> None:
         self._is_turn_ending = False
         self.feed(Tick())
@@ -116,7 +124,7 @@ class Runtime:
             started_s = self._clock()
             plan = self._core.plan(address, started_s)
             planning_ns = round((self._clock() - started_s) * 1e9)
-            for observer in self._observers:
+            for observer in self._plan_observers:
                 observer.planned(address, started_s, plan, planning_ns)
             if plan is None:
                 return

@@ -425,7 +425,7 @@ async def test_observers_see_what_happens_in_order_and_before_anything_comes_of_
         def planned(self, address, now, plan, planning_ns):
             seen.append(("no plan" if plan is None else f"plan {plan.step_id}", len(bench.plans)))
 
-    bench.runtime.show(Witness())
+    bench.runtime.show_plans(Witness())
     request = make_request(3, 2)
     bench.runtime.feed(Submit((request,)))
     with pytest.raises(DuplicateRequestError):

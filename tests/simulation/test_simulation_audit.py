@@ -43,7 +43,7 @@ class Audited:
     def result(self, each):
         """Let a plan arrive and run; returns what came of it."""
         self.audit.arrives(each, self.table)
-        return self.engine.collect(self.engine.launch(each)).result
+        return self.engine.collect(self.engine.launch(each))
 
     def rules(self):
         """The rules that were broken, without where; and forget them."""

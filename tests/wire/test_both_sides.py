@@ -10,13 +10,14 @@ import pytest
 
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
-from paceline.plan.codec import decode_request
+from paceline.plan.codec import decode_request, encode_request
 from paceline.plan.values import FinishReason, GenerationDefaults, RecordId, RowFinish, SamplingParams
 from paceline.v1 import plan_pb2, sampling_pb2
 from paceline_executor.link.servicer_views import tokenizer_parts
 from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 from paceline_scheduler.api import wire as api_wire
-from paceline_scheduler.link.wire import decode_tokenizer_part, encode_request
+from paceline_scheduler.link.wire import decode_tokenizer_part
+from paceline_scheduler.link.wire_contexts import with_contexts
 from paceline_scheduler.testing.requests import make_placement, make_request
 from paceline_scheduler.testing.tokenizers import served_model
 
@@ -25,7 +26,7 @@ def to_executor(*placements):
     """What the executor reads of a plan with these placements."""
     harness = CoreHarness(make_executor())
     harness.submit(make_request())
-    (plan,) = decode_request(encode_request(replace(harness.plan(), new_requests=placements)))
+    (plan,) = decode_request(encode_request(with_contexts(replace(harness.plan(), new_requests=placements))))
     return plan.new_requests
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.plan.codec import decode_request
+from paceline.plan.codec import decode_request, encode_request
 from paceline.plan.values import BatchPlan
 from paceline.v1 import inference_pb2
 from paceline_executor.link import service as executor_service
@@ -11,7 +11,7 @@ from paceline_executor.rows.limits import MAX_CONTEXT_BYTES
 from paceline_scheduler.api import texts, validation
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.link import transport_grpc
-from paceline_scheduler.link.wire import encode_request
+from paceline_scheduler.link.wire_contexts import with_contexts
 from paceline_scheduler.testing.requests import make_placement, make_request
 
 
@@ -42,5 +42,5 @@ def test_what_the_scheduler_stores_of_the_largest_request_is_kept_by_the_executo
         waited_s=1e9 + 0.125,
         deadline_left_s=1e9,
     )
-    (sent,) = decode_request(encode_request(BatchPlan(1, 1, 1, new_requests=(placement,))))
+    (sent,) = decode_request(encode_request(with_contexts(BatchPlan(1, 1, 1, new_requests=(placement,)))))
     assert MAX_ORIGIN_BYTES < len(sent.new_requests[0].context) <= MAX_CONTEXT_BYTES

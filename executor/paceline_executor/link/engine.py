@@ -7,11 +7,11 @@ schedulers.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, StepResult
+from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import DeviceError, DeviceFaultError, ServiceError, StepFailedError
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
@@ -30,16 +30,6 @@ class Ticket:
     handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
     error: Exception | None
     prepare_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that was executed, and where its time went."""
-
-    result: StepResult
-    prepare_ns: int
-    forward_ns: int
-    sample_ns: int
 
 
 class Engine:
@@ -84,15 +74,17 @@ class Engine:
         """Whether collecting would not have to wait for the device."""
         return ticket.handle is None or self._runner.is_done(ticket.handle)
 
-    def collect(self, ticket: Ticket) -> Step:
-        """The oldest launched step's result, once it is there.
+    def collect(self, ticket: Ticket, waited_ns: int = 0, idle_ns: int = 0) -> StepResult:
+        """The oldest launched step's result, once it is there, with where its time went.
+
+        The plan waited so long for the device, which had stood idle so long.
 
         Raises StepFailedError when the step failed: the rows are then as they were before it, and all later ones that
         were launched are taken back with it. Raises DeviceFaultError when the device failed while it computed: then
         there is nothing to go on with.
         """
         try:
-            step = self._land(ticket)
+            result = self._land(ticket, waited_ns, idle_ns)
         except DeviceError:
             raise
         except Exception as error:
@@ -101,7 +93,7 @@ class Engine:
         self._in_flight.popleft()
         # The rows have advanced: what went wrong here would be no failed step.
         self.table.trim_records(self._clock_ns())
-        return step
+        return result
 
     def _start(self, launched: Launched, start_ns: int) -> Ticket:
         copies, prepared = launched.plan.copies, launched.prepared
@@ -116,7 +108,7 @@ class Engine:
             return Ticket(launched, None, error, 0)
         return Ticket(launched, handle, None, prepare_ns)
 
-    def _land(self, ticket: Ticket) -> Step:
+    def _land(self, ticket: Ticket, waited_ns: int, idle_ns: int) -> StepResult:
         if ticket.error is not None:
             raise ticket.error
         output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
@@ -124,7 +116,8 @@ class Engine:
         result = self.table.land(ticket.launched, output)
         # What follows the device's work is this side's own, like what precedes it.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
-        return Step(result, prepare_ns, output.forward_ns, output.sample_ns)
+        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns)
+        return replace(result, timings=timings)
 
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:

@@ -96,7 +96,8 @@ class PlanStream:
 
     def answer(self, done: StepResult) -> None:
         """Queue a result, or keep it back for the next one."""
-        self._post_results(self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL))
+        if results := self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL):
+            self.post(results)
 
     def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
         """Queue a message; a peer that leaves too many of them unread loses its stream."""
@@ -111,13 +112,15 @@ class PlanStream:
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Queue a sign of life, unless other messages are on their way. No result is kept back for longer."""
-        self._post_results(self._batcher.rest())
+        if results := self._batcher.rest():
+            self.post(results)
         if self._outbox.empty():
             self._outbox.put_nowait(heartbeat)
 
     def end(self, error: ServiceError | None) -> None:
         """End the stream after what is queued; the first reason given stands."""
-        self._post_results(self._batcher.rest())
+        if results := self._batcher.rest():
+            self.post(results)
         if not self._end.done():
             self._end.set_result(error)
 
@@ -161,10 +164,6 @@ class PlanStream:
             self._outbox.task_done()
             if self._is_half_closed and self._num_in_flight == 0:
                 self.end(None)
-
-    def _post_results(self, results: tuple[StepResult, ...]) -> None:
-        if results:
-            self.post(results)
 
     def _half_close(self) -> None:
         """The scheduler sends no more: answer what is in flight, then end in good order."""

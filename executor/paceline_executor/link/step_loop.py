@@ -20,10 +20,10 @@ from typing import TypeVar
 
 import structlog
 
-from paceline.plan.values import BatchPlan, FailedStep, StepResult, StepTimings
+from paceline.plan.values import BatchPlan, FailedStep, StepResult
 from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
-from paceline_executor.link.engine import Engine, Step, Ticket
+from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
 from paceline_executor.rows.table import RowTable
@@ -247,27 +247,18 @@ class StepLoop:
         launched = self._in_flight.popleft()
         plan = launched.submitted.plan
         try:
-            step = engine.collect(launched.ticket)
+            waited_ns = self._running[0].started_ns - launched.submitted.arrived_ns
+            result = engine.collect(launched.ticket, waited_ns, launched.idle_ns)
         except (ServiceError, DeviceError) as error:
             self._in_flight.clear()
             self._running = ()
             self._refuse(engine, plan, error)
             return
-        timings = self._timings(launched, self._running[0].started_ns, step)
         self._running = tuple(step.starting(self._clock_ns()) for step in self._running[1:2]) + self._running[2:]
         self._last_step = (plan.epoch, plan.step_id)
-        self._post(self._on_report, replace(step.result, timings=timings))
+        self._post(self._on_report, result)
         self._attribution.succeeded(plan)
         self._idle_since_ns = self._clock_ns()
-
-    def _timings(self, launched: _Launched, start_ns: int, step: Step) -> StepTimings:
-        return StepTimings(
-            waited_ns=start_ns - launched.submitted.arrived_ns,
-            prepare_ns=step.prepare_ns,
-            forward_ns=step.forward_ns,
-            sample_ns=step.sample_ns,
-            idle_ns=launched.idle_ns,
-        )
 
     def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
         """Tell that a plan was not executed, and run no later one of its epoch; raises DeviceError when none can run.

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from paceline_kernels.decoder import DecoderBatch
+
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
@@ -21,23 +23,10 @@ class KvCache:
     values: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardInputs:
-    """One varlen batch on the model's device, batch row after batch row; see `runner.interface.StepBatch`."""
-
-    token_ids: torch.Tensor  # [num_tokens] int32
-    positions: torch.Tensor  # [num_tokens] int32
-    slot_mapping: torch.Tensor  # [num_tokens] int64: block * block_size + slot of each token, no two alike
-    cu_seqlens: torch.Tensor  # [num_rows + 1] int32
-    context_lens: torch.Tensor  # [num_rows] int32
-    block_tables: torch.Tensor  # [num_rows, max_blocks_per_row] int32
-    logit_tokens: torch.Tensor  # [num_logits] int32: the tokens, as places in the batch, whose logits are wanted
-
-
 class Model(Protocol):
     """A decoder-only transformer with its weights on one device."""
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: DecoderBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
 
         They are valid until the next call.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import (
     DOWN,
     GATE_UP,
@@ -30,6 +30,7 @@ from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation, Checkpoint
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
+from paceline_kernels.decoder import DecoderBatch
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
@@ -71,7 +72,7 @@ class LlamaModel:
         tied = config.tie_word_embeddings
         self._lm_head = DenseLinear(self._embedding if tied else read_matrix(checkpoint, ("lm_head.weight",), device))
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: DecoderBatch, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
         config, eps = self._config, self._config.rms_norm_eps
         # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
@@ -96,7 +97,7 @@ class LlamaModel:
         return x if norm is None else rms_norm(x, norm, self._config.rms_norm_eps)
 
     def _attend(
-        self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs, keys: torch.Tensor, values: torch.Tensor
+        self, layer: LlamaLayer, hidden: torch.Tensor, inputs: DecoderBatch, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """The attention block of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         config = self._config

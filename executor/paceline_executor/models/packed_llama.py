@@ -7,7 +7,7 @@ Knows which tensors go together and how each kind of stored weight is packed. Th
 import numpy as np
 import torch
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader, read_norm
 from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
@@ -46,18 +46,9 @@ class PackedLlamaModel:
             )
         )
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: DecoderBatch, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
-        batch = DecoderBatch(
-            token_ids=inputs.token_ids,
-            positions=inputs.positions,
-            slot_mapping=inputs.slot_mapping,
-            cu_seqlens=inputs.cu_seqlens,
-            context_lens=inputs.context_lens,
-            block_tables=inputs.block_tables,
-            logit_tokens=inputs.logit_tokens,
-        )
-        return self._decoder.forward(batch, kv_cache.keys, kv_cache.values)
+        return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values)
 
 
 def read_packed(checkpoint: Checkpoint, names: tuple[str, ...]) -> PackedWeight:

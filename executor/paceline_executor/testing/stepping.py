@@ -6,8 +6,8 @@ Knows engines and runners.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from paceline.plan.values import BatchPlan
-from paceline_executor.link.engine import Engine, Step
+from paceline.plan.values import BatchPlan, StepResult
+from paceline_executor.link.engine import Engine
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hiding_runner import HidingRunner
@@ -37,6 +37,6 @@ class SteppingEngine(Engine):
         super().__init__(table, as_seen(runner), *more)
         self.runner = runner
 
-    def execute(self, plan: BatchPlan) -> Step:
+    def execute(self, plan: BatchPlan) -> StepResult:
         """Run one plan; raises what launching or collecting raises."""
         return self.collect(self.launch(plan))

@@ -138,6 +138,8 @@ class Delivery:
         """Go on with every completion where its client's copy ends: the text up to there is made, but not told."""
         beyond = []
         for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
+            if resumed.outputs is None and not len(resumed.prefix_token_ids):
+                continue  # nothing was generated yet, as of every request that has just been queued
             try:
                 is_over = self._catch_up(completion, resumption, resumed)
             except Exception:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import SystemRandom
 
 from paceline.plan.values import Int32Array, RecordId
@@ -41,7 +41,6 @@ from paceline_scheduler.api.validation import (
 from paceline_scheduler.backend import Arrival, Backend, Executors
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.events import Cancel, Resume, Submit
-from paceline_scheduler.core.outputs import Outputs
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.errors import (
     DrainingError,
@@ -60,17 +59,8 @@ _NO_HANDLE = 0  # of a request that is not submitted
 _CHANCE = SystemRandom()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A request whose every field was checked, in tokens."""
-
-    valid: ValidRequest
-    text_model: TextModel
-    token_ids: Int32Array
-
-
 class Edge:
-    """An OutputSink that serves clients. The composition root tells the backend to deliver to it.
+    """Serves clients. The composition root tells the backend to deliver to its `delivery`.
 
     `draw` gives numbers from 0 to 1, to spread the times at which refused clients come back.
     """
@@ -89,7 +79,7 @@ class Edge:
         self.limits = limits
         self.draw = draw
         self.requests = OpenRequests()
-        self._delivery = Delivery(backend, self.requests)
+        self.delivery = Delivery(backend, self.requests)
         self._handles = itertools.count(1)
         self._drain_notice: DrainNotice | None = None
         self._idle = asyncio.Event()
@@ -109,7 +99,7 @@ class Edge:
     def leave_outbox(self, outbox: Outbox) -> None:
         """The client of a call is gone: what still runs of its requests is detached if resumable, else cancelled."""
         for stream in self.requests.of_call(outbox):
-            self._delivery.leave(stream)
+            self.delivery.leave(stream)
 
     def close_outbox(self, outbox: Outbox) -> None:
         """End a call, as `leave_outbox` does."""
@@ -158,7 +148,7 @@ class Edge:
             self.executors.require_lead()
             self.backend.views.require_room(num)
         if before is not None and before.outbox is outbox:
-            self._delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
+            self.delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
             before = self.requests.by_key(key)
         handles = tuple(itertools.islice(self._handles, num))
         stream = RequestStream(handles, key, outbox, request, before=before)
@@ -188,10 +178,11 @@ class Edge:
         try:
             arrival = Arrival.BACK if is_begun(stream.request) else Arrival.NEW
             await self.executors.until_synced(arrival)
-            prepared = await self._prepare(stream.request, came_s, max_seconds)
+            valid, token_ids = await self._prepare(stream.request, came_s, max_seconds)
+            text_model = await self.texts.model(valid.model)
             await self.executors.until_synced(arrival)  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
-                self._run(stream, prepared)
+                self._run(stream, valid, token_ids, text_model)
         except SchedulerError:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
@@ -200,11 +191,13 @@ class Edge:
             self.requests.forget(stream)
             raise
 
-    async def _prepare(self, request: GenerateRequest, came_s: float, max_seconds: float | None) -> _Prepared:
+    async def _prepare(
+        self, request: GenerateRequest, came_s: float, max_seconds: float | None
+    ) -> tuple[ValidRequest, Int32Array]:
+        """Check every field; returns what is asked for, and the prompt in tokens."""
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
-        text_model = await self.texts.model(valid.model)
         # Of a client that comes back the request is known in tokens as a rule, and all come back at once.
         known = None
         if valid.resumption.is_begun:
@@ -218,21 +211,20 @@ class Edge:
         check_prompt_logprobs(valid.num_prompt_logprobs, len(token_ids))
         if bad_words:
             valid = replace(valid, bad_word_token_ids=bad_words)
-        return _Prepared(valid, text_model, token_ids)
+        return valid, token_ids
 
-    def _run(self, stream: RequestStream, prepared: _Prepared) -> None:
-        valid = prepared.valid
-        stream.num_prompt_tokens = len(prepared.token_ids)
+    def _run(self, stream: RequestStream, valid: ValidRequest, token_ids: Int32Array, text_model: TextModel) -> None:
+        stream.num_prompt_tokens = len(token_ids)
         stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
-        requests = core_requests(valid, prepared.token_ids, stream.handles)
-        self.requests.run(stream, [_completion(stream, request, prepared) for request in requests])
+        requests = core_requests(valid, token_ids, stream.handles)
+        self.requests.run(stream, [_completion(stream, request, valid, text_model) for request in requests])
         if not valid.resumption.is_attachment:
             self.backend.feed(Submit(requests))
             return
         resumptions = tuple(Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True))
         found = self.backend.feed(Resume(resumptions))
-        self._delivery.take_over(stream)
-        self._delivery.go_on(stream, resumptions, found)
+        self.delivery.take_over(stream)
+        self.delivery.go_on(stream, resumptions, found)
 
     async def cancel(self, key: RecordId) -> None:
         """End a request as CANCELLED, whoever listens to it, and tell its stream if there is one here.
@@ -256,7 +248,7 @@ class Edge:
             for completion in tuple(stream.running):
                 self.backend.feed(Cancel(completion.key))
             return True
-        self._delivery.cancel_unsubmitted(stream)
+        self.delivery.cancel_unsubmitted(stream)
         return not is_begun(stream.request)
 
     async def cancel_elsewhere(self, key: RecordId) -> None:
@@ -295,10 +287,10 @@ class Edge:
             num = num_completions(request)
             if not is_begun(request):
                 self.backend.views.require_room(num)
-            prepared = await self._prepare(request, self.backend.now_s(), None)
+            valid, token_ids = await self._prepare(request, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)
-        completions = core_requests(prepared.valid, prepared.token_ids, (_NO_HANDLE,) * num)
+        completions = core_requests(valid, token_ids, (_NO_HANDLE,) * num)
         now_s = self.backend.now_s()
         estimates = [self.backend.views.estimate(completion, now_s) for completion in completions]
         refused = (estimate for estimate in estimates if estimate.refusal is not None)
@@ -327,15 +319,8 @@ class Edge:
             raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
 
-    # What the backend delivers
 
-    def deliver(self, outputs: Outputs) -> None:
-        """Hand new tokens and failures to their streams."""
-        self._delivery.deliver(outputs)
-
-
-def _completion(stream: RequestStream, request: Request, prepared: _Prepared) -> Completion:
-    valid = prepared.valid
-    detokenizer = Detokenizer(prepared.text_model.spelling, valid.skip_special_tokens)
+def _completion(stream: RequestStream, request: Request, valid: ValidRequest, text_model: TextModel) -> Completion:
+    detokenizer = Detokenizer(text_model.spelling, valid.skip_special_tokens)
     text = CompletionText(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
     return Completion(stream, request.handle, request.key, text)

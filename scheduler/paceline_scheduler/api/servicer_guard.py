@@ -84,10 +84,11 @@ def _streaming(behaviour: Callable[..., Any] | None, decode: _Decode, method: st
 
     async def guarded(request: object, context: _Context) -> None:
         async with _errors_as_status(context, method):
-            if not inspect.isasyncgenfunction(behaviour):
-                await behaviour(decode(request), context)
+            answers = behaviour(decode(request), context)
+            if inspect.isawaitable(answers):
+                await answers
                 return
-            async with aclosing(behaviour(decode(request), context)) as responses:
+            async with aclosing(answers) as responses:
                 async for response in responses:
                     await context.write(response)
 

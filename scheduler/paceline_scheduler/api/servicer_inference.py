@@ -53,12 +53,11 @@ class InferenceServicer(InferenceServiceServicer):
             edge.close_outbox(outbox)
 
     @override
-    async def Session(
+    def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
     ) -> AsyncIterator[pb.SessionResponse]:
         """Run many requests over one stream."""
-        async for response in serve_session(self._edge, request_iterator):
-            yield response
+        return serve_session(self._edge, request_iterator)
 
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:

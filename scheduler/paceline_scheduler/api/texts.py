@@ -62,7 +62,7 @@ class Texts:
             token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
             check_token_ids("token_ids.ids", token_ids, model.vocab_size)
         else:
-            text_model = await self._model_for_prompt(model)
+            text_model = await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
             if prompt.HasField("chat"):
                 rendered = await self._render(prompt.chat, text_model, model)
                 token_ids = await self._encode(text_model.encode_rendered_chat, rendered)
@@ -78,7 +78,7 @@ class Texts:
         whatever spaces it came with. The same letters cut into other tokens, or in another case, are not found.
         """
         bare = [word.lstrip(" ") or word for word in words]
-        spell = (await self._model_for_prompt(model)).ways_to_spell
+        spell = (await self._models.get_for_prompt(model.tokenizer, model.vocab_size)).ways_to_spell
         is_short = NUM_WAYS_TO_SPELL * sum(map(len, bare)) <= self._limits.max_inline_chars
         spelt = spell(bare) if is_short else await self._threads.run(lambda: spell(bare))
         num_tokens = sum(map(len, spelt))
@@ -105,9 +105,6 @@ class Texts:
         self._models.close()
         self._threads.close()
         await self._chats.close()
-
-    async def _model_for_prompt(self, model: ServedModel) -> TextModel:
-        return await self._models.get_for_prompt(model.tokenizer, model.vocab_size)
 
     async def _encode(self, encode: Callable[[str], Int32Array], text: str) -> Int32Array:
         if len(text) <= self._limits.max_inline_chars:

@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import structlog
 
-from paceline.plan.values import Drain, ExecutorInfo, Hello, StepResult, WaitingInLine, Welcome
-from paceline_scheduler.core.executor.state import StepInFlight
+from paceline.plan.values import Drain, ExecutorInfo, Hello, WaitingInLine, Welcome
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.holder import Holder
@@ -84,8 +83,9 @@ class ExecutorLink:
 
     async def _drive(self, connection: Connection, hello: Hello) -> NoReturn:
         calls = connection.attach()
+        steps = self._steward.listener.steps_of(self.address)
         try:
-            self._connection, self._stream = connection, PlanStream(calls, self, self._steward.clock)
+            self._connection, self._stream = connection, PlanStream(calls, self, steps, self._steward.clock)
             await self._stream.run(hello)
         finally:
             self._connection = self._stream = None
@@ -120,14 +120,6 @@ class ExecutorLink:
         listener.attached(welcome.model, tokenizer, description, snapshot, self._stream)
         if self._steward.is_drain_due(self.address):
             listener.draining(self.address)
-
-    def finished_step(self, result: StepResult) -> None:
-        """Apply a result; raises DivergenceError."""
-        self._steward.listener.finished_step(self.address, result)
-
-    def due_step(self) -> StepInFlight | None:
-        """Return the oldest plan without a result."""
-        return self._steward.listener.due_step(self.address)
 
     def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new, now or once it is ours."""

@@ -34,7 +34,7 @@ class Executors:
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
         self._told = Readiness(ServingStatus.NOT_SERVING)
-        runtime.show(steps)
+        runtime.show_plans(steps)
         runtime.show(self)
         runtime.send_plans_to(self)
 
@@ -51,9 +51,6 @@ class Executors:
         del now, effects
         if isinstance(event, DrainExecutor | BeginDrain):
             self.changed()
-
-    def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """Plans change nothing of who is served."""
 
     # What a new request would meet
 

@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
-from paceline.plan.values import BatchPlan, Model, StepResult, Welcome
+from paceline.plan.values import BatchPlan, Model, Welcome
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.link.plan_stream import Steps
 
 
 class PlanPort(Protocol):
@@ -47,12 +47,8 @@ class LinkListener(Protocol):
         """An executor can be driven through `port`."""
         ...
 
-    def finished_step(self, address: str, result: StepResult) -> None:
-        """A result arrived; raises DivergenceError when it does not fit."""
-        ...
-
-    def due_step(self, address: str) -> StepInFlight | None:
-        """Return the oldest plan of an executor that has no result yet."""
+    def steps_of(self, address: str) -> Steps:
+        """Return where results of an executor go, and what is due of it."""
         ...
 
     def draining(self, address: str) -> None:

@@ -4,6 +4,8 @@ Knows the order: what is known of an executor is written down before its event h
 executors is let in after, when plans have left.
 """
 
+from functools import partial
+
 from paceline.plan.texts import readable
 from paceline.plan.values import Model, StepResult, Welcome
 from paceline_scheduler.backend import TokenizerSource
@@ -17,12 +19,12 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
 )
-from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import Attachment
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.link_listener import PlanPort
+from paceline_scheduler.link.plan_stream import Steps
 from paceline_scheduler.runtime import Runtime
 
 MAX_REASON_BYTES = 512
@@ -72,9 +74,9 @@ class Listener:
         """Apply a result; raises DivergenceError."""
         self._runtime.feed(StepFinished(address, result))
 
-    def due_step(self, address: str) -> StepInFlight | None:
-        """Return the oldest plan of an executor that has no result yet."""
-        return self._runtime.views.due_step(address)
+    def steps_of(self, address: str) -> Steps:
+        """Return where results of an executor go, and what is due of it."""
+        return Steps(partial(self.finished_step, address), partial(self._runtime.views.due_step, address))
 
     def draining(self, address: str) -> None:
         """Place nothing new on an executor, unless it has been given up."""

@@ -49,17 +49,18 @@ class StreamEvents(Protocol):
         """The executor is ours, in the state of the snapshot. Plans may be sent when this returns."""
         ...
 
-    def finished_step(self, result: StepResult) -> None:
-        """A result arrived; DivergenceError when it fits no plan."""
-        ...
-
-    def due_step(self) -> StepInFlight | None:
-        """Return the oldest plan without a result."""
-        ...
-
     def going_away(self, notice: Drain) -> None:
         """The executor wants nothing new."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Those of the executor: `finish` takes a result, DivergenceError when it fits no plan; `due` is the oldest plan
+    without one."""
+
+    finish: Callable[[StepResult], None]
+    due: Callable[[], StepInFlight | None]
 
 
 class Phase(Enum):
@@ -92,9 +93,10 @@ class _Heard:
 class PlanStream:
     """Drives one stream until it ends, which is always an error."""
 
-    def __init__(self, stream: PlanCalls, events: StreamEvents, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: PlanCalls, events: StreamEvents, steps: Steps, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._events = events
+        self._steps = steps
         self._clock = clock
         self._phase = Phase.GREETING
         self._protocols = PROTOCOLS
@@ -128,7 +130,7 @@ class PlanStream:
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Put a plan on its way without waiting for the network."""
-        step = self._events.due_step()
+        step = self._steps.due()
         if step is not None and step.step_id == plan.step_id:
             self._heard.awaited_since_s = self._clock()
         self._send(plan)
@@ -165,7 +167,9 @@ class PlanStream:
                 self._heard.got_on_s = self._heard.at_s
             match message:
                 case StepResult():
-                    self._take_result(message)
+                    self._require_phase(Phase.READY)
+                    self._heard.awaited_since_s = self._heard.at_s
+                    self._steps.finish(message)
                 case Heartbeat():
                     pass
                 case SnapshotPart():
@@ -178,11 +182,6 @@ class PlanStream:
                     self._events.waits_in_line(message)
                 case Drain():
                     self._events.going_away(message)
-
-    def _take_result(self, result: StepResult) -> None:
-        self._require_phase(Phase.READY)
-        self._heard.awaited_since_s = self._heard.at_s
-        self._events.finished_step(result)
 
     def _take_welcome(self, welcome: Welcome) -> None:
         self._require_phase(Phase.GREETING, Phase.IN_LINE)
@@ -229,7 +228,7 @@ class PlanStream:
             raise StreamEndedError(f"nothing heard for {now_s - heard.at_s:.1f} s")
         if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - heard.got_on_s > MAX_WELCOME_S:
             raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - heard.got_on_s:.1f} s")
-        step = self._events.due_step()
+        step = self._steps.due()
         if step is not None and (waited_s := now_s - heard.awaited_since_s) > _bound_s(step):
             raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
 

@@ -9,11 +9,14 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
+from paceline.plan.codec import decode_response, encode_request
+from paceline.plan.codec.columns import MalformedError
 from paceline.plan.texts import readable
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
+from paceline_scheduler.link.wire_contexts import with_contexts
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # the prompts of a plan's new requests, at most
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
@@ -108,7 +111,7 @@ class GrpcPlanStream:
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
         """Send a message, or several plans as one."""
-        data = wire.encode_request(message, *more)
+        data = encode_request(with_contexts(message), *map(with_contexts, more))
         try:
             await self._call.write(data)
         except _CALL_ERRORS as error:
@@ -123,7 +126,10 @@ class GrpcPlanStream:
                 raise await self._typed(error) from error
             if not isinstance(data, bytes):
                 raise StreamEndedError("the executor closed the plan stream")
-            self._unread.extend(wire.decode_response(data))
+            try:
+                self._unread.extend(decode_response(data))
+            except MalformedError as error:
+                raise wire.divergence(error) from error
         return self._unread.popleft()
 
     def cancel(self) -> None:

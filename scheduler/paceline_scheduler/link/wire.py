@@ -10,12 +10,11 @@ from typing import ParamSpec, TypeVar
 
 from google.rpc import error_details_pb2, status_pb2
 
-from paceline.plan import codec
 from paceline.plan.codec import welcomes
 from paceline.plan.codec.bounds import MAX_PART_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, parse
 from paceline.plan.texts import MAX_NAME_BYTES, readable
-from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
+from paceline.plan.values import ExecutorInfo
 from paceline.v1 import executor_pb2
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import (
@@ -26,7 +25,6 @@ from paceline_scheduler.errors import (
     TermSupersededError,
 )
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.link.wire_contexts import with_contexts
 
 _SERVICE = "/paceline.v1.ExecutorService"
 ATTACH_METHOD = f"{_SERVICE}/Attach"
@@ -47,22 +45,14 @@ def _divergence(read: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return read(*args, **kwargs)
         except MalformedError as error:
-            raise DivergenceError(f"the executor sent a malformed message: {error}") from error
+            raise divergence(error) from error
 
     return reading
 
 
-def encode_request(message: ToExecutor, *more: BatchPlan) -> bytes:
-    """Return a message to an executor: one, or several plans, with the contexts of the requests they place."""
-    if isinstance(message, BatchPlan):
-        message, more = with_contexts(message), tuple(map(with_contexts, more))
-    return codec.encode_request(message, *more)
-
-
-@_divergence
-def decode_response(data: bytes) -> list[FromExecutor]:
-    """Return what an executor says on a plan stream: several results, or one message."""
-    return codec.decode_response(data)
+def divergence(error: MalformedError) -> DivergenceError:
+    """Return what ends a stream on which such a message came."""
+    return DivergenceError(f"the executor sent a malformed message: {error}")
 
 
 @_divergence

@@ -4,6 +4,7 @@ Knows the core's requests and paceline.v1. A value that changes nothing stays un
 """
 
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -11,23 +12,24 @@ from google.protobuf.message import DecodeError
 from paceline.plan.codec.bounds import BoundError, check
 from paceline.plan.codec.requests import read_sampling, write_sampling
 from paceline.plan.durations import read_duration, write_duration
-from paceline.plan.values import BatchPlan, NewRequest, RecordId
+from paceline.plan.values import BatchPlan, RecordId, ToExecutor
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.request import Request
 
 _MAX_SALT_BYTES = 128
+_M = TypeVar("_M", bound=ToExecutor)
 
 
-def with_contexts(plan: BatchPlan) -> BatchPlan:
-    """Return a plan of the core as it travels: with the context of each request it places."""
-    if not plan.new_requests:
-        return plan
-    return replace(plan, new_requests=tuple(_with_context(new) for new in plan.new_requests))
-
-
-def _with_context(new: NewRequest) -> NewRequest:
-    return replace(new, context=write_context(new.request_context)) if isinstance(new, Placement) else new
+def with_contexts(message: _M) -> _M:
+    """Return a message as it travels; that is a plan of the core with the context of each request it places."""
+    if not (isinstance(message, BatchPlan) and message.new_requests):
+        return message
+    placements = (
+        replace(new, context=write_context(new.request_context)) if isinstance(new, Placement) else new
+        for new in message.new_requests
+    )
+    return replace(message, new_requests=tuple(placements))
 
 
 def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:

@@ -126,7 +126,12 @@ class StepObserver:
         del now
         match event:
             case StepFinished(address, result):
-                self._finished(address, result, effects.reply)
+                executor = self._executors[address]
+                planning = executor.plannings.popleft()
+                executor.has_just_ended = True
+                _count(executor.totals, planning, result)
+                if self.watch.sinks:
+                    self.watch.tell(self._record(address, effects.reply, planning.planning_ns, result))
             case ExecutorAttached(description):
                 executor = self._executors.setdefault(description.address, _Executor())
                 executor.plannings.clear()
@@ -145,14 +150,6 @@ class StepObserver:
             return
         follows_work = bool(executor.plannings) or executor.has_just_ended
         executor.plannings.append(_Planning(planning_ns, follows_work))
-
-    def _finished(self, address: str, result: StepResult, step: StepInFlight) -> None:
-        executor = self._executors[address]
-        planning = executor.plannings.popleft()
-        executor.has_just_ended = True
-        _count(executor.totals, planning, result)
-        if self.watch.sinks:
-            self.watch.tell(self._record(address, step, planning.planning_ns, result))
 
     def _record(self, address: str, step: StepInFlight, planning_ns: int, result: StepResult) -> StepRecord:
         timings = result.timings

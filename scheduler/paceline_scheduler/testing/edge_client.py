@@ -19,7 +19,8 @@ _EVERYTHING = 1 << 30
 async def scripted_edge(model: ServedModel, limits: EdgeLimits) -> AsyncIterator[Edge]:
     """An edge over a scripted backend with one model, until the block ends."""
     backend = ScriptedBackend(model)
-    edge = backend.sink = Edge(backend, backend, Texts(limits, datetime.now), limits)
+    edge = Edge(backend, backend, Texts(limits, datetime.now), limits)
+    backend.sink = edge.delivery
     yield edge
     await edge.texts.close()
 

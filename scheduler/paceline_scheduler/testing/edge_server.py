@@ -50,7 +50,7 @@ async def serve_edge(backend: ScriptedBackend, limits: EdgeLimits | None = None)
     limits = limits or EdgeLimits()
     texts = Texts(limits, lambda: NOON)
     edge = Edge(backend, backend, texts, limits)
-    backend.sink = edge
+    backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
     add_AdminServiceServicer_to_server(AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0), server)

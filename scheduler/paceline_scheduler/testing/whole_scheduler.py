@@ -36,7 +36,7 @@ async def serve_scheduler(executors: str, limits: EdgeLimits | None = None) -> A
     rig = SchedulerRig(executors, GrpcTransport())
     texts = Texts(limits, datetime.now)
     edge = Edge(rig.runtime, rig.executors, texts, limits)
-    rig.runtime.deliver_to(edge)
+    rig.runtime.deliver_to(edge.delivery)
     server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -7,13 +7,14 @@ import pytest
 import torch
 import transformers
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import DecoderBatch
 
 VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
 SIZES = {
@@ -103,7 +104,7 @@ def logits_of(model, config, tokens, cuts=(), dtype=torch.float32):
     ends = (*cuts, len(tokens))
     for start, end in zip((0, *cuts), ends, strict=True):
         positions = torch.arange(start, end, dtype=torch.int32)
-        inputs = ForwardInputs(
+        inputs = DecoderBatch(
             token_ids=tokens[start:end],
             positions=positions,
             slot_mapping=positions.long(),

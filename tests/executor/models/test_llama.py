@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import tiny_checkpoint
+from paceline_kernels.decoder import DecoderBatch
 
 SHAPES = {
     "like the default model": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 16},
@@ -49,7 +50,7 @@ def oracle(checkpoint):
 def one_row_inputs(token_ids, block_size):
     """A batch of one row that computes all its tokens and wants all their logits."""
     positions = torch.arange(len(token_ids), dtype=torch.int32)
-    return ForwardInputs(
+    return DecoderBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),
         positions=positions,
         slot_mapping=positions.long(),

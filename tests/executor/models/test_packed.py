@@ -7,12 +7,13 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.interface import KvCache
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel, read_packed
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import DecoderBatch
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))
@@ -50,7 +51,7 @@ def logits_of(model, kv_dtype):
     slot = CONFIG.head_dim + (4 if kv_dtype == torch.int8 else 0)
     shape = (CONFIG.num_layers, 8, CONFIG.num_kv_heads, 16, slot)
     positions = torch.arange(LENGTH, dtype=torch.int32)
-    inputs = ForwardInputs(
+    inputs = DecoderBatch(
         token_ids=torch.randint(0, CONFIG.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1)).int(),
         positions=positions,
         slot_mapping=positions.long(),

@@ -30,8 +30,8 @@ def engine():
 def _run(engine, num_tokens, *, output=(), num_logprobs=2, prompt=PROMPT):
     """Place the request on row 0 and let it generate so many tokens."""
     request = placement(0, prompt, output=output, num_logprobs=num_logprobs, name="r")
-    results = [engine.execute(plan([(0, len(prompt) + len(output))], place=[request], grants=BLOCKS)).result]
-    results += [engine.execute(plan([(0, 1)])).result for _ in range(num_tokens - 1)]
+    results = [engine.execute(plan([(0, len(prompt) + len(output))], place=[request], grants=BLOCKS))]
+    results += [engine.execute(plan([(0, 1)])) for _ in range(num_tokens - 1)]
     return results
 
 
@@ -169,7 +169,7 @@ def test_a_row_that_fails_alone_tells_none(engine):
     """It drew no token that they could be of."""
     _run(engine, 2)
     engine.runner.faulty_tokens = frozenset(_expected(2))
-    result = engine.execute(plan([(0, 1)])).result
+    result = engine.execute(plan([(0, 1)]))
 
     (state,) = engine.table.states()
     assert (result.num_accepted.tolist(), result.logprobs) == ([0], ())

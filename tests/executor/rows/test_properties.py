@@ -49,7 +49,7 @@ class Run:
 
     def execute(self, planned):
         """Execute a plan and let the scheduler know."""
-        self.scheduler.take(planned, self.engine.execute(planned).result)
+        self.scheduler.take(planned, self.engine.execute(planned))
 
     def recover(self):
         """Begin anew from the snapshot."""

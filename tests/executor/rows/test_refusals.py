@@ -162,7 +162,7 @@ def test_a_malformed_plan_is_named_and_changes_nothing(engine, malformed, fault)
     assert refusal.value.fault is fault
     assert refusal.value.reason == f"PLAN_{fault}"
     assert _picture(engine.table) == before
-    assert engine.execute(plan([(0, 1), (1, 1)], step_id=3)).result.num_accepted.tolist() == [1, 1]
+    assert engine.execute(plan([(0, 1), (1, 1)], step_id=3)).num_accepted.tolist() == [1, 1]
 
 
 LATER_FIELDS = {
@@ -218,14 +218,14 @@ RULES_OUT_OF_RANGE = [
 def test_a_rule_out_of_range_fails_its_request(engine, field, rules):
     """Just beyond the ends, and no number at all."""
     request = placement(2, [1], sampling=replace(GREEDY, **rules))
-    result = engine.execute(plan([(2, 1)], step_id=3, place=[request], grants=[(2, 0, 5)])).result
+    result = engine.execute(plan([(2, 1)], step_id=3, place=[request], grants=[(2, 0, 5)]))
     assert [(error.row, error.field) for error in result.errors] == [(2, field)]
 
 
 @pytest.mark.parametrize(("field", "request_"), REFUSED_REQUESTS.items(), ids=REFUSED_REQUESTS)
 def test_a_request_that_cannot_run_fails_alone_and_names_the_field(engine, field, request_):
     """Its row is occupied until it is released; the others of the step advance."""
-    result = engine.execute(plan([(0, 1), (2, 1)], step_id=3, place=[request_], grants=[(2, 0, 5)])).result
+    result = engine.execute(plan([(0, 1), (2, 1)], step_id=3, place=[request_], grants=[(2, 0, 5)]))
 
     assert [(error.row, error.field) for error in result.errors] == [(2, field)]
     assert field in result.errors[0].message
@@ -248,7 +248,7 @@ def test_nothing_oversized_is_kept_of_a_request_that_cannot_run(engine):
 @pytest.mark.parametrize("num_tokens", [0, 16, 17, 40])
 def test_a_prompt_that_is_empty_or_leaves_no_room_fails_alone(engine, num_tokens):
     """The context holds 16 tokens, one of which has to be output."""
-    result = engine.execute(plan(step_id=3, place=[placement(2, [1] * num_tokens)])).result
+    result = engine.execute(plan(step_id=3, place=[placement(2, [1] * num_tokens)]))
 
     assert [error.field for error in result.errors] == ["prompt_token_ids"]
 
@@ -280,7 +280,7 @@ def test_the_largest_request_that_fits_runs(engine):
     )
     blocks = [(2, index, 4 + index) for index in range(4)]
 
-    result = engine.execute(plan([(2, 15)], step_id=3, place=[request], grants=blocks)).result
+    result = engine.execute(plan([(2, 15)], step_id=3, place=[request], grants=blocks))
 
     assert result.errors == ()
     assert result.num_accepted.tolist() == [1]

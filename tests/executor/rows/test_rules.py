@@ -30,10 +30,10 @@ def run(*placements, num_tokens=8):
     sizes = [place.prompt_token_ids.size + place.output_token_ids.size for place in placements]
     grants = [(place.row, index, place.row * 6 + index) for place in placements for index in range(6)]
     scheduled = [(place.row, size) for place, size in zip(placements, sizes, strict=True)]
-    results = [engine.execute(plan(scheduled, place=placements, grants=grants)).result]
+    results = [engine.execute(plan(scheduled, place=placements, grants=grants))]
     while len(results) < num_tokens:
         again = [(place.row, 1) for place in placements]
-        results.append(engine.execute(plan(again, step_id=len(results) + 1)).result)
+        results.append(engine.execute(plan(again, step_id=len(results) + 1)))
     states = {state.row: state.output_token_ids.tolist() for state in engine.table.states()}
     return states, results
 
@@ -148,8 +148,8 @@ def test_prompt_logprobs_are_told_chunk_by_chunk_of_tokens_that_have_others_befo
     engine = SteppingEngine(RowTable(LIMITS), HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
     place = placement(0, list(range(10, 19)), num_prompt_logprobs=1)
     grants = [(0, index, index) for index in range(3)]
-    results = [engine.execute(plan([(0, 4)], place=[place, placement(1, [5])], grants=grants)).result]
-    results += [engine.execute(plan([(0, size)], step_id=step)).result for step, size in ((2, 4), (3, 1), (4, 1))]
+    results = [engine.execute(plan([(0, 4)], place=[place, placement(1, [5])], grants=grants))]
+    results += [engine.execute(plan([(0, size)], step_id=step)) for step, size in ((2, 4), (3, 1), (4, 1))]
     told = [[(t.row, t.columns.offset, t.token_ids.tolist()) for t in result.prompt_logprobs] for result in results]
     assert told == [[(0, 1, [11, 12, 13, 14])], [(0, 5, [15, 16, 17, 18])], [], []]
     assert results[0].prompt_logprobs[0].columns.top_logprobs.shape == (4, 1)

@@ -44,9 +44,9 @@ def _tokens_of(result: StepResult) -> list[int]:
 
 def test_a_prompt_in_one_chunk_gives_one_token_and_each_decode_one_more(engine):
     """The last token drawn is fed to the next step by the executor itself."""
-    first = engine.execute(plan([(0, 3)], place=[placement(0, [5, 6, 7])], grants=[(0, 0, 2)])).result
-    second = engine.execute(plan([(0, 1)], step_id=2)).result
-    third = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 9)])).result
+    first = engine.execute(plan([(0, 3)], place=[placement(0, [5, 6, 7])], grants=[(0, 0, 2)]))
+    second = engine.execute(plan([(0, 1)], step_id=2))
+    third = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 9)]))
 
     assert _tokens_of(first) + _tokens_of(second) + _tokens_of(third) == reference([5, 6, 7], 3)
     assert first.num_accepted.tolist() == [1]
@@ -57,10 +57,10 @@ def test_a_prompt_in_chunks_gives_the_same_token_as_in_one(engine):
     prompt = [9, 8, 7, 6, 5]
     cells = [(0, 0, 3), (0, 1, 4)]
     counts = [
-        engine.execute(plan([(0, 2)], place=[placement(0, prompt)], grants=cells)).result.num_accepted.tolist(),
-        engine.execute(plan([(0, 1)], step_id=2)).result.num_accepted.tolist(),
+        engine.execute(plan([(0, 2)], place=[placement(0, prompt)], grants=cells)).num_accepted.tolist(),
+        engine.execute(plan([(0, 1)], step_id=2)).num_accepted.tolist(),
     ]
-    last = engine.execute(plan([(0, 2)], step_id=3)).result
+    last = engine.execute(plan([(0, 2)], step_id=3))
 
     assert counts == [[0], [0]]
     assert _tokens_of(last) == reference(prompt, 1)
@@ -73,7 +73,7 @@ def test_rows_of_a_mixed_batch_do_not_disturb_each_other(engine):
 
     result = engine.execute(
         plan([(3, 1), (0, 4), (2, 1)], step_id=2, place=place, grants=[(3, 0, 1), (0, 0, 5), (0, 1, 6)])
-    ).result
+    )
 
     assert result.rows.tolist() == [3, 0, 2]
     assert result.num_accepted.tolist() == [1, 0, 1]
@@ -85,9 +85,9 @@ def test_a_row_ends_at_an_end_token_and_later_plans_write_nothing(engine, runner
     stop = reference([5, 6], 2)[1]
     place = [placement(0, [5, 6], end_token_ids=[7, stop])]
     engine.execute(plan([(0, 2)], place=place, grants=[(0, 0, 2)]))
-    ended = engine.execute(plan([(0, 1)], step_id=2)).result
+    ended = engine.execute(plan([(0, 1)], step_id=2))
     num_steps = runner.num_steps
-    late = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 3)])).result
+    late = engine.execute(plan([(0, 1)], step_id=3, grants=[(0, 1, 3)]))
 
     assert ended.finishes.tolist() == [RowFinish.END_TOKEN]
     assert _tokens_of(ended) == [stop]
@@ -99,8 +99,8 @@ def test_a_row_ends_at_an_end_token_and_later_plans_write_nothing(engine, runner
 def test_a_row_ends_at_max_tokens(engine):
     """Output of earlier attempts counts."""
     place = [placement(0, [1], output=[2, 3], max_tokens=4)]
-    first = engine.execute(plan([(0, 3)], place=place, grants=[(0, 0, 0), (0, 1, 1)])).result
-    second = engine.execute(plan([(0, 1)], step_id=2)).result
+    first = engine.execute(plan([(0, 3)], place=place, grants=[(0, 0, 0), (0, 1, 1)]))
+    second = engine.execute(plan([(0, 1)], step_id=2))
 
     assert first.finishes.tolist() == [RowFinish.GOES_ON]
     assert second.finishes.tolist() == [RowFinish.LENGTH]
@@ -110,8 +110,8 @@ def test_a_row_ends_when_its_context_is_full(engine):
     """The last token of a context is drawn but never computed."""
     cells = [(0, index, index) for index in range(4)]
     place = [placement(0, list(range(14)), max_tokens=100)]
-    first = engine.execute(plan([(0, 14)], place=place, grants=cells)).result
-    second = engine.execute(plan([(0, 1)], step_id=2)).result
+    first = engine.execute(plan([(0, 14)], place=place, grants=cells))
+    second = engine.execute(plan([(0, 1)], step_id=2))
 
     assert first.finishes.tolist() == [RowFinish.GOES_ON]
     assert second.finishes.tolist() == [RowFinish.CONTEXT_FULL]
@@ -126,7 +126,7 @@ def test_shared_blocks_serve_a_prefix_that_another_row_computed(engine):
 
     result = engine.execute(
         plan([(1, 2)], step_id=2, place=place, tags=[(7, KEY)], shared=[(1, 0, 7)], grants=[(1, 1, 9)])
-    ).result
+    )
 
     assert _tokens_of(result) == reference(prompt, 1)
     assert engine.table.tags().block_ids.tolist() == [7]
@@ -140,7 +140,7 @@ def test_a_row_forgets_what_its_last_request_shared(engine):
     engine.execute(plan([(1, 1)], step_id=2, place=[sharing], shared=[(1, 0, 7)], grants=[(1, 1, 9)]))
     engine.execute(plan(step_id=3, preempt=[1]))
 
-    result = engine.execute(plan([(1, 1)], step_id=4, place=[placement(1, [6], name="b")], grants=[(1, 0, 3)])).result
+    result = engine.execute(plan([(1, 1)], step_id=4, place=[placement(1, [6], name="b")], grants=[(1, 0, 3)]))
 
     assert _tokens_of(result) == reference([6], 1)
 
@@ -153,7 +153,7 @@ def test_a_copied_block_can_be_written_without_touching_its_source(engine):
     place = [placement(1, other, num_cached_tokens=5)]
     engine.execute(plan([(1, 1)], step_id=2, place=place, copies=[(1, 2)], shared=[(1, 0, 0)], grants=[(1, 1, 2)]))
 
-    first = engine.execute(plan([(0, 1), (1, 1)], step_id=3)).result
+    first = engine.execute(plan([(0, 1), (1, 1)], step_id=3))
 
     assert _tokens_of(first) == [reference(prompt, 2)[1], reference(other, 2)[1]]
 
@@ -165,7 +165,7 @@ def test_a_shared_block_can_be_replaced_by_its_copy(engine):
     place = [placement(1, [*prompt, 5], num_cached_tokens=4)]
     engine.execute(plan([(1, 1)], step_id=2, place=place, shared=[(1, 0, 0)], grants=[(1, 1, 1)]))
 
-    result = engine.execute(plan([(1, 1)], step_id=3, copies=[(0, 2)], grants=[(1, 0, 2)])).result
+    result = engine.execute(plan([(1, 1)], step_id=3, copies=[(0, 2)], grants=[(1, 0, 2)]))
 
     assert _tokens_of(result) == reference([*prompt, 5], 2)[1:]
 
@@ -174,9 +174,7 @@ def test_a_block_released_in_a_plan_may_be_granted_in_the_same_plan(engine):
     """Plan order is device order."""
     engine.execute(plan([(0, 2)], place=[placement(0, [1, 2])], grants=[(0, 0, 5)]))
 
-    result = engine.execute(
-        plan([(1, 1)], step_id=2, finish=[(0, 1)], place=[placement(1, [3])], grants=[(1, 0, 5)])
-    ).result
+    result = engine.execute(plan([(1, 1)], step_id=2, finish=[(0, 1)], place=[placement(1, [3])], grants=[(1, 0, 5)]))
 
     assert _tokens_of(result) == reference([3], 1)
 
@@ -215,7 +213,7 @@ def test_a_preempted_request_placed_again_continues_as_if_nothing_had_been(engin
     engine.execute(plan(step_id=3, preempt=[0]))
     again = placement(2, [1, 2], name="request-0", output=reference([1, 2], 2))
 
-    result = engine.execute(plan([(2, 4)], step_id=4, place=[again], grants=[(2, 0, 7)])).result
+    result = engine.execute(plan([(2, 4)], step_id=4, place=[again], grants=[(2, 0, 7)]))
 
     assert _tokens_of(result) == [reference([1, 2], 3)[2]]
     assert engine.table.num_records == 0
@@ -226,19 +224,19 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(engine, runner):
     runner.faulty_tokens = frozenset({13})
     place = [placement(0, [13]), placement(1, [1])]
 
-    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
+    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)]))
 
     assert result.finishes.tolist() == [RowFinish.ERROR, RowFinish.GOES_ON]
     assert result.num_accepted.tolist() == [0, 1]
     assert [(error.row, error.reason) for error in result.errors] == [(0, "NUMERIC_FAULT")]
-    assert engine.execute(plan([(0, 1), (1, 1)], step_id=2)).result.num_accepted.tolist() == [0, 1]
+    assert engine.execute(plan([(0, 1), (1, 1)], step_id=2)).num_accepted.tolist() == [0, 1]
 
 
 def test_log_probabilities_come_only_for_rows_that_asked(engine):
     """One set of values per drawn token."""
     place = [placement(0, [1], num_logprobs=2), placement(1, [2])]
 
-    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)])).result
+    result = engine.execute(plan([(0, 1), (1, 1)], place=place, grants=[(0, 0, 0), (1, 0, 1)]))
 
     assert [(logprobs.row, logprobs.token_ids.tolist()) for logprobs in result.logprobs] == [
         (0, _tokens_of(result)[:1])
@@ -258,7 +256,7 @@ def test_a_step_that_fails_as_a_whole_leaves_every_row_as_it_was(engine, runner)
         engine.execute(failing)
 
     assert [repr(state) for state in engine.table.states()] == before
-    assert _tokens_of(engine.execute(failing).result) == [reference([3], 2)[1], reference([4], 1)[0]]
+    assert _tokens_of(engine.execute(failing)) == [reference([3], 2)[1], reference([4], 1)[0]]
 
 
 def test_a_failed_step_makes_no_promise_about_blocks_it_may_have_written(engine, runner):
@@ -285,21 +283,19 @@ def test_the_grant_hash_follows_the_protocols_description(engine):
         value = ((value ^ ((row * 2**48 + index * 2**32 + block) % 2**64)) * 0x100000001B3) % 2**64
         return value ^ (value >> 32)
 
-    first = engine.execute(
-        plan(place=[placement(1, [1] * 9)], shared=[(1, 0, 3)], grants=[(1, 1, 4), (1, 2, 2)])
-    ).result
-    second = engine.execute(plan(step_id=2, place=[placement(3, [1])], grants=[(3, 0, 11)])).result
+    first = engine.execute(plan(place=[placement(1, [1] * 9)], shared=[(1, 0, 3)], grants=[(1, 1, 4), (1, 2, 2)]))
+    second = engine.execute(plan(step_id=2, place=[placement(3, [1])], grants=[(3, 0, 11)]))
 
     expected = carried(carried(carried(HASH_START, 1, 1, 4), 1, 2, 2), 1, 0, 3)
     assert first.grant_hash == expected
     assert second.grant_hash == carried(expected, 3, 0, 11)
     engine.table.begin_epoch()
-    assert engine.execute(plan(epoch=2)).result.grant_hash == HASH_START
+    assert engine.execute(plan(epoch=2)).grant_hash == HASH_START
 
 
 def test_a_plan_without_rows_runs_nothing(engine, runner):
     """It only changes state."""
-    result = engine.execute(plan(place=[placement(0, [1])], grants=[(0, 0, 1)])).result
+    result = engine.execute(plan(place=[placement(0, [1])], grants=[(0, 0, 1)]))
 
     assert runner.num_steps == 0
     assert result.rows.size == 0
@@ -312,7 +308,7 @@ def test_seeds_and_offsets_reach_the_sampler(engine):
     seeded = type(sampling)(temperature=1.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1)
     place = [placement(0, [1], output=[7], sampling=seeded)]
 
-    result = engine.execute(plan([(0, 2)], place=place, grants=[(0, 0, 1)])).result
+    result = engine.execute(plan([(0, 2)], place=place, grants=[(0, 0, 1)]))
 
     assert _tokens_of(result) == [next_token([1, 7], 2**64 - 1, 1, LIMITS.vocab_size)]
 
@@ -352,4 +348,4 @@ def test_a_step_that_fails_at_its_very_end_has_not_advanced_either(engine, monke
             engine.execute(plan([(0, 1)], step_id=2))
 
     assert [repr(state) for state in engine.table.states()] == before
-    assert _tokens_of(engine.execute(plan([(0, 1)], step_id=2)).result) == [reference([1, 2], 2)[1]]
+    assert _tokens_of(engine.execute(plan([(0, 1)], step_id=2))) == [reference([1, 2], 2)[1]]

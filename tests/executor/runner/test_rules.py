@@ -81,9 +81,9 @@ def run_prompt(runner, chunks, beside=(), num_prompt_logprobs=3):
     others = [placement(row, PROMPT[:size]) for row, size in beside]
     cells = [cell for row in range(1 + len(others)) for cell in grants(row)]
     scheduled = [(0, chunks[0]), *beside]
-    results = [engine.execute(plan(scheduled, place=[asking, *others], grants=cells)).result]
+    results = [engine.execute(plan(scheduled, place=[asking, *others], grants=cells))]
     for step, size in enumerate(chunks[1:], start=2):
-        results.append(engine.execute(plan([(0, size)], step_id=step)).result)
+        results.append(engine.execute(plan([(0, size)], step_id=step)))
     return results
 
 

@@ -253,7 +253,7 @@ async def test_the_same_events_at_the_same_times_give_another_core_the_same_plan
     """Whatever happens: a replay is a loop over what an observer has seen."""
     async with Deployment("a:1", "b:1", max_num_rows=2, num_blocks=16) as deployment:
         rig, recorder = deployment.rig(limits=CoreLimits(max_num_queued_reqs=20)), Recorder()
-        rig.runtime.show(recorder)
+        rig.runtime.show_plans(recorder)
         async with rig:
             await rig.until_ready(2)
             requests = [

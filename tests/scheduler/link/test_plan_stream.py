@@ -20,7 +20,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
-from paceline_scheduler.link.plan_stream import PlanStream
+from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.requests import column
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
@@ -102,7 +102,9 @@ class Link:
         self.listener = Listener()
         self.standstill_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self.driver = PlanStream(self.executor, self.listener, self.now_s)
+        self.driver = PlanStream(
+            self.executor, self.listener, Steps(self.listener.finished_step, self.listener.due_step), self.now_s
+        )
 
     def now_s(self):
         """The scheduler's clock."""

@@ -7,7 +7,7 @@ import pytest
 from paceline.plan.values import Claim, ExecutorLimits, Heartbeat, KvGeometry, Model, WaitingInLine, Welcome
 from paceline_scheduler.errors import StreamEndedError
 from paceline_scheduler.link.claim import OwnClaim
-from paceline_scheduler.link.plan_stream import PlanStream
+from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.virtual_time import run_in_virtual_time
 
 WELCOME = Welcome(
@@ -47,16 +47,14 @@ class Events:
     def waits_in_line(self, notice):
         """Another scheduler drives."""
 
-    def due_step(self):
-        """None, since nothing is planned."""
-
 
 def drive(*messages):
     """Drive a stream for a minute at most; returns why it ended, None if it did not."""
 
     async def main():
         clock = asyncio.get_running_loop().time
-        driver = PlanStream(BeatingStream(*messages), Events(), clock)
+        none = Steps(finish=lambda _: None, due=lambda: None)
+        driver = PlanStream(BeatingStream(*messages), Events(), none, clock)
         try:
             async with asyncio.timeout(60):
                 await driver.run(OwnClaim("scheduler-a").hello("executor:1"))

@@ -6,7 +6,7 @@ from itertools import count, islice
 import numpy as np
 import pytest
 
-from paceline.plan.codec import encode_response
+from paceline.plan.codec import decode_response, encode_request, encode_response
 from paceline.plan.values import (
     BatchPlan,
     BlockTags,
@@ -28,7 +28,8 @@ from paceline_scheduler.core.executors import RequestContext, SeenRow
 from paceline_scheduler.errors import DivergenceError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
-from paceline_scheduler.link.wire_contexts import read_context, write_context
+from paceline_scheduler.link.transport_grpc import GrpcPlanStream
+from paceline_scheduler.link.wire_contexts import read_context, with_contexts, write_context
 from paceline_scheduler.testing.requests import column, make_placement, make_request
 
 
@@ -38,7 +39,7 @@ def test_the_context_holds_the_request_and_what_is_left_of_its_time():
     request = dataclasses.replace(make_request(2), origin=origin, body_digest=b"x" * 16)
     placement = make_placement(0, request, waited_s=0.25, deadline_left_s=2.5)
     plan = BatchPlan(1, 1, 1, new_requests=(placement,))
-    message = plan_pb2.AttachRequest.FromString(wire.encode_request(plan))
+    message = plan_pb2.AttachRequest.FromString(encode_request(with_contexts(plan)))
     context = plan_pb2.RequestContext.FromString(message.plan.new_requests[0].context)
     assert context.request.stopping.stop == ["END"]
     assert context.deadline_left.ToMilliseconds() == 2500
@@ -46,19 +47,30 @@ def test_the_context_holds_the_request_and_what_is_left_of_its_time():
     assert context.body_digest == b"x" * 16
 
 
+class Call:
+    """A call on which one message comes."""
+
+    def __init__(self, data):
+        self._data = data
+
+    async def read(self):
+        """That message."""
+        return self._data
+
+
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x22\x05\x22\x03abc", b""])
-def test_bytes_that_are_no_message_are_a_divergence(data):
+async def test_bytes_that_are_no_message_are_a_divergence(data):
     """Truncated columns, broken protobuf, a message of no kind: the stream ends, and is opened again."""
     with pytest.raises(DivergenceError):
-        wire.decode_response(data)
+        await GrpcPlanStream(Call(data)).read()
 
 
-def test_a_welcome_without_geometry_is_refused():
+async def test_a_welcome_without_geometry_is_refused():
     """Nothing can be planned for an executor of no blocks."""
     welcome = plan_pb2.AttachResponse.FromString(encode_response(WELCOME))
     welcome.welcome.ClearField("geometry")
     with pytest.raises(DivergenceError, match="num_blocks is 0"):
-        wire.decode_response(welcome.SerializeToString())
+        await GrpcPlanStream(Call(welcome.SerializeToString())).read()
 
 
 def test_a_refusal_without_details_is_the_end_of_the_stream():
@@ -128,7 +140,7 @@ def joined(*parts):
     found = None
     for part in parts:
         assert found is None, "nothing follows the last part"
-        (arrived,) = wire.decode_response(encode_response(part))
+        (arrived,) = decode_response(encode_response(part))
         found = joiner.add(arrived)
     return found
 

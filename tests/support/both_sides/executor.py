@@ -15,7 +15,6 @@ from paceline.plan.values import (
     RecordId,
     RowState,
     StepResult,
-    StepTimings,
     Welcome,
 )
 from paceline_executor.errors import StepFailedError
@@ -106,7 +105,7 @@ class InlineExecutor:
         """
         plan = self._waiting.popleft()
         try:
-            step = self._engine.collect(self._engine.launch(plan))
+            result = self._engine.collect(self._engine.launch(plan))
         except StepFailedError as error:
             self.drop_waiting()
             self._failed_step = FailedStep(self.epoch, plan.step_id, str(error))
@@ -114,8 +113,7 @@ class InlineExecutor:
             raise
         self._attribution.succeeded(plan)
         self.num_steps += 1
-        timings = StepTimings(prepare_ns=step.prepare_ns, forward_ns=step.forward_ns, sample_ns=step.sample_ns)
-        return replace(step.result, timings=timings)
+        return result
 
     def execute(self, plan: BatchPlan) -> StepResult:
         """Receive a plan and run it at once."""

@@ -169,7 +169,7 @@ class SchedulerHost:
         listener = self._listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC))
         self._edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
-        runtime.deliver_to(self._edge)
+        runtime.deliver_to(self._edge.delivery)
         self._fleet = Fleet(
             Discovery(parse_executors(self._executors), _no_names),
             SimulatedTransport(self._network, node),
