@@ -142,7 +142,7 @@ class CpuRunner:
         start_ns = self._clock_ns()
         parts = cut(batch)
         problems: dict[int, RowProblem] = {}
-        prompt_logprobs = self._prompt_logprobs(parts.pieces, problems)
+        prompt_logprobs = self._prompt_logprobs(parts.pieces, problems) if parts.pieces else {}
         rest = parts.rest
         logits = self._logits(rest, sampled_tokens(rest)) if rest.token_ids.size else torch.empty(0, 1)
         forwarded_ns = self._clock_ns()

@@ -86,11 +86,12 @@ class Executors:
         was begun waits for as long as a holder is named that has just died, since its client may be here because of it.
         """
         awaited = self._leadership.awaited
-        if arrival is Arrival.NEW:
-            await self._until(lambda: awaited.is_empty or awaited.active is not None, MAX_WAIT_S)
-        else:
+        wait_s = MAX_WAIT_S
+        if arrival is Arrival.BACK and not awaited.is_empty:
             await self._until(lambda: awaited.is_empty, MAX_LEASE_S)
-            await self._until(lambda: awaited.is_empty or awaited.active is not None, MAX_WAIT_S - MAX_LEASE_S)
+            wait_s -= MAX_LEASE_S
+        if not awaited.is_empty:
+            await self._until(lambda: awaited.is_empty or awaited.active is not None, wait_s)
         self.require_lead()
         if not awaited.is_empty:
             raise NoExecutorError("not all executors have answered yet; try again", _RETRY_S)
