@@ -1,6 +1,6 @@
 """What a runner asks of a model: logits for one flat batch, over a paged KV cache.
 
-Knows tensors. It refuses to know requests and sampling.
+Apart from the models, so that a runner knows none of them. Knows tensors; refuses to know requests and sampling.
 """
 
 from dataclasses import dataclass
