@@ -96,7 +96,7 @@ class Core:
             case _:
                 raise AssertionError(f"no rule for {event}")
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
-        return Effects(reply, outputs, addresses, state.register.next_s())
+        return Effects(reply, outputs, addresses, state.requests.next_s())
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
         """Return the next step of an executor, or None when there is nothing to do or enough is in flight."""
@@ -125,7 +125,7 @@ class Core:
         applied = apply_result(executor, result)
         state.num_untested = 0
         for live in applied.ended:
-            state.register.close(live)
+            state.requests.close(live)
         for live in applied.left:
             if not live.is_stranger:
                 state.wait_again(live, now)

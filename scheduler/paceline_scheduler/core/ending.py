@@ -21,18 +21,18 @@ _GIVEN_UP_RETRY_S = 0.1
 
 def detach(state: CoreState, handle: int, now: float) -> None:
     """Nobody listens to a request any more: a resumable one waits for its client, any other one ends."""
-    live = state.register.by_handle(handle)
+    live = state.requests.by_handle(handle)
     if live is None:
         return
     if live.request.is_resumable:
-        state.register.detach(live, now)
+        state.requests.detach(live, now)
     else:
         state.end(live, FinalRelease(state.num_output(live), FinishReason.CANCELLED), now)
 
 
 def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
     """End a request from the edge's side; returns how many tokens of its prompt came from the prefix cache."""
-    live = state.register.by_handle(handle)
+    live = state.requests.by_handle(handle)
     if live is None:
         return 0
     state.end(live, final, now)
@@ -41,8 +41,8 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
     """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
-    live = state.register.by_key(key)
-    if live is None or not state.register.is_open(live):
+    live = state.requests.by_key(key)
+    if live is None or not state.requests.is_open(live):
         raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
     output = state.output_of(live)
     output_hash = rolling_hash(HASH_START, output)
@@ -52,30 +52,30 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
     """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
-    register = state.register
+    requests = state.requests
     for key in keys:
-        register.drop_kept(key)
-        live = register.by_key(key)
+        requests.drop_kept(key)
+        live = requests.by_key(key)
         if live is None:
             state.executors.forget_records(key)
-        elif not register.is_open(live):
+        elif not requests.is_open(live):
             live.record.is_acknowledged = True  # its record is made when it leaves its row
 
 
 def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     """Fail the requests whose deadline has passed, and end those to which no client came back."""
-    register = state.register
-    register.drop_old(now)
-    for live in register.pop_abandoned(now):
+    requests = state.requests
+    requests.drop_old(now)
+    for live in requests.pop_abandoned(now):
         state.give_up(live, now)
     return _fail(
-        state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in register.pop_late(now)], now
+        state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in requests.pop_late(now)], now
     )
 
 
 def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:
     """Fail what waits, is next in line and could not end in time even if it were alone: it would cost a prefill."""
-    if not state.register.has_deadlines:
+    if not state.requests.has_deadlines:
         return ()
     waiting, late = state.waiting, []
     for model in waiting.models():
@@ -96,7 +96,7 @@ def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
 def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
     """Forget everything, and tell all who listen that their request is not run here any more."""
     error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
-    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.register.heard_handles())))
+    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.heard_handles())))
     state.begin_anew()
     state.executors.await_word(event.addresses)
     return outputs

@@ -12,7 +12,7 @@ from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, place_of
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.queue.admission import check_fits, check_queue
 from paceline_scheduler.core.request import Progress, Request, Resumption
-from paceline_scheduler.core.requests.resuming import Way, prior_of, way_back
+from paceline_scheduler.core.requests.resuming import ResumeMode, prior_of, resume_mode
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import DrainingError, DuplicateRequestError, InvalidRequestError, NoExecutorError
 
@@ -39,9 +39,11 @@ def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> t
     Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then nothing has changed.
     """
     _require_open(state)
-    found = [(resumption, *_way_back(state, resumption)) for resumption in resumptions]
-    begun = iter(_begin_all(state, [each for each, _, way in found if way is Way.BEGIN], now))
-    return tuple(next(begun) if way is Way.BEGIN else _go_on(state, each, live, way, now) for each, live, way in found)
+    found = [(resumption, *_resume_mode(state, resumption)) for resumption in resumptions]
+    begun = iter(_begin_all(state, [each for each, _, mode in found if mode is ResumeMode.START], now))
+    return tuple(
+        next(begun) if mode is ResumeMode.START else _go_on(state, each, live, mode, now) for each, live, mode in found
+    )
 
 
 def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -> None:
@@ -65,21 +67,21 @@ def _require_open(state: CoreState) -> None:
 
 
 def _require_unused(state: CoreState, request: Request) -> None:
-    before = state.register.by_key(request.key)
-    if before is not None and state.register.is_open(before) and before.detached_until_s is None:
+    before = state.requests.by_key(request.key)
+    if before is not None and state.requests.is_open(before) and before.detached_until_s is None:
         raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
 
 
-def _way_back(state: CoreState, resumption: Resumption) -> tuple[LiveRequest | None, Way]:
-    register, key = state.register, resumption.request.key
-    live = register.by_key(key) or register.kept(key)
+def _resume_mode(state: CoreState, resumption: Resumption) -> tuple[LiveRequest | None, ResumeMode]:
+    requests, key = state.requests, resumption.request.key
+    live = requests.by_key(key) or requests.kept(key)
     output = prior_of(resumption.progress) if live is None else state.output_of(live)
-    return live, way_back(live, output, resumption)
+    return live, resume_mode(live, output, resumption)
 
 
-def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, way: Way, now: float) -> Resumed:
+def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, mode: ResumeMode, now: float) -> Resumed:
     assert live is not None, "what is not known is begun"
-    if way is Way.JOIN:
+    if mode is ResumeMode.ATTACH:
         return recovery.join(state, live, resumption)
     return recovery.restart(state, live, resumption, now)
 
@@ -89,10 +91,10 @@ def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) 
     ended = [recovery.ended_by_prior(state, resumption) for resumption in resumptions]
     waiting = [each for each, end in zip(resumptions, ended, strict=True) if end is None]
     for live in _checked(state, waiting, now):
-        before = state.register.by_key(live.request.key)
-        if before is not None and state.register.is_open(before):  # nobody listens to it, and its id is used again
+        before = state.requests.by_key(live.request.key)
+        if before is not None and state.requests.is_open(before):  # nobody listens to it, and its id is used again
             state.give_up(before, now)
-        state.take_in(live)
+        state.enqueue(live)
     return [end or Resumed(prior_of(each.progress), None) for each, end in zip(resumptions, ended, strict=True)]
 
 
@@ -118,8 +120,8 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
 
 def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now: float) -> LiveRequest:
     request, progress = resumption.request, resumption.progress
-    prior, register = prior_of(progress), state.register
-    before = register.by_key(request.key) or register.kept(request.key)
+    prior, requests = prior_of(progress), state.requests
+    before = requests.by_key(request.key) or requests.kept(request.key)
     submitted_s = now - min(request.waited_s, MAX_WAITED_S)
     output_hash = progress.resume_hash if len(prior) else HASH_START
     logprobs = KeptLogprobs(len(prior)) if request.num_logprobs is not None else None

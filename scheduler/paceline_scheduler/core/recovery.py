@@ -15,7 +15,7 @@ from paceline_scheduler.core.live import LiveRequest, place_of
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
-from paceline_scheduler.core.requests.register import heard_by
+from paceline_scheduler.core.requests.request_table import heard_by
 from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import blame_deaths, blame_failed_step
@@ -55,16 +55,16 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     if before is not None:
         executor.carry_on(before)
         if not is_new:
-            before.suspects.forgive()
+            before.suspects.clear_blame()
     executor.next_plan.forgets.extend(
         seen.record_id
         for seen in snapshot.rows
-        if seen.is_open_record and state.register.by_key(seen.record_id) is None
+        if seen.is_open_record and state.requests.by_key(seen.record_id) is None
     )
     state.executors.attach(executor)
     for live in wanted.values():
         if live.final is not None:
-            state.register.close(live)
+            state.requests.close(live)
         if live.held is None:
             state.wait_again(live, now)
     failures = _accuse_all(state, accused, now)
@@ -110,7 +110,7 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
     # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
     if live.final is None:
-        state.register.listen(live, request)
+        state.requests.listen(live, request)
         if live.held is not None:
             state.executors.by_address[live.held.address].hear(live.held.row, request.handle, live.attempt)
     else:
@@ -132,12 +132,12 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
         return ended
     if live.held is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
-    state.call_away(live)
+    state.unplace(live)
     prior = prior_of(resumption.progress)
     live.output.go_on_from(prior)
     live.output.forget_logprobs()
     live.attempt = max(live.attempt, resumption.progress.last_attempt)
-    state.register.listen(live, resumption.request)
+    state.requests.listen(live, resumption.request)
     state.waiting.add(live)
     return Resumed(prior, None)
 
@@ -161,27 +161,27 @@ def _num_allowed(state: CoreState, request: Request) -> int:
 
 def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float) -> LiveRequest | None:
     """Return the request that should go on from a sighting, and take it from wherever it is; None: it should not."""
-    live = state.register.by_key(seen.record_id)
+    live = state.requests.by_key(seen.record_id)
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
             return _switch(state, live, seen)
         state.give_up(live, now)
-        state.make_way(live)
+        state.replace_previous(live)
         live = None
     if live is not None and not live.was_heard and seen.attempt > live.attempt and is_adoptable(seen):
-        state.make_way(live)  # what ended is an older attempt
+        state.replace_previous(live)  # what ended is an older attempt
         live = None
-    kept = state.register.kept(seen.record_id)
+    kept = state.requests.kept(seen.record_id)
     if live is not None or not is_new or not is_adoptable(seen) or (kept and kept.attempt >= seen.attempt):
         return None
-    state.register.drop_kept(seen.record_id)
+    state.requests.drop_kept(seen.record_id)
     state.num_arrivals += 1
-    live = adopted(seen, model, state.register.new_handle(), state.num_arrivals, now)
+    live = adopted(seen, model, state.requests.new_handle(), state.num_arrivals, now)
     if live.final is not None:
-        state.register.keep(live, now)
+        state.requests.keep(live, now)
         return None
-    state.register.add(live)
-    state.register.detach(live, now)
+    state.requests.add(live)
+    state.requests.detach(live, now)
     return live
 
 
@@ -190,7 +190,7 @@ def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest |
     here = state.output_of(live)
     if not outranks(seen, live, here):
         return None
-    state.call_away(live)
+    state.unplace(live)
     live.attempt = seen.attempt
     if live.detached_until_s is not None:  # nobody has been told anything yet
         live.output.go_on_from(seen.output_token_ids)
@@ -209,14 +209,14 @@ def _try_again(
     state: CoreState, culprit: LiveRequest, description: ExecutorDescription, now: float
 ) -> tuple[Failure, ...]:
     """Count a step of its own that failed against a request: it is tried once more, elsewhere if that is possible."""
-    if not state.register.is_open(culprit) or description.failed_step is None:
+    if not state.requests.is_open(culprit) or description.failed_step is None:
         return ()
     if culprit.suspicion.blame_lone_failure(description.address):
         state.give_up(culprit, now)
         return (Failure(culprit.request.handle, StepFailedError(description.failed_step.message)),)
     others = (other for other in state.executors.serving(description.model) if other.description is not description)
     if culprit.held is not None and any(culprit.fits(other.description) for other in others):
-        state.call_away(culprit)
+        state.unplace(culprit)
         state.waiting.add(culprit)
     return ()
 
@@ -224,7 +224,7 @@ def _try_again(
 def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
     """Count an executor's death against requests off its rows; returns the failure of the one it must be due to."""
     culprit = blame_deaths(accused)
-    if culprit is None or not state.register.is_open(culprit):
+    if culprit is None or not state.requests.is_open(culprit):
         return ()
     state.give_up(culprit, now)
     return (Failure(culprit.request.handle, QuarantinedError(culprit.suspicion.quarantine_sentence())),)

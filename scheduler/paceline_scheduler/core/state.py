@@ -5,11 +5,11 @@ The one place that keeps them in step with each other. Decides nothing.
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
 from paceline_scheduler.core.executor.group import ExecutorGroup
-from paceline_scheduler.core.executor.state import take_off
+from paceline_scheduler.core.executor.state import sync_from_row
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.queue.waiting import WaitingQueue
-from paceline_scheduler.core.requests.register import Register
+from paceline_scheduler.core.requests.request_table import RequestTable
 
 _ANY_NUM_TOKENS = 65_536  # until an executor has said what it allows
 
@@ -25,7 +25,7 @@ class CoreState:
 
     def begin_anew(self) -> None:
         """Know nothing but the bounds, and whether anything is taken."""
-        self.register = Register()
+        self.requests = RequestTable()
         self.executors = ExecutorGroup()
         self.waiting = WaitingQueue()
         self.num_arrivals = 0
@@ -43,19 +43,19 @@ class CoreState:
             max_num_batched_tokens=self.limits.max_num_batched_tokens or max(allowed, default=_ANY_NUM_TOKENS),
         )
 
-    def take_in(self, live: LiveRequest) -> None:
+    def enqueue(self, live: LiveRequest) -> None:
         """Let a new request wait. One of the same key that is on its way out makes way."""
-        before = self.register.by_key(live.request.key)
+        before = self.requests.by_key(live.request.key)
         if before is not None:
-            self.make_way(before)
-        self.register.drop_kept(live.request.key)
+            self.replace_previous(before)
+        self.requests.drop_kept(live.request.key)
         self.num_arrivals += 1
-        self.register.add(live)
+        self.requests.add(live)
         self.waiting.add(live)
 
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
         """End an open request: nothing more is delivered for it, and its row goes out with the next plan."""
-        self.register.close(live)
+        self.requests.close(live)
         if live.held is not None:
             self.executors.by_address[live.held.address].end_row(live.held.row, final)
             return
@@ -69,8 +69,8 @@ class CoreState:
 
     def forget(self, live: LiveRequest, now: float) -> None:
         """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""
-        self.register.remove(live)
-        self.register.keep(live, now)
+        self.requests.remove(live)
+        self.requests.keep(live, now)
         kept_at = None if live.record.is_acknowledged else live.record.address
         # Attempts before the last left records without an end, which no executor drops by itself.
         if live.attempt > (0 if kept_at is None else 1):
@@ -83,10 +83,10 @@ class CoreState:
         else:
             self.waiting.add(live)
 
-    def call_away(self, live: LiveRequest) -> None:
+    def unplace(self, live: LiveRequest) -> None:
         """Take a request from where it is, row or line, without ending it: it goes on elsewhere."""
         if live.held is not None:
-            self.executors.by_address[live.held.address].disown(live.held.row)
+            self.executors.by_address[live.held.address].orphan(live.held.row)
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
@@ -99,7 +99,7 @@ class CoreState:
         for row, live in enumerate(executor.rows.live):
             if live is None:
                 continue
-            take_off(executor.rows, row, live)
+            sync_from_row(executor.rows, row, live)
             if not live.is_stranger:
                 found[live.request.key] = live
         return found
@@ -128,9 +128,9 @@ class CoreState:
             output = self.executors.by_address[live.held.address].rows.output_token_ids(live.held.row)
         return output if live.final is None else output[: live.final.num_output_tokens]
 
-    def make_way(self, before: LiveRequest) -> None:
+    def replace_previous(self, before: LiveRequest) -> None:
         """Its id is used again: nothing of it is left where the new request may be placed."""
-        self.register.remove(before)
+        self.requests.remove(before)
         if before.address is not None:
             self.executors.by_address[before.address].leaving_keys.add(before.request.key)
         self.executors.forget_records(before.request.key, before.address)

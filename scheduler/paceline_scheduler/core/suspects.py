@@ -149,7 +149,7 @@ class Suspects(Generic[SuspectT]):
         """The executor is lost, of which `before` was remembered: it may come back, and tell what failed."""
         self.unanswered, self.accused = unanswered, tuple(accused) or before.accused
 
-    def forgive(self) -> None:
+    def clear_blame(self) -> None:
         """The executor that was lost is back as the process that it was."""
         for request in self.accused:
             request.suspicion.forgive_death()

@@ -66,13 +66,13 @@ class CoreViews:
 
     def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request to a model that runs, waits or ran, if its body has this digest."""
-        live = self._state.register.by_key(key) or self._state.register.kept(key)
+        live = self._state.requests.by_key(key) or self._state.requests.kept(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
     def explain(self, key: RecordId) -> Explanation:
         """Say where a request is and what it waits for; raises UnknownRequestError."""
         state = self._state
-        live = state.register.by_key(key)
+        live = state.requests.by_key(key)
         if live is None:
             raise UnknownRequestError(f"no request {key.request_id!r} of this tenant is running or waiting")
         position = state.waiting.position(live) if live.status is Status.WAITING else 0
@@ -89,11 +89,11 @@ class CoreViews:
 
     def num_unfinished(self) -> int:
         """Return how many requests have not ended, whether anybody listens to them or may come back."""
-        return len(self._state.register)
+        return len(self._state.requests)
 
     def heard(self) -> Iterable[LiveRequest]:
         """Return the requests that have not ended and that somebody listens to."""
-        return self._state.register.heard()
+        return self._state.requests.heard()
 
     # Executors
 
@@ -142,5 +142,5 @@ class CoreViews:
         """Assert the conservation of blocks and the agreement of tables; for tests."""
         for executor in self._state.executors:
             executor.pool.check(executor.rows.tables)
-        on_rows = [live.held for live in self._state.register.all() if live.held is not None]
+        on_rows = [live.held for live in self._state.requests.all() if live.held is not None]
         assert len(set(on_rows)) == len(on_rows), "one request per row"

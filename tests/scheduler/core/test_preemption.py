@@ -8,8 +8,8 @@ import pytest
 from both_sides.audited import expected_output, make_executor
 from both_sides.harness import CoreHarness
 from paceline_scheduler.core.events import StreamEnded
+from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.core.planning.growth import Growth, OutputLengths
-from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
 from paceline_scheduler.errors import InvalidRequestError
 from paceline_scheduler.testing.requests import make_request
 

@@ -13,7 +13,7 @@ from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Re
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
 from paceline_scheduler.core.request import Progress, Resumption
-from paceline_scheduler.core.requests.register import KEEP_S
+from paceline_scheduler.core.requests.request_table import KEEP_S
 from paceline_scheduler.errors import (
     DuplicateRequestError,
     QueueFullError,

@@ -99,7 +99,7 @@ _matching_step = results._matching_step
 _tag_filled = ExecutorState._tag_filled
 _commit = ExecutorState.commit
 _join = recovery.join
-_way_back = resuming.way_back
+_resume_mode = resuming.resume_mode
 _make_chain = PrefixChain.__init__
 
 
@@ -149,11 +149,13 @@ def _holds_as_many(output: Int32Array, progress: Progress) -> bool:
     return progress.resume_from <= len(output)
 
 
-def _way_back_with_any_body(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> resuming.Way:
+def _resume_mode_with_any_body(
+    live: LiveRequest | None, output: Int32Array, resumption: Resumption
+) -> resuming.ResumeMode:
     if live is not None:
         request = replace(resumption.request, body_digest=live.request.body_digest)
         resumption = Resumption(request, resumption.progress)
-    return _way_back(live, output, resumption)
+    return _resume_mode(live, output, resumption)
 
 
 def _any_stream_before(edge: Edge, key: RecordId, request: GenerateRequest) -> RequestStream | None:
@@ -221,7 +223,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "body": Ablation(
         "a request is resumed only as the same request",
-        ((intake, "way_back", _way_back_with_any_body),),
+        ((intake, "resume_mode", _resume_mode_with_any_body),),
         FaultKind.BAD_RESUME,
     ),
     "attachment": Ablation(

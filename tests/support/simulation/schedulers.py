@@ -18,7 +18,7 @@ from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginAnew, BeginDrain, Effects, Event, ExecutorAttached, ReplyT, StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.room import MAX_PREEMPTIONS
+from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
@@ -58,7 +58,7 @@ class _CheckedCore(Core):
 
     def _check_attempts(self) -> None:
         before = self._attempts
-        self._attempts = {live.request.key: (live, live.attempt) for live in self._state.register.all()}
+        self._attempts = {live.request.key: (live, live.attempt) for live in self._state.requests.all()}
         for key, (live, attempt) in self._attempts.items():
             known, highest = before.get(key, (live, 0))
             assert known is not live or attempt >= highest, f"{key} fell from attempt {highest} to {attempt}"

@@ -9,9 +9,9 @@ from paceline.plan.values import RecordId
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.dispatch import Dispatch
 from paceline_scheduler.core.planning.planner import Waiting
-from paceline_scheduler.core.planning.room import Room
 from paceline_scheduler.errors import NoExecutorError
 
 _NOT_ATTACHED_RETRY_S = 1.0
@@ -106,7 +106,7 @@ class ExecutorGroup:
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
     """Return what tells of a request whether one of these has room for it, and counts it in there."""
-    rooms = [Room(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
+    rooms = [Capacity(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
 
     def takes(live: LiveRequest) -> bool:
         return any(room.take_if_fits(live) for room in rooms)

@@ -19,7 +19,7 @@ from paceline.plan.values import (
     UInt8Array,
     joined,
 )
-from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, take_off
+from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
 from paceline_scheduler.core.live import LiveRequest, finish_notice, keep_logprobs
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
@@ -320,7 +320,7 @@ def _leave(executor: ExecutorState, row: int) -> LiveRequest:
     """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
     live = _live(executor, row)
     live.preemptions.confirm()
-    take_off(executor.rows, row, live)
+    sync_from_row(executor.rows, row, live)
     executor.leaving_keys.discard(live.request.key)
     executor.suspects.left(row)
     executor.rows.vacate(row)

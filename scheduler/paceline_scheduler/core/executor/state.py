@@ -26,9 +26,9 @@ from paceline.plan.values import (
 from paceline_scheduler.core.executors import ExecutorDescription, Placement, RequestContext
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
-from paceline_scheduler.core.planning.room import ExecutorView
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.suspects import Suspects, UnansweredStep
 from paceline_scheduler.core.tables.blocks import BlockPool
@@ -156,10 +156,10 @@ class ExecutorState:
         self.rows.num_computed[row] = 0
         self.next_plan.blocks_to_untag += self.pool.untag(self.rows.tables[row])
 
-    def disown(self, row: int) -> None:
+    def orphan(self, row: int) -> None:
         """Its request goes on elsewhere, or from other output: the row only has to leave."""
         live = self._live(row)
-        take_off(self.rows, row, live)
+        sync_from_row(self.rows, row, live)
         self.rows.live[row] = live.left_behind()
         self.rows.ended[row] = True
         self.leaving_keys.add(live.request.key)
@@ -368,7 +368,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
     )
 
 
-def take_off(rows: RowColumns, row: int, live: LiveRequest) -> None:
+def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
     """Move what the columns know of a request back into the request itself."""
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])

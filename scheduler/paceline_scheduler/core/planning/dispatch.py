@@ -10,8 +10,8 @@ from functools import cached_property
 
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
 from paceline_scheduler.core.planning.forecast import Load, load_of, prefill_s
-from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room
 
 _NUM_TOKENS_COMPARED = 32
 """How far a request should come soon: its first tokens count as well as the first one, so that decodes spread out."""
@@ -23,7 +23,7 @@ MAX_LEFT_S = 0.5
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     view: ExecutorView
-    room: Room
+    room: Capacity
     load: Load
 
 
@@ -42,7 +42,7 @@ class Dispatch:
         if live.left_since_s is not None and self._now - live.left_since_s > MAX_LEFT_S:
             return False
         fits = {address: candidate.room.fit(live) for address, candidate in self._candidates.items()}
-        if any(isinstance(fit, Hindrance) and fit.is_brief for fit in fits.values()):
+        if any(isinstance(fit, Blocker) and fit.is_brief for fit in fits.values()):
             return True
         found = {address: fit for address, fit in fits.items() if isinstance(fit, Fit)}
         if not found:
@@ -56,7 +56,9 @@ class Dispatch:
     def _candidates(self) -> dict[str, _Candidate]:
         """Put together when it is first asked for: an executor without a free row asks nothing."""
         return {
-            address: _Candidate(view, Room(view, view.pool.num_available, self._limits), load_of(view, self._limits))
+            address: _Candidate(
+                view, Capacity(view, view.pool.num_available, self._limits), load_of(view, self._limits)
+            )
             for address, view in self._views.items()
         }
 

@@ -8,7 +8,7 @@ never come here, and what rows want will be decided here too.
 import numpy as np
 
 from paceline.plan.values import Int32Array
-from paceline_scheduler.core.planning.room import ExecutorView
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.tables.rows import RowIndex
 

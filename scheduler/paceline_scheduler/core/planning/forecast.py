@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.planning.room import ExecutorView
+from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.step_time import num_chunk_pairs
 from paceline_scheduler.core.tables.rows import RUNNING
 

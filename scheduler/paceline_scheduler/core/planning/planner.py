@@ -14,8 +14,8 @@ import numpy as np
 from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit, is_protected
 from paceline_scheduler.core.planning.drafts import fit_drafts
-from paceline_scheduler.core.planning.room import ExecutorView, Fit, Hindrance, Room, is_protected
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
 from paceline_scheduler.core.suspects import in_order_of_trial
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
@@ -152,7 +152,7 @@ def _decide(
         num_available -= len(drafting_rows)
     # Who was just preempted for want of blocks would be the first to be admitted again.
     line = () if preemptions else waiting.line
-    newcomers = _Newcomers(Room(view, num_available, limits), waiting.is_for_others, budget) if line else None
+    newcomers = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if line else None
     num_first = _num_ahead(rows, prefilling, line)
     if newcomers is not None and num_first:
         newcomers.admit(line[:num_first])
@@ -236,8 +236,8 @@ def _fit_blocks(
 def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
     """Return who may be preempted, the least urgent first.
 
-    Who was preempted often enough is spared, so at most one of those needs blocks (see `Room`). For it alone everybody
-    else gives way; otherwise the most urgent of all stays, so that somebody always gets on.
+    Who was preempted often enough is spared, so at most one of those needs blocks (see `Capacity`). For it alone
+    everybody else gives way; otherwise the most urgent of all stays, so that somebody always gets on.
     """
     running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
     victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
@@ -284,10 +284,10 @@ def _wanted(rows: RowColumns, row: int) -> int:
     return min(int(rows.target[row] - rows.num_scheduled[row]), _live(rows, row).largest_chunk)
 
 
-class _Newcomers:
+class _Admissions:
     """Who is admitted in one plan, from the head of a line, while rows, blocks and budget last."""
 
-    def __init__(self, room: Room, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
+    def __init__(self, room: Capacity, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
         self.admissions: list[Admission] = []
         self.left_to_others: list[LiveRequest] = []
         self._room = room
@@ -312,7 +312,7 @@ class _Newcomers:
             if live.is_suspect and self._budget.num_tokens:
                 return
             fit = self._room.fit(live)
-            if isinstance(fit, Hindrance):
+            if isinstance(fit, Blocker):
                 if not fit.is_own:
                     return
                 self._num_passed += 1

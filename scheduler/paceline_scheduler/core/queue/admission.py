@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, Idle, begin_s, idle, load_of
-from paceline_scheduler.core.planning.room import ExecutorView, find_hits
 from paceline_scheduler.core.queue.outlook import outlook_of
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import Request

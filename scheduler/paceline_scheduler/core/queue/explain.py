@@ -9,8 +9,8 @@ from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, Fit
 from paceline_scheduler.core.planning.forecast import Ahead
-from paceline_scheduler.core.planning.room import Fit, Hindrance, Room
 from paceline_scheduler.core.queue.outlook import outlook_of
 from paceline_scheduler.errors import SchedulerError
 
@@ -102,8 +102,8 @@ def _hindrance(live: LiveRequest, executors: Mapping[str, ExecutorState], limits
 
 def _hindrance_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:
     view = executor.view()
-    match Room(view, view.pool.num_available, limits).fit(live):
-        case Hindrance(sentence=sentence):
+    match Capacity(view, view.pool.num_available, limits).fit(live):
+        case Blocker(sentence=sentence):
             return sentence
         case Fit():
             return f"its turn on {executor.description.address}, which has room for it"

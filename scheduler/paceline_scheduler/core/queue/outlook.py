@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.planning.capacity import find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, begin_s, load_of, prefill_s
-from paceline_scheduler.core.planning.room import find_hits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,34 +17,34 @@ from paceline_scheduler.errors import DuplicateRequestError, ResumeMismatchError
 _NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
 
 
-class Way(Enum):
+class ResumeMode(Enum):
     """How a request goes on for a client that has come to it."""
 
-    JOIN = "listen to what runs, or read what ran"
-    RESTART = "take it off its row and go on from what the client holds"
-    BEGIN = "there is none: queue it"
+    ATTACH = "listen to what runs, or read what ran"
+    RECOMPUTE = "take it off its row and go on from what the client holds"
+    START = "there is none: queue it"
 
 
-def way_back(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> Way:
+def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> ResumeMode:
     """Return how a request goes on. `live` is the one of the same key, `output` what it has generated.
 
     Raises StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
     """
     request, progress = resumption.request, resumption.progress
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
-        return _from_prior(Way.BEGIN, progress, "is unknown")
+        return _from_prior(ResumeMode.START, progress, "is unknown")
     has_ended = live.final is not None
     if (has_ended or not live.was_heard) and live.request.body_digest != request.body_digest:
         # The id was used for another request, which is over, or whose client left it before this scheduler came.
-        return _from_prior(Way.BEGIN, progress, "is unknown")
+        return _from_prior(ResumeMode.START, progress, "is unknown")
     if live.final is not None and live.final.reason is FinishReason.CANCELLED and request.attachment == 1:
-        return _from_prior(Way.BEGIN, progress, "is unknown")  # sent anew, it is meant anew
+        return _from_prior(ResumeMode.START, progress, "is unknown")  # sent anew, it is meant anew
     if not has_ended:
         _check_body(live, request, progress)
         _check_attachment(live, request)
     if holds_beginning(output, progress) and _is_told_whole(live, output, progress):
-        return Way.JOIN
-    return _from_prior(Way.BEGIN if has_ended else Way.RESTART, progress, "has other output")
+        return ResumeMode.ATTACH
+    return _from_prior(ResumeMode.START if has_ended else ResumeMode.RECOMPUTE, progress, "has other output")
 
 
 def prior_of(progress: Progress) -> Int32Array:
@@ -98,9 +98,9 @@ def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) ->
     return live.output.logprobs is not None and live.output.logprobs.between(offset, len(output)) is not None
 
 
-def _from_prior(way: Way, progress: Progress, what: str) -> Way:
+def _from_prior(mode: ResumeMode, progress: Progress, what: str) -> ResumeMode:
     if progress.resume_from and progress.prior_output_token_ids is None:
         raise ResumeMismatchError(
             f"the request {what} beyond offset {progress.resume_from}; send the tokens as prior_output_token_ids"
         )
-    return way
+    return mode

@@ -37,7 +37,7 @@ def heard_by(request: Request, again: Request) -> Request:
     )
 
 
-class Register:
+class RequestTable:
     """The requests of one scheduler."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class ExecutorView:
 
 
 @dataclass(frozen=True, slots=True)
-class Hindrance:
+class Blocker:
     """Why a request is not placed now, as a sentence for people.
 
     `is_own` says that only this request is concerned: those behind it in the line may go first without harm to it.
@@ -66,7 +66,7 @@ class Fit:
     copied_block: int | None = None  # of another completion, filled in part: its contents go to the first new block
 
 
-class Room:
+class Capacity:
     """What an executor has left for newcomers in one plan; `take` counts them in one by one."""
 
     def __init__(self, view: ExecutorView, num_available: int, limits: CoreLimits) -> None:
@@ -102,32 +102,32 @@ class Room:
         """Tell whether an empty executor of this size could run the request."""
         return live.fits(self._view.description)
 
-    def fit(self, live: LiveRequest) -> Fit | Hindrance:
+    def fit(self, live: LiveRequest) -> Fit | Blocker:
         """Return how the request fits now, or what is in its way. Changes nothing."""
         description = self._view.description
         if not self.could_ever_hold(live):
-            return Hindrance(f"{description.address} can never hold it", is_own=True)
+            return Blocker(f"{description.address} can never hold it", is_own=True)
         if not self.has_rows:
-            return Hindrance(f"every row of {description.address} is taken ({description.max_num_rows})")
+            return Blocker(f"every row of {description.address} is taken ({description.max_num_rows})")
         step_s, allowed_s = self._step_s(live), self._allowed_step_s(live)
         if self._num_running and step_s > allowed_s:
-            return Hindrance(
+            return Blocker(
                 f"steps of {description.address} would take {step_s * 1e3:.0f} ms with it, "
                 f"{allowed_s * 1e3:.0f} ms are allowed between tokens"
             )
         if self._num_taken and self._is_full(live):
-            return Hindrance(f"the next plan of {description.address} holds as many prompts as one can")
+            return Blocker(f"the next plan of {description.address} holds as many prompts as one can")
         if live.request.key in self._view.leaving_keys:
-            return Hindrance(f"an earlier request of this id is still leaving {description.address}")
+            return Blocker(f"an earlier request of this id is still leaving {description.address}")
         if self._awaits_prompt(live):
-            return Hindrance(_AWAITS_PROMPT, is_own=True, is_brief=True)
+            return Blocker(_AWAITS_PROMPT, is_own=True, is_brief=True)
         hits = find_hits(self._view, live)
         num_reserved = live.num_known_tokens
         if is_protected(live):
             num_reserved = self._reservation(live, hits)
             if not num_reserved:
                 sentence = f"it was preempted {MAX_PREEMPTIONS} times and another such request runs first"
-                return Hindrance(sentence, is_own=True)
+                return Blocker(sentence, is_own=True)
         return self._fit_blocks(live, hits, num_reserved)
 
     def take(self, live: LiveRequest, fit: Fit) -> None:
@@ -146,19 +146,19 @@ class Room:
         if is_protected(live) and num_slots < self._whole(live):
             self._has_unreserved = True
 
-    def _fit_blocks(self, live: LiveRequest, hits: tuple[int, ...], num_reserved: int) -> Fit | Hindrance:
+    def _fit_blocks(self, live: LiveRequest, hits: tuple[int, ...], num_reserved: int) -> Fit | Blocker:
         description = self._view.description
         num_new = -(-num_reserved // description.block_size) - len(hits)
         revived = {block for block in hits if self._view.pool.is_cached(block)} - self._revived
         fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived)))
         needed = num_new + len(revived) + self._num_running
         if needed > self._num_available:
-            return Hindrance(
+            return Blocker(
                 f"{needed} blocks of {description.address} are needed, of which {self._num_running} are kept for what "
                 f"runs; {self._num_available} of {description.num_blocks} are free"
             )
         if self._num_running and not self._growth.has_room_for(*self._held_and_rest(live, len(hits) - len(revived))):
-            return Hindrance(
+            return Blocker(
                 f"what runs on {description.address} ({self._num_running}) is expected to need its "
                 f"{description.num_blocks} blocks before it ends"
             )
@@ -167,7 +167,7 @@ class Room:
     def take_if_fits(self, live: LiveRequest) -> bool:
         """Count the request in if it fits now."""
         fit = self.fit(live)
-        if isinstance(fit, Hindrance):
+        if isinstance(fit, Blocker):
             return False
         self.take(live, fit)
         return True
