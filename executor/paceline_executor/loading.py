@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -79,10 +80,16 @@ def load_simulated(
     needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
     limits = limits_within(config, needs, available_bytes())
     runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size, drawn=PRINTABLE, step_times=step_times)
-    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
-    tokenizer = make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())
+    tokenizer = simulated_tokenizer(vocab_size)
     description = describe_simulated(config.served_model_name or "simulated", runner, limits, tokenizer)
     return Loaded(engine(RowTable(limits), runner), description)
+
+
+@cache
+def simulated_tokenizer(vocab_size: int = VOCAB_SIZE) -> TokenizerBundle:
+    """The tokenizer of bytes that a runner without a model has."""
+    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
+    return make_bundle(make_bytes_tokenizer(vocab_size), CHAT_TEMPLATE, special, GenerationDefaults())
 
 
 def describe_simulated(name: str, runner: Runner, limits: RowLimits, tokenizer: TokenizerBundle) -> Description:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-from both_sides.executor import InlineExecutor, bytes_tokenizer
+from both_sides.executor import InlineExecutor
 from paceline.plan.values import (
     BatchPlan,
     Int32Array,
@@ -20,7 +20,7 @@ from paceline.plan.values import (
 from paceline_executor.errors import StepFailedError
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.loading import describe_simulated
+from paceline_executor.loading import describe_simulated, simulated_tokenizer
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import Launched
 from paceline_executor.runner.interface import RowProblem, StepOutput
@@ -86,7 +86,7 @@ class AuditedRows(AuditedTable):
         super().__init__(limits, self.audit, slots, self.device, lambda _: None, failing)
         self.num_landed = 0
         self._problems = problems
-        description = describe_simulated(kind.model, slots, limits, bytes_tokenizer())
+        description = describe_simulated(kind.model, slots, limits, simulated_tokenizer())
         self.loaded = Loaded(Engine(self, self.device, clock_ns), description)
 
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:

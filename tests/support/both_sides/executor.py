@@ -5,13 +5,10 @@ Knows what a plan stream checks and what a step loop does, one step after anothe
 
 from collections import deque
 from dataclasses import replace
-from functools import lru_cache
 
-from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, make_bytes_tokenizer
 from paceline.plan.values import (
     BatchPlan,
     FailedStep,
-    GenerationDefaults,
     RecordId,
     RowState,
     StepResult,
@@ -22,13 +19,12 @@ from paceline_executor.link.attachments import MAX_PART_BYTES
 from paceline_executor.link.description import Load, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.failure_attribution import FailureAttribution
-from paceline_executor.loading import describe_simulated
+from paceline_executor.loading import describe_simulated, simulated_tokenizer
 from paceline_executor.rows import snapshot
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes
-from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.wire_contexts import with_contexts
@@ -148,12 +144,5 @@ def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:
         clock_ns=lambda: 0,
         sleep=lambda _: None,
     )
-    description = describe_simulated("simulated", runner, limits, bytes_tokenizer())
+    description = describe_simulated("simulated", runner, limits, simulated_tokenizer())
     return Loaded(Engine(RowTable(limits), runner, lambda: 0), description)
-
-
-@lru_cache
-def bytes_tokenizer() -> TokenizerBundle:
-    """Return a tokenizer of bytes, which all these executors have."""
-    special = SpecialTokens(None, END_TOKEN_IDS[0], None, END_TOKEN_IDS, add_bos=False)
-    return make_bundle(make_bytes_tokenizer(), CHAT_TEMPLATE, special, GenerationDefaults())

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 
-from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, VOCAB_SIZE, make_bytes_tokenizer
-from paceline.plan.values import GenerationDefaults
+from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
 from paceline_executor.link.description import Description
+from paceline_executor.loading import describe_simulated, simulated_tokenizer
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRule
-from paceline_executor.weights.tokenizer import TokenizerBundle
 
 NUM_BYTE_TOKENS = 256
 MAX_PLANS_IN_FLIGHT = 4
-_TOKENIZER = make_bytes_tokenizer()
 _MANY_TOKENS = 64  # a step of so many takes twice as long as one of a single token
 
 
@@ -41,27 +39,4 @@ class ModelConfig:
 
     def describe(self, runner: Runner) -> Description:
         """Return what an executor says about itself that runs it."""
-        bundle = TokenizerBundle(
-            tokenizer_json=_TOKENIZER,
-            chat_template=CHAT_TEMPLATE,
-            bos_token_id=None,
-            eos_token_id=END_TOKEN_IDS[0],
-            pad_token_id=None,
-            end_token_ids=END_TOKEN_IDS,
-            add_bos=False,
-            defaults=GenerationDefaults(),
-            digest="bytes",
-        )
-        return Description(
-            model="simulated",
-            architecture="simulated",
-            num_parameters=0,
-            quantization="",
-            limits=self.limits,
-            geometry=runner.kv_geometry,
-            kv_dtype="token ids",
-            tokenizer=bundle,
-            step_points=runner.warm_up(),
-            device="none",
-            num_threads=0,
-        )
+        return describe_simulated("simulated", runner, self.limits, simulated_tokenizer())
