@@ -5,6 +5,7 @@ Knows sizes, as estimates from above; the protocol's own encoding is not its bus
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from paceline.plan.values import KEY_BYTES, BlockTags, RowState, SnapshotPart
 from paceline_executor.rows.limits import sampling_bytes
@@ -28,7 +29,7 @@ def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
     output, block table, log-probabilities.
     """
     num_parts = 1
-    for part in (*_row_parts(snapshot.states, max_bytes), *_tag_parts(snapshot.tags, max_bytes)):
+    for part in chain(_row_parts(snapshot.states, max_bytes), _tag_parts(snapshot.tags, max_bytes)):
         num_parts += 1
         yield part
     yield SnapshotPart(num_parts=num_parts)
