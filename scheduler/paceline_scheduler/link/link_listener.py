@@ -18,7 +18,7 @@ class PlanPort(Protocol):
 
 
 class LinkListener(Protocol):
-    """What the links tell the driver. Calls are made on the event loop and must not block."""
+    """What the links tell whoever plans. Calls are made on the event loop and must not block."""
 
     def looked(self, addresses: tuple[str, ...]) -> None:
         """These executors there are at the start; `expected` follows for each."""

@@ -29,7 +29,7 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.link.snapshots import SnapshotJoiner
 from paceline_scheduler.link.wire_contexts import with_contexts
 
-_TAG_KEY = bytes(range(32))
+TAG_KEY = bytes(range(32))
 
 
 class InlineExecutor:
@@ -58,12 +58,12 @@ class InlineExecutor:
     @property
     def rows(self) -> dict[int, RowState]:
         """The requests on rows, by row."""
-        return {state.row: state for state in self.table.states() if state.row is not None}
+        return rows_of(self.table)
 
     @property
     def records(self) -> dict[RecordId, RowState]:
         """The requests that have left their rows."""
-        return {state.record_id: state for state in self.table.states() if state.row is None}
+        return records_of(self.table)
 
     @property
     def num_plans_waiting(self) -> int:
@@ -122,7 +122,7 @@ class InlineExecutor:
         self._waiting.clear()
 
     def _welcome(self) -> Welcome:
-        welcome = self._description.welcome(self.incarnation, _TAG_KEY, self._max_plans_in_flight)
+        welcome = self._description.welcome(self.incarnation, TAG_KEY, self._max_plans_in_flight)
         return replace(welcome, epoch=self.epoch, failed_step=self._failed_step)
 
     def _begin(self) -> None:
@@ -132,6 +132,16 @@ class InlineExecutor:
         self._last_step_id = 0
         self._failed_step = None
         self._attribution = FailureAttribution()
+
+
+def rows_of(table: RowTable) -> dict[int, RowState]:
+    """Return the requests on rows, by row."""
+    return {state.row: state for state in table.states() if state.row is not None}
+
+
+def records_of(table: RowTable) -> dict[RecordId, RowState]:
+    """Return the requests that have left their rows."""
+    return {state.record_id: state for state in table.states() if state.row is None}
 
 
 def load_plain(limits: RowLimits, step_times: StepTimes) -> Loaded:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc.aio
 
 from both_sides.audited import AuditedRows, Kind
+from both_sides.executor import TAG_KEY, records_of, rows_of
 from paceline.plan.values import (
     PROTOCOLS,
     BatchPlan,
@@ -46,7 +47,6 @@ from simulation.device import NANOSECONDS, InlineThread
 _BEAT_S = 0.2
 _BREACHES = (StaleEpochError, PlanOrderError, TooManyPlansError, PlanError, AttachError)
 _NO_CONTEXT = cast("grpc.aio.ServicerContext[Any, Any]", None)
-_TAG_KEY = bytes(range(32))
 
 
 class MemoryCall:
@@ -147,12 +147,12 @@ class ServedExecutor:
     @property
     def rows(self) -> dict[int, RowState]:
         """The requests on rows, by row."""
-        return {state.row: state for state in self._rows.states() if state.row is not None}
+        return rows_of(self._rows)
 
     @property
     def records(self) -> dict[RecordId, RowState]:
         """The requests that have left their rows."""
-        return {state.record_id: state for state in self._rows.states() if state.row is None}
+        return records_of(self._rows)
 
     def drain(self, reason: str) -> None:
         """Tell every scheduler, and those still to come, that this executor is going away."""
@@ -200,7 +200,7 @@ class ServedExecutor:
 
     def _begin(self, incarnation: int) -> None:
         self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
-        identity = Identity(incarnation, _TAG_KEY, self._now_ns())
+        identity = Identity(incarnation, TAG_KEY, self._now_ns())
         self._attachments = Attachments(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
         self._servicer = ExecutorServicer(self._attachments)
         self._thread = InlineThread(self._now_ns, self._rows.device.end_of)
