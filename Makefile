@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# The stubs and the client library are distributions of their own, which the checkout's root depends on.
+PARTS = -e ./protos -e ./clients
+
 # pip's output cut down to what takes time: each file as it arrives, and the installation itself.
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 PROGRESS = | awk '/^Downloading /{print "  " $$0} /^Processing .*\.whl/{n = split($$2, part, "/"); print "  " part[n]} \
@@ -71,13 +74,13 @@ $(VENV)/.created:
 	@touch $@
 
 # What the demonstration needs: client, scheduler, executor.
-$(VENV)/.run: $(VENV)/.created pyproject.toml
+$(VENV)/.run: $(VENV)/.created pyproject.toml protos/pyproject.toml clients/pyproject.toml
 	@echo "Installing Paceline: command line, scheduler and executor"
-	@set -o pipefail; $(INSTALL) -e '.[cli,scheduler,executor]' $(PROGRESS)
+	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor]' $(PROGRESS)
 	@touch $@
 
 # What the tests need on top.
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing what the tests need"
-	@set -o pipefail; $(INSTALL) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
+	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
 	@touch $@

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.process.command import complain, end, end_quietly_on_signals
+from paceline.process.command import check_installed, complain, end, end_quietly_on_signals
 
 _PROGRAM = "paceline-executor"
 
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline_executor.config import let_waiting_threads_sleep, parse_config
 
     config = parse_config(arguments)
+    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "numba", "tokenizers", "torch")
     let_waiting_threads_sleep()
 
     import structlog

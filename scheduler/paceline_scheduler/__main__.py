@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.process.command import complain, end, end_quietly_on_signals
+from paceline.process.command import check_installed, complain, end, end_quietly_on_signals
 
 if TYPE_CHECKING:
     from paceline.process.logs import LineWriter
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ConfigError as error:
         complain(_PROGRAM, str(error))
         sys.exit(ExitCode.USAGE)
+    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "jinja2", "tokenizers")
     prepare_grpc()
     prepare_structlog()
 

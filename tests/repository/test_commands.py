@@ -39,8 +39,9 @@ def python_that_says(version, folder):
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout without an environment."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("Makefile", "pyproject.toml", "protos/pyproject.toml", "clients/pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -70,15 +71,16 @@ def test_a_missing_python_is_refused_in_one_line(checkout):
     assert "'/nowhere/python3' is not there" in result.stdout.splitlines()[0]
 
 
-def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout):
-    """The stamps follow pyproject.toml."""
+@pytest.mark.parametrize("changed", ["pyproject.toml", "protos/pyproject.toml", "clients/pyproject.toml"])
+def test_a_second_run_installs_nothing_and_a_changed_pyproject_does(checkout, changed):
+    """The stamps follow what describes the distributions."""
     stamps = [checkout / ".venv" / name for name in (".created", ".run", ".dev")]
     stamps[0].parent.mkdir()
     for stamp in stamps:
         stamp.touch()
     assert "pip install" not in make("--dry-run", "test", cwd=checkout).stdout
     newer = stamps[-1].stat().st_mtime_ns + 10**9
-    subprocess.run(["touch", "-d", f"@{newer / 10**9}", str(checkout / "pyproject.toml")], check=True)
+    subprocess.run(["touch", "-d", f"@{newer / 10**9}", str(checkout / changed)], check=True)
     assert make("--dry-run", "test", cwd=checkout).stdout.count("pip install") == 2
 
 

@@ -7,11 +7,13 @@ import contextlib
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from paceline.process.logs import LineWriter
 
+_USAGE = 2
 _LAST_LINES_S = 0.5  # for a log that takes no more lines
 
 
@@ -27,6 +29,15 @@ def complain(program: str, sentence: str) -> None:
         return
     with contextlib.suppress(OSError):  # the exit code says it too
         print(f"{program}: error: {sentence}", file=sys.stderr, flush=True)
+
+
+def check_installed(program: str, *modules: str) -> None:
+    """End with exit code 2 and a sentence where a module is missing that the program's extra brings."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        extra = program.removeprefix("paceline-")
+        complain(program, f"{', '.join(missing)} not installed: pip install 'paceline[{extra}]'")
+        sys.exit(_USAGE)
 
 
 def end(log: "LineWriter", code: int) -> NoReturn:
