@@ -78,7 +78,9 @@ def choose_numerics(
             raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
         return FLOAT32_NUMERICS
     if kv_dtype is KvDtype.FLOAT32:
-        raise LimitError("--kv-cache-dtype float32 goes with --quantization none; packed weights take float16 or int8")
+        raise LimitError(
+            "--kv-cache-dtype float32 needs --quantization none; choose float16 or int8 for packed weights"
+        )
     takes_int8 = block_size % _INT8_SLOTS == 0 and model.head_dim <= _INT8_MAX_HEAD_DIM
     if kv_dtype is KvDtype.INT8 and not takes_int8:
         needs = f"a --block-size that {_INT8_SLOTS} divides and heads of at most {_INT8_MAX_HEAD_DIM} dimensions"

@@ -184,12 +184,12 @@ def _add_executors(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--takeover",
         action="store_true",
-        help="displace the scheduler that drives them now, once; without it wait in line until it is gone",
+        help="take the executors from the scheduler that drives them, once; without it, wait until that one is gone",
     )
     group.add_argument(
         "--standby",
         action="store_true",
-        help="be ready, for health checks, while waiting in line behind a scheduler that drives them, too",
+        help="also report ready to health checks while another scheduler drives the executors",
     )
 
 
@@ -206,7 +206,7 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="where clients reach this scheduler; schedulers in line name it to clients that come to them"
+        help="where clients reach this scheduler; standby schedulers send their clients there"
         " (default: --host, or this machine's name where that is all addresses, and the port)",
     )
     group.add_argument(
@@ -257,7 +257,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=0.25,
         metavar="SECONDS",
-        help="requests are run beside each other only as long as each gets its next token within this time"
+        help="so many requests run together that each still gets its next token within this time"
         " (default: %(default)g)",
     )
 

@@ -169,13 +169,13 @@ class Attachments:
         except TimeoutError:
             raise AttachError(f"no hello came within {_HELLO_S:g} s") from None
         if not isinstance(hello, Hello):
-            raise AttachError("the first message of a plan stream is hello")
+            raise AttachError("the first message of a plan stream must be hello")
         return hello
 
     async def _read(self, stream: PlanStream, transport: Transport) -> None:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
-                raise AttachError("hello comes once, as the first message of a stream")
+                raise AttachError("a stream must have one hello, as its first message")
             self._act(self.fence.hear(stream.stream_id, self._now_ns()))
             if isinstance(message, BatchPlan):
                 stream.take(message)
@@ -243,7 +243,9 @@ class Attachments:
             snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / _NANOSECONDS)
         except TimeoutError:
             name = f"step {running.step_id}" if running else "a step"
-            raise StepWedgedError(f"{name} does not end; this executor cannot be driven now") from None
+            raise StepWedgedError(
+                f"{name} does not end, so no scheduler can take this executor over; restart it if it stays so"
+            ) from None
         self._tag_key_digest = digest
         return snapshot
 
@@ -283,11 +285,11 @@ class Attachments:
 
 def _check_hello(hello: Hello) -> None:
     if not 1 <= len(hello.claim.scheduler_id.encode()) <= _MAX_ID_BYTES:
-        raise AttachError(f"hello.scheduler_id has 1 to {_MAX_ID_BYTES} bytes")
+        raise AttachError(f"hello.scheduler_id must have 1 to {_MAX_ID_BYTES} bytes")
     if len(hello.claim.address.encode()) > _MAX_ADDRESS_BYTES:
-        raise AttachError(f"hello.address has at most {_MAX_ADDRESS_BYTES} bytes")
+        raise AttachError(f"hello.address must have at most {_MAX_ADDRESS_BYTES} bytes")
     if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
-        raise AttachError(f"hello.tag_key_digest has at most {_MAX_DIGEST_BYTES} bytes")
+        raise AttachError(f"hello.tag_key_digest must have at most {_MAX_DIGEST_BYTES} bytes")
 
 
 def _pick_protocol(ours: ProtocolRange, theirs: ProtocolRange) -> int:

@@ -35,8 +35,8 @@ class FailureAttribution:
         if len(self._blamed) > MAX_BLAMED:
             names = ", ".join("none" if blamed is None else repr(blamed.request_id) for blamed in self._blamed)
             raise DeviceError(
-                f"{len(self._blamed)} steps in a row failed, each with another request and nothing else in it "
-                f"({names}): not they but this executor is to blame, so it ends; the log says why"
+                f"{len(self._blamed)} steps in a row failed, each with a different request alone in it "
+                f"({names}): the fault is this executor's, so it ends; its log says why"
             )
 
 

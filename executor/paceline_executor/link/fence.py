@@ -13,7 +13,13 @@ import enum
 from dataclasses import dataclass, replace
 
 from paceline.plan.values import MAX_TERM, Claim
-from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, ServiceError, TermSupersededError
+from paceline_executor.errors import (
+    AttachError,
+    EpochEndedError,
+    ServiceError,
+    TermSupersededError,
+    TooManySchedulersError,
+)
 
 
 class Approach(enum.Enum):
@@ -97,7 +103,7 @@ class Fence:
     def arrive(self, stream_id: int, claim: Claim, approach: Approach, now_ns: int) -> tuple[Verdict, ...]:
         """A stream brings its hello."""
         if not 1 <= claim.term <= MAX_TERM:
-            return (Refused(stream_id, AttachError(f"hello.term is 1 to {MAX_TERM}")),)
+            return (Refused(stream_id, AttachError(f"hello.term must be 1 to {MAX_TERM}")),)
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
         if last is not None and self._is_superseded(claim, last):
@@ -108,7 +114,9 @@ class Fence:
         verdicts = self._advance(now_ns)  # a line full of silent ones keeps nobody from an executor that is free
         if not verdicts and len(self._line) > self._max_waiting:
             del self._line[stream_id]
-            error = LineFullError(f"{self._max_waiting} schedulers wait in line already; try again later")
+            error = TooManySchedulersError(
+                f"{self._max_waiting} schedulers wait for this executor already; try again later"
+            )
             return (Refused(stream_id, error),)
         self._highest_term = max(self._highest_term, claim.term)
         return verdicts or (Waits(stream_id, last),)

@@ -87,7 +87,7 @@ class PlanStream:
             sentence = f"the plan is of epoch {plan.epoch} of incarnation {plan.incarnation:#x}"
             raise StaleEpochError(f"{sentence}; this stream is epoch {self.epoch} of {self._incarnation:#x}")
         if plan.step_id != self._last_step_id + 1:
-            raise PlanOrderError(f"step_id {plan.step_id} follows {self._last_step_id}")
+            raise PlanOrderError(f"step_id is {plan.step_id}, must be {self._last_step_id + 1}")
         if self._num_in_flight >= self._max_plans_in_flight:
             raise TooManyPlansError(f"more than {self._max_plans_in_flight} plans are unanswered")
         self._last_step_id = plan.step_id
@@ -104,7 +104,7 @@ class PlanStream:
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
-            self.end(AttachError(f"more than {_MAX_OUTBOX} messages are unread"))
+            self.end(AttachError(f"the scheduler left more than {_MAX_OUTBOX} messages unread"))
 
     async def put(self, message: FromExecutor) -> None:
         """Queue a message, waiting for room."""

@@ -78,7 +78,7 @@ def look_at(table: RowTable) -> Rows:
 def check_state_request(request: executor_pb2.GetStateRequest) -> None:
     """Raise InvalidFieldError for a limit out of range."""
     if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= _MAX_VIEWS:
-        raise InvalidFieldError(f"max_num_rows is 1 to {_MAX_VIEWS}", "max_num_rows")
+        raise InvalidFieldError(f"max_num_rows must be 1 to {_MAX_VIEWS}", "max_num_rows")
 
 
 def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.GetStateResponse:

@@ -16,7 +16,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.AttachError: code_pb2.INVALID_ARGUMENT,
     errors.ProtocolError: code_pb2.FAILED_PRECONDITION,
     errors.TermSupersededError: code_pb2.FAILED_PRECONDITION,
-    errors.LineFullError: code_pb2.RESOURCE_EXHAUSTED,
+    errors.TooManySchedulersError: code_pb2.RESOURCE_EXHAUSTED,
     errors.EpochEndedError: code_pb2.ABORTED,
     errors.StepWedgedError: code_pb2.UNAVAILABLE,
     errors.StaleEpochError: code_pb2.FAILED_PRECONDITION,

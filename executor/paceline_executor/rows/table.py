@@ -256,7 +256,7 @@ class RowTable:
         num_known = placement.prompt_token_ids.size + placement.output_token_ids.size
         if placement.num_cached_tokens >= num_known:
             sentence = (
-                f"row {row} has {num_known} tokens, {placement.num_cached_tokens} of them cached: none to compute"
+                f"row {row} has {num_known} tokens, {placement.num_cached_tokens} of them cached, so none is left"
             )
             raise PlanError(PlanFault.CACHED_TOKENS, sentence)
         self._columns.place(placement)

@@ -215,7 +215,9 @@ class ChatRenderers:
     async def render(self, source: TemplateSource, messages: Sequence[ChatMessage], max_chars: int) -> str:
         """Return the prompt of a chat; raises InvalidRequestError naming `chat`, or QueueFullError."""
         if self._num_waiting >= self._max_num_waiting:
-            raise QueueFullError(f"{self._num_waiting} chats are waiting to be rendered, the limit", _RETRY_AFTER_S)
+            raise QueueFullError(
+                f"{self._num_waiting} chats wait to be rendered, which is the limit; try again", _RETRY_AFTER_S
+            )
         self._num_waiting += 1
         try:
             renderer = await self._renderer(source)

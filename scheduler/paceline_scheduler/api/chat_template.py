@@ -69,7 +69,7 @@ class ChatTemplate:
             for piece in self._template.generate(variables):
                 num_chars += len(piece)
                 if num_chars > max_chars:
-                    raise TemplateFailedError(f"the rendered chat has more than {max_chars} characters, the limit")
+                    raise TemplateFailedError(f"the rendered chat has more characters than the limit of {max_chars}")
                 pieces.append(piece)
         except (ChatRefusedError, TemplateFailedError):
             raise

@@ -141,7 +141,10 @@ class Edge:
         self.require_open()
         num, at_most = num_completions(request), self.limits.max_session_requests
         if outbox.num_open + num > at_most:
-            raise QueueFullError(f"this session runs {outbox.num_open} of {at_most} completions", _SESSION_FULL_RETRY_S)
+            raise QueueFullError(
+                f"this session runs {outbox.num_open} of at most {at_most} completions; wait until one ends",
+                _SESSION_FULL_RETRY_S,
+            )
         before = self._before(key, request)
         if not is_begun(request):  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
@@ -166,7 +169,7 @@ class Edge:
         if newest == number:
             raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
         raise StaleAttachmentError(
-            f"attachment {number} of request_id {key.request_id!r} is older than the one that has it, {newest}"
+            f"attachment {number} of request_id {key.request_id!r} is too old: attachment {newest} has the request"
         )
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
@@ -261,7 +264,7 @@ class Edge:
         if stream is not None and stream.state is StreamState.PREPARING:
             return
         if not self._cancel_detached(key):
-            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+            raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
 
     def _cancel_detached(self, key: RecordId) -> bool:
         num_cancelled = 0
@@ -316,7 +319,7 @@ class Edge:
             with contextlib.suppress(UnknownRequestError):
                 found.append(self.backend.views.explain(replace(key, index=index)))
         if not found:
-            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
+            raise UnknownRequestError(f"this tenant has no request {key.request_id!r}; check the request_id")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
 
 

@@ -108,7 +108,9 @@ def check_resumption(
         claim = _point_claim(f"resume_points[{position}].", point)
         check_range(f"{claim.path}index", point.index, Range(1, num_completions - 1))
         if point.index in progress:
-            raise InvalidRequestError(f"{claim.path}index", f"is {point.index}, which another one is for")
+            raise InvalidRequestError(
+                f"{claim.path}index", f"is {point.index}, as in another resume point; send one for each completion"
+            )
         progress[point.index] = claim.check(bounds)
     return ValidResumption(
         is_resumable=request.resumable,
@@ -151,7 +153,7 @@ class _Claim:
         field = f"{self.path}prior_output_token_ids"
         check_count(field, len(self.prior), 0, bounds.max_tokens)
         if len(self.prior) not in (0, self.num_held):
-            sentence = f"has {len(self.prior)} items, must have none or resume_from of them, which is {self.num_held}"
+            sentence = f"has {len(self.prior)} items, must have none or as many as resume_from, {self.num_held}"
             raise InvalidRequestError(field, sentence)
         token_ids = np.array(self.prior, dtype=np.int32)
         check_token_ids(field, token_ids, bounds.vocab_size)
@@ -166,12 +168,12 @@ class _Claim:
         field, claimed = f"{self.path}resume_hash", self.resume_hash
         if self.num_held and not len(token_ids):
             if claimed is None:
-                sentence = "is missing; without prior_output_token_ids it has to show what is held"
+                sentence = "is missing; set it, or send prior_output_token_ids"
                 raise InvalidRequestError(field, sentence)
             return claimed
         computed = rolling_hash(HASH_START, token_ids)
         if claimed is not None and claimed != computed:
-            sentence = f"is {claimed:#018x}, that of the {self.num_held} tokens held is {computed:#018x}"
+            sentence = f"is {claimed:#018x}, but the hash of prior_output_token_ids is {computed:#018x}"
             raise InvalidRequestError(field, sentence)
         return computed
 

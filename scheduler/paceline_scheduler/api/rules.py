@@ -41,7 +41,7 @@ def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
     if outside.size:
         index = int(outside[0])
         raise InvalidRequestError(
-            f"{field}[{index}]", f"is {token_ids[index]}, the vocabulary has 0 to {vocab_size - 1}"
+            f"{field}[{index}]", f"is {token_ids[index]}, must be a token id from 0 to {vocab_size - 1}"
         )
 
 

@@ -113,7 +113,7 @@ class AdminServicer(AdminServiceServicer):
         known = [executor.address for executor in self._executors.statuses()]
         if address not in known:
             shown = status.cut(address, _MAX_ADDRESS_BYTES)
-            raise UnknownExecutorError(f"no executor {shown!r}; there is {', '.join(known) or 'none'}")
+            raise UnknownExecutorError(f"no executor has the address {shown!r}; known are {', '.join(known) or 'none'}")
 
 
 class _StepWatch:

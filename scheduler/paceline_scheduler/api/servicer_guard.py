@@ -100,7 +100,9 @@ def _decode_message(decode: _Decode) -> Callable[[bytes], Any]:
         try:
             return decode(data)
         except DecodeError as error:
-            raise InvalidRequestError("message", "is not of the type that this call takes, or not UTF-8") from error
+            raise InvalidRequestError(
+                "message", "is not a message of this call; generate the stubs from the protos of this release"
+            ) from error
 
     return decoded
 

@@ -52,7 +52,7 @@ class TextThreads:
         """Run `work` on a thread; raises QueueFullError when too much is waiting."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
-                f"{self._num_waiting} long texts are waiting to be tokenised, the limit", _RETRY_AFTER_S
+                f"{self._num_waiting} long texts wait to be tokenised, which is the limit; try again", _RETRY_AFTER_S
             )
         self._num_waiting += 1
         try:
@@ -143,7 +143,7 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
     except UnsupportedError:
         raise
     except Exception as error:  # the library has no type of its own for bytes that are no tokenizer
-        sentence = f"it is no tokenizer that can be read: {readable(str(error))}"
+        sentence = f"the tokenizers library cannot read it: {readable(str(error))}"
         raise UnsupportedError("tokenizer_json", sentence) from error
     _give_back(0)
     return TextModel(source, texts, tokenizer)

@@ -190,12 +190,12 @@ def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
     names = ", ".join(repr(model.name) for model in models)
     if not name:
         if len(models) > 1:
-            raise InvalidRequestError("model", f"must be set, as several are served: {names}")
+            raise InvalidRequestError("model", f"is missing; choose one of {names}")
         return models[0]
     for model in models:
         if model.name == name:
             return model
-    raise UnknownModelError(f"no executor serves the model {name!r}; there is {names}")
+    raise UnknownModelError(f"no executor serves the model {name!r}; choose one of {names}")
 
 
 def check_prompt(prompt: Prompt, model: ServedModel, limits: EdgeLimits) -> None:
@@ -231,7 +231,8 @@ def check_context(num_prompt_tokens: int, resumption: ValidResumption, model: Se
     """Refuse a client that says it holds more output than the context has room for behind the prompt."""
     num_held = max(progress.resume_from for progress in resumption.progress)
     if num_prompt_tokens + num_held > model.max_model_len:
-        sentence = f"is {num_held}; behind {num_prompt_tokens} prompt tokens the context of {model.max_model_len} ends"
+        room = max(0, model.max_model_len - num_prompt_tokens)
+        sentence = f"is {num_held}, but {num_prompt_tokens} prompt tokens leave room for {room} output tokens"
         raise InvalidRequestError("resume_from", sentence)
 
 
@@ -243,7 +244,7 @@ def check_prompt_logprobs(num_prompt_logprobs: int | None, num_prompt_tokens: in
     if num_values > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             "output.prompt_logprobs",
-            f"gives {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} are taken",
+            f"asks for {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} fit",
         )
 
 
@@ -303,7 +304,9 @@ def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: Edg
 
 def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key: RecordId) -> SamplingParams:
     if sent.top_k > model.vocab_size:
-        raise InvalidRequestError("sampling.top_k", f"is {sent.top_k}, the vocabulary has {model.vocab_size} tokens")
+        raise InvalidRequestError(
+            "sampling.top_k", f"is {sent.top_k}, must be at most {model.vocab_size}, the size of the vocabulary"
+        )
     allowed = check_ids("sampling.allowed_token_ids", sent.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model.vocab_size)
     numbers = SAMPLING_NUMBERS | {"seed": derived_seed(key)} | _recommended(model) | fields_set(sent, SAMPLING_NUMBERS)
     return SamplingParams(
@@ -327,7 +330,7 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
     check_count(field, len(biases), 0, MAX_LOGIT_BIASES)
     for token_id, bias in biases.items():
         if not 0 <= token_id < model.vocab_size:
-            raise InvalidRequestError(field, f"names token {token_id}, the vocabulary has 0 to {model.vocab_size - 1}")
+            raise InvalidRequestError(field, f"names token {token_id}, token ids are 0 to {model.vocab_size - 1}")
         if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
             limit = f"must be at least {-MAX_LOGIT_BIAS} and at most {MAX_LOGIT_BIAS}"
             raise InvalidRequestError(f"{field}[{token_id}]", f"is {bias:.7g}, {limit}")
@@ -352,7 +355,9 @@ def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_secon
     if request.HasField("timeout"):
         timeout_s, waited_s = read_duration(request.timeout), read_duration(request.waited)
         if waited_s >= timeout_s:
-            sentence = f"its timeout of {timeout_s:.7g} s had passed when it came: it has waited {waited_s:.7g} s"
+            sentence = (
+                f"the timeout of {timeout_s:.7g} s passed before the request came: it has waited {waited_s:.7g} s"
+            )
             raise DeadlineExceededError(sentence)
         left.append(timeout_s - waited_s)
     return came_s + min(*left, MAX_TIMEOUT_S) if left else None

@@ -43,7 +43,7 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
     """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
     live = state.requests.by_key(key)
     if live is None or not state.requests.is_open(live):
-        raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
     output = state.output_of(live)
     output_hash = rolling_hash(HASH_START, output)
     state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)

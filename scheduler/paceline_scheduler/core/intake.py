@@ -56,7 +56,9 @@ def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -
         check_fits(live.request, executors.by_address.values())
     except InvalidRequestError as error:
         if is_owed:
-            raise NoExecutorError(f"the executors attached now cannot hold it ({error})", _OWED_RETRY_S) from error
+            raise NoExecutorError(
+                f"no attached executor can hold the request ({error}); try again", _OWED_RETRY_S
+            ) from error
         raise
     check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_owed=is_owed)
 
@@ -108,7 +110,9 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
                 state.waiting.add(live)
                 ahead.append(live)
             if any(live.request.key == resumption.request.key for live in newcomers):
-                raise DuplicateRequestError(f"request_id {resumption.request.key.request_id!r} is asked for twice")
+                raise DuplicateRequestError(
+                    f"two completions have the request_id {resumption.request.key.request_id!r}; choose another one"
+                )
             live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
             check_taken(state, live, is_owed=_owes(state, resumption.request, now))
             newcomers.append(live)

@@ -74,7 +74,9 @@ class CoreViews:
         state = self._state
         live = state.requests.by_key(key)
         if live is None:
-            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant is running or waiting")
+            raise UnknownRequestError(
+                f"this tenant has no request {key.request_id!r} that runs or waits; check the request_id"
+            )
         position = state.waiting.position(live) if live.status is Status.WAITING else 0
         line = state.waiting.line(live.request.model)
         return explain(live, state.executors.by_address, line, position, state.limits)

@@ -105,6 +105,8 @@ class ExecutorRecord:
         One that makes claims up would cost the others everything each time. Raises StreamEndedError.
         """
         if now_s < self.heeded_from_s:
-            raise StreamEndedError("it tells of a higher term once more, and nobody else does: not believed for now")
+            raise StreamEndedError(
+                "it reports a higher term again, which no other executor confirms; this scheduler tries again later"
+            )
         self.heeded_from_s = now_s + self.rest_s
         self.rest_s = min(2 * self.rest_s, MAX_REST_S)

@@ -157,7 +157,7 @@ class Leadership:
         for other in self._executors.values():
             # Two streams would end each other for ever, since a scheduler that attaches again replaces its own stream.
             if other is not executor and other.hello is not None and other.incarnation == info.incarnation:
-                raise StreamEndedError(f"the executor at {address} is the one at {other.address}")
+                raise StreamEndedError(f"{address} and {other.address} lead to the same executor; name one of them")
         if self._is_for_another(executor, info, now_s, jitter):
             executor.redial.look_again(now_s, jitter)
             return None
@@ -254,14 +254,14 @@ class Leadership:
             return ()
         executor.heed(now_s)
         self.claim.rise_above(executor.address, info.term)
-        error = TermRaisedError("attaches anew under a higher term")
+        error = TermRaisedError("the scheduler attaches again under a higher term")
         return tuple(EndStream(other.address, error) for other in self._executors.values() if other.hello is not None)
 
     def _refused(self, executor: ExecutorRecord, error: TermSupersededError, now_s: float, jitter: float) -> Verdicts:
         """Yield to a scheduler of a higher claim, once it is believed that there is one; raises a LinkError if not."""
         holder = error.holder
         if executor.hello is None or not outranks(holder, executor.hello):
-            sentence = f"it refuses this scheduler in favour of term {holder.term}, which is no higher claim"
+            sentence = f"it refuses this scheduler for one of term {holder.term}, which does not rank higher"
             raise UnreachableError(f"{sentence}; restart this executor")
         self.claim.require_credible(executor.address, holder.term)
         is_news = self.claim.is_below(holder)

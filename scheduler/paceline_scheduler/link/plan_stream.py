@@ -225,12 +225,14 @@ class PlanStream:
     def _check_alive(self, now_s: float) -> None:
         heard = self._heard
         if now_s - heard.at_s > MAX_SILENCE_S:
-            raise StreamEndedError(f"nothing heard for {now_s - heard.at_s:.1f} s")
+            raise StreamEndedError(f"the executor has sent nothing for {now_s - heard.at_s:.1f} s")
         if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - heard.got_on_s > MAX_WELCOME_S:
-            raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - heard.got_on_s:.1f} s")
+            raise StreamEndedError(
+                f"the executor sent no welcome or no more of its snapshot for {now_s - heard.got_on_s:.1f} s"
+            )
         step = self._steps.due()
         if step is not None and (waited_s := now_s - heard.awaited_since_s) > _bound_s(step):
-            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
+            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, longer than its bound")
 
 
 def _bound_s(step: StepInFlight) -> float:

@@ -92,10 +92,10 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
     if (result.incarnation, result.epoch) != (description.incarnation, description.epoch):
         raise DivergenceError(f"a result of epoch {result.epoch} arrived in epoch {description.epoch}")
     if not executor.in_flight or executor.in_flight[0].step_id != result.step_id:
-        raise DivergenceError(f"the result of step {result.step_id} is not the one that is due")
+        raise DivergenceError(f"the executor answered step {result.step_id} out of order")
     step = executor.in_flight[0]
     if step.grant_hash != result.grant_hash:
-        raise DivergenceError(f"block tables differ after step {result.step_id}")
+        raise DivergenceError(f"the executor's block tables differ from the scheduler's after step {result.step_id}")
     if len(step.index) != len(result.rows) or np.count_nonzero(step.index != result.rows):
         raise DivergenceError(f"step {result.step_id} ran other rows than planned")
     accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.index)
@@ -116,7 +116,7 @@ def _check_tokens(result: StepResult, vocab_size: int) -> None:
     told += [each.columns.top_token_ids.ravel() for each in result.prompt_logprobs]
     token_ids = np.concatenate(told) if len(told) > 1 else told[0]
     if np.maximum.reduce(token_ids.view(np.uint32), initial=0) >= vocab_size:  # one below 0 is more than all others
-        raise DivergenceError(f"step {result.step_id} says a token outside 0 to {vocab_size - 1}")
+        raise DivergenceError(f"step {result.step_id} drew a token outside 0 to {vocab_size - 1}")
 
 
 def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Int32Array | None:
@@ -134,8 +134,8 @@ def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) ->
     if np.count_nonzero(wrong):
         place = int(wrong.argmax())
         raise DivergenceError(
-            f"step {result.step_id} says {accepted[place]} tokens of row {step.index[place]}, "
-            f"which could get {max(0, most[place])}"
+            f"step {result.step_id} drew {accepted[place]} tokens for row {step.index[place]}, "
+            f"which could get at most {max(0, most[place])}"
         )
     surplus[executor.rows.ended[step.index]] = 0  # they take nothing more, and nothing is planned for them
     return surplus if np.count_nonzero(surplus) else None
@@ -156,7 +156,7 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
     kept = executor.rows.prompt_logprobs
     told = [(each.row, each.columns) for each in result.prompt_logprobs]
     if len({row for row, _ in told}) < len(told):
-        raise DivergenceError("the prompt's log-probabilities of a row came twice")
+        raise DivergenceError("the executor sent the prompt's log-probabilities of a row twice")
     for row, columns in told:
         live = executor.rows.live[row] if row in result.rows else None
         before = kept.get(row)

@@ -29,7 +29,7 @@ def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
     if not serving:
-        raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names those there are")
+        raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names the models served")
     serving = [executor for executor in serving if not executor.draining]
     if not serving:
         raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
@@ -37,11 +37,11 @@ def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
     room = max(executor.description.max_request_tokens for executor in serving) - num_prompt
     if room < 1:
         raise InvalidRequestError(
-            "prompt", f"{num_prompt} tokens leave no room for output: at most {num_prompt + room - 1} fit"
+            "prompt", f"{num_prompt} tokens leave no room for output; at most {num_prompt + room - 1} fit"
         )
     if request.max_tokens is not None and request.max_tokens > room:
         raise InvalidRequestError(
-            "stopping.max_tokens", f"{request.max_tokens} after a prompt of {num_prompt} tokens exceeds {room}"
+            "stopping.max_tokens", f"is {request.max_tokens}; after a prompt of {num_prompt} tokens at most {room} fit"
         )
 
 
@@ -62,13 +62,14 @@ def check_queue(
     num_prompt = live.num_prompt_tokens
     if num_prompt > limits.max_num_queued_tokens:
         raise InvalidRequestError(
-            "prompt", f"{num_prompt} tokens are more than the {limits.max_num_queued_tokens} that may wait"
+            "prompt", f"has {num_prompt} tokens; the queue takes at most {limits.max_num_queued_tokens}"
         )
     if waiting.num_requests >= limits.max_num_queued_reqs:
         raise queue_full(waiting, limits, retry_after_s(waiting, limits, serving))
     if waiting.num_tokens + num_prompt > limits.max_num_queued_tokens:
         raise QueueFullError(
-            f"{waiting.num_tokens} prompt tokens are waiting, near the limit", retry_after_s(waiting, limits, serving)
+            f"{waiting.num_tokens} prompt tokens are waiting, the limit is {limits.max_num_queued_tokens}",
+            retry_after_s(waiting, limits, serving),
         )
     ahead = waiting.ahead_of(live)
     fitting = [executor for executor in serving if live.fits(executor.description)]
@@ -86,8 +87,8 @@ def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState
 def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> None:
     if expected_s > limits.expected_first_token_s:
         raise QueueFullError(
-            f"its first token is expected in {expected_s:.1f} s, {limits.expected_first_token_s:g} s are allowed: "
-            f"{ahead.num_requests} requests of {ahead.num_tokens} tokens are ahead",
+            f"the first token is expected in {expected_s:.1f} s, the limit is {limits.expected_first_token_s:g} s: "
+            f"{ahead.num_requests} requests with {ahead.num_tokens} tokens are ahead",
             _within(expected_s - limits.expected_first_token_s),
         )
 
@@ -142,10 +143,10 @@ def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> N
     largest = max((d.max_request_tokens for d in descriptions if d.model == request.model), default=0)
     if not largest:
         return NoLongerServedError(
-            f"the executors of the model {request.model!r} are gone; ListModels names what is left"
+            f"the executors of the model {request.model!r} are gone; ListModels names the models served"
         )
     return NoLongerServedError(
-        f"the executor that could hold this request is gone; what is left holds {largest} tokens of prompt and output"
+        f"the executor that could hold this request is gone; the others hold at most {largest} tokens"
     )
 
 

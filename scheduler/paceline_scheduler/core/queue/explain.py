@@ -106,4 +106,4 @@ def _hindrance_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits
         case Blocker(sentence=sentence):
             return sentence
         case Fit():
-            return f"its turn on {executor.description.address}, which has room for it"
+            return f"the next plan of {executor.description.address}, which has room for it"

@@ -72,7 +72,8 @@ def _check_attachment(live: LiveRequest, request: Request) -> None:
     key, current = request.key, live.request.attachment
     if request.attachment < current:
         raise StaleAttachmentError(
-            f"attachment {request.attachment} of request {key.request_id!r} came after {current}; the newer one has it"
+            f"attachment {request.attachment} of request_id {key.request_id!r} is too old: "
+            f"attachment {current} has the request"
         )
     if request.attachment == current and live.detached_until_s is None:
         raise DuplicateRequestError(
@@ -84,7 +85,9 @@ def _check_body(live: LiveRequest, request: Request, progress: Progress) -> None
     if live.request.body_digest == request.body_digest:
         return
     if request.attachment > 1 or progress.resume_from:
-        raise ResumeMismatchError(f"the request {request.key.request_id!r} that is known has another body")
+        raise ResumeMismatchError(
+            f"request_id {request.key.request_id!r} belongs to a request with another body; choose another one"
+        )
     raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
 
 
