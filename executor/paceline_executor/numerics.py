@@ -56,7 +56,6 @@ class Numerics:
         return 4.0 if self.weights is WeightKind.FLOAT32 else 1 + 2 / _GROUP
 
     def bytes_per_token(self, model: ModelConfig) -> int:
-        """What the keys and values of one token take in all layers."""
         return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
 
 

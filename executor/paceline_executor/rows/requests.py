@@ -37,7 +37,7 @@ def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
 
 
 def bounded(placement: NewRequest) -> NewRequest:
-    """What is kept of a request that cannot run: nothing that is too large to be returned in a snapshot."""
+    """The placement of a request that cannot run, without what is too large for a snapshot."""
     return replace(
         placement,
         end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],

@@ -86,7 +86,6 @@ class _Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self._process.poll() is not None
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, str]:
@@ -106,7 +105,6 @@ class _Worker:
         return answer
 
     async def stop(self) -> None:
-        """End the process and wait until it is gone."""
         self._writer.close()
         try:
             await self._end_within(_EXIT_S)
@@ -227,7 +225,6 @@ class ChatRenderers:
             self._num_waiting -= 1
 
     async def close(self) -> None:
-        """End all processes."""
         renderers = list(self._renderers.values())
         self._renderers.clear()
         for renderer in renderers:

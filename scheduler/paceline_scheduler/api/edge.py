@@ -97,25 +97,23 @@ class Edge:
         return outbox
 
     def leave_outbox(self, outbox: Outbox) -> None:
-        """The client of a call is gone: what still runs of its requests is detached if resumable, else cancelled."""
+        """Detach the resumable requests of a call whose client has gone, and cancel the others."""
         for stream in self.requests.of_call(outbox):
             self.delivery.leave(stream)
 
     def close_outbox(self, outbox: Outbox) -> None:
-        """End a call, as `leave_outbox` does."""
         self.leave_outbox(outbox)
         self.requests.end_call(outbox)
         if not self.requests.calls():
             self._idle.set()
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Take no requests, new or resumed, and tell every client so; streams that are open go on."""
+        """Refuse requests from now on, and tell every client so; open streams go on."""
         self._drain_notice = DrainNotice(reason, grace_s)
         for outbox in self.requests.calls():
             outbox.announce_drain(self._drain_notice)
 
     async def drained(self) -> None:
-        """Wait until every call has ended, its output sent."""
         await self._idle.wait()
 
     # Requests
@@ -131,10 +129,9 @@ class Edge:
         self.executors.require_lead()
 
     def open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
-        """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
-
-        Raises InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError for a full
-        session or queue, DuplicateRequestError, StaleAttachmentError.
+        """Begin a request, or come back to it by a higher attachment, which ends the stream it has here. Raises
+        InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError,
+        DuplicateRequestError, StaleAttachmentError.
         """
         key = key_of(request)
         check_key(key)
@@ -159,7 +156,7 @@ class Edge:
         return stream
 
     def _before(self, key: RecordId, request: GenerateRequest) -> RequestStream | None:
-        """Return the stream that an attachment takes the place of; raises when it must not."""
+        """Return the stream that an attachment replaces; raises when it must not."""
         stream = self.requests.by_key(key)
         if stream is None:
             return None
@@ -173,9 +170,8 @@ class Edge:
         )
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
-        """Check, tokenise and submit a request, or resume it. Raises what is wrong with it; then the stream has ended.
-
-        `max_seconds` is what the client's call has left. Of a stream that ended meanwhile nothing is submitted or told.
+        """Check, tokenise and submit a request, or resume it; the stream ends if that raises. `max_seconds` is what the
+        client's call has left.
         """
         came_s = self.backend.now_s()
         try:
@@ -197,7 +193,7 @@ class Edge:
     async def _prepare(
         self, request: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[ValidRequest, Int32Array]:
-        """Check every field; returns what is asked for, and the prompt in tokens."""
+        """Check every field; returns the checked request and its prompt in tokens."""
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
@@ -230,9 +226,8 @@ class Edge:
         self.delivery.go_on(stream, resumptions, found)
 
     async def cancel(self, key: RecordId) -> None:
-        """End a request as CANCELLED, whoever listens to it, and tell its stream if there is one here.
-
-        Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it cannot be known.
+        """End a request as CANCELLED, whoever listens to it. Raises UnknownRequestError, InvalidRequestError, and
+        NoExecutorError while it is not known yet.
         """
         check_key(key)
         if self.requests.by_key(key) is None:
@@ -242,7 +237,7 @@ class Edge:
                 await self.cancel_elsewhere(key)
 
     def cancel_here(self, key: RecordId) -> bool:
-        """End a request as far as it has a stream here; returns whether that is all there is of it."""
+        """End the stream of a request here, if any; returns whether that was all of the request."""
         check_key(key)
         stream = self.requests.by_key(key)
         if stream is None:
@@ -255,9 +250,8 @@ class Edge:
         return not is_begun(stream.request)
 
     async def cancel_elsewhere(self, key: RecordId) -> None:
-        """End a request that has no stream here, unless its client sends it again meanwhile.
-
-        Raises UnknownRequestError, and NoExecutorError while it cannot be known.
+        """End a request that has no stream here. Raises UnknownRequestError, and NoExecutorError while it is not known
+        yet.
         """
         await self.executors.until_synced(Arrival.BACK)
         stream = self.requests.by_key(key)
@@ -277,9 +271,8 @@ class Edge:
     # What would become of a request, and what becomes of it
 
     async def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return what is expected of a request if it were sent now; a refusal, of all or any completion, is part of it.
-
-        Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
+        """Estimate a request as if it were sent now, by the completion that is expected last; a refusal is part of the
+        answer. Raises StandbyError.
         """
         self.executors.require_lead()
         key = key_of(request)
@@ -300,9 +293,8 @@ class Edge:
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 
     def explain(self, key: RecordId) -> Explanation:
-        """Say where a request is; of several completions, where the first one is that has not ended.
-
-        Raises UnknownRequestError, InvalidRequestError, and StandbyError for what only the other scheduler knows.
+        """Explain the first completion that has not ended. Raises UnknownRequestError, InvalidRequestError, and
+        StandbyError.
         """
         check_key(key)
         stream = self.requests.by_key(key)

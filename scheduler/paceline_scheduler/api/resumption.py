@@ -51,7 +51,7 @@ class ValidResumption:
 
     @property
     def is_attachment(self) -> bool:
-        """Whether the request may be known already, or may be come back to; else it is simply submitted."""
+        """Whether the request may be known already; else it is submitted as new."""
         return self.is_resumable or self.is_begun
 
 
@@ -76,9 +76,8 @@ def is_begun(request: inference_pb2.GenerateRequest) -> bool:
 
 
 def body_of(request: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
-    """Return the digest of what is the same in all attachments, and what is kept of it for a successor.
-
-    That is the message with the trace it came in, without its prompt and fields that nobody knows.
+    """Return the digest of what all attachments have in common, and what a successor gets of it: the message with its
+    trace, without its prompt and unknown fields.
     """
     body = inference_pb2.GenerateRequest()
     body.CopyFrom(request)
@@ -101,7 +100,7 @@ def _clear(message: Message, names: Iterable[str]) -> None:
 def check_resumption(
     request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
 ) -> ValidResumption:
-    """Check what a client says that it holds; raises InvalidRequestError, naming the field."""
+    """Check what a client says that it holds. Raises InvalidRequestError."""
     progress = {0: _first_claim(request).check(bounds)}
     check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
     for position, point in enumerate(request.resume_points):
@@ -122,7 +121,7 @@ def check_resumption(
 
 
 def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:
-    """Return how many tokens of a completion the client says it holds and their rolling hash, all of it unchecked."""
+    """Return how many tokens of a completion the client claims to hold and their rolling hash, both unchecked."""
     claims = {0: _first_claim(request)} | {point.index: _point_claim("", point) for point in request.resume_points}
     claim = claims.get(index)
     if claim is None:
@@ -147,7 +146,6 @@ class _Claim:
         return len(self.prior) if self.resume_from is None else self.resume_from
 
     def check(self, bounds: OutputBounds) -> Progress:
-        """Return it, all filled in."""
         check_range(f"{self.path}resume_from", self.resume_from, Range(0, bounds.max_tokens))
         check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"

@@ -48,7 +48,6 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
-        """Wrap the handler of a call."""
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method, which gRPC answers itself
             return handler

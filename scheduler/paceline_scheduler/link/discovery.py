@@ -64,7 +64,7 @@ def _endpoint(text: str, element: str) -> Endpoint:
 
 
 async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:
-    """Return the addresses of a name as the operating system resolves it; raises OSError."""
+    """Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return tuple(sorted({str(info[4][0]) for info in found}))
 

@@ -24,7 +24,7 @@ _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
 def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
-    """Refuse a request that no executor could ever hold, or that none would take now."""
+    """Refuse a request that no executor could hold, or that none takes now."""
     if not executors:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
@@ -53,11 +53,9 @@ def check_queue(
     *,
     is_owed: bool = False,
 ) -> None:
-    """Refuse a request that would overfill the queue, or wait in it for longer than a first token may take.
-
-    What is owed its place, because it lost its scheduler, is only refused where there is none.
-
-    `serving` are the executors that take requests for its model now; without any nothing is known of the time.
+    """Refuse a request that would overfill the queue, or wait in it for too long. One that lost its scheduler keeps its
+    place and is refused only by a full queue. `serving` are the executors that take requests for its model now; without
+    any no time is forecast.
     """
     num_prompt = live.num_prompt_tokens
     if num_prompt > limits.max_num_queued_tokens:
@@ -78,7 +76,7 @@ def check_queue(
 
 
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
-    """Refuse any request behind `ahead` if that alone takes too long. Cheap: it is asked before a prompt is read."""
+    """Refuse any request behind `ahead` that would wait too long. Cheap: it comes before a prompt is read."""
     if ahead.num_requests and serving:
         loads = [load_of(executor.view(), limits) for executor in serving]
         _check_first_token(begin_s(loads, ahead), ahead, limits)
@@ -94,7 +92,7 @@ def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> N
 
 
 def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> QueueFullError:
-    """Return the refusal of a request for which the queue has no place, whatever it holds."""
+    """Return the refusal by a full queue."""
     return QueueFullError(
         f"{waiting.num_requests} requests are waiting, the limit is {limits.max_num_queued_reqs}", retry_s
     )
@@ -103,7 +101,7 @@ def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> Que
 def hopeless(
     waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
 ) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
-    """Return those whose deadline passes before any executor could bring them to their first output, even alone."""
+    """Return the requests that would miss their deadline before their first output, even alone."""
     executors = [idle(executor.view(), limits) for executor in serving]
     return [
         (live, DeadlineUnreachableError(_hopeless_sentence(live)))
@@ -135,7 +133,7 @@ def _hopeless_sentence(live: LiveRequest) -> str:
 
 
 def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> NoLongerServedError | None:
-    """Return why a waiting request can never run on what executors there are now, None if it can."""
+    """Return why a waiting request can never run on the present executors, None if it can."""
     descriptions = [executor.description for executor in executors]
     if any(live.fits(description) for description in descriptions):
         return None
@@ -151,7 +149,7 @@ def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> N
 
 
 def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[ExecutorState]) -> float:
-    """Return when an eighth of what waits is expected to run: when those who come back find room."""
+    """Return when an eighth of the queue is expected to run, so that those who come back find room."""
     loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
     if not loads:
         return _MAX_RETRY_S
