@@ -98,12 +98,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
     if values.runner is not RunnerKind.SIMULATED and values.step_times is not None:
-        parser.error("--step-times is for --runner simulated: other runners take the time that they take")
+        parser.error("--step-times needs --runner simulated")
     values.model = values.model or DEFAULT_MODEL
     if values.port == values.health_port != 0:
-        parser.error("--port and --health-port are two different ports")
+        parser.error("--port and --health-port must differ")
     if values.max_num_batched_tokens < values.max_num_seqs:
-        parser.error("--max-num-batched-tokens is at least --max-num-seqs, so that every row can advance in one step")
+        parser.error(
+            "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
+        )
     return Config(hub_endpoint=os.environ.get("HF_ENDPOINT") or None, **vars(values))
 
 

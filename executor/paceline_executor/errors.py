@@ -22,7 +22,7 @@
     │   ├── AttachError             a stream that does not begin, or talk, as the protocol wants
     │   ├── ProtocolError           no protocol version in common
     │   ├── TermSupersededError     a scheduler of a higher term holds, or held, the executor
-    │   ├── LineFullError           too many schedulers wait in line
+    │   ├── TooManySchedulersError  too many schedulers wait for this one already
     │   ├── EpochEndedError         a newer Attach was accepted
     │   ├── StepWedgedError         a step does not end within its bound
     │   ├── StaleEpochError         a plan of another incarnation or epoch
@@ -151,10 +151,10 @@ class TermSupersededError(ServiceError):
     reason = "TERM_SUPERSEDED"
 
 
-class LineFullError(ServiceError):
-    """Too many schedulers wait in line already."""
+class TooManySchedulersError(ServiceError):
+    """Too many schedulers wait for this executor already; try again later."""
 
-    reason = "LINE_FULL"
+    reason = "TOO_MANY_SCHEDULERS"
 
 
 class EpochEndedError(ServiceError):

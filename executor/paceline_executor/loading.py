@@ -63,9 +63,8 @@ class ProgressLog:
 
 
 def load(config: Config) -> Loaded:
-    """Load what the configuration names: a model, or the simulated runner.
-
-    Raises ModelError for the model's faults, ShortMemoryError, LimitError and StepTimesError for the configuration's.
+    """Load the configured model or the simulated runner. Raises ModelError for the model's faults, ShortMemoryError,
+    LimitError and StepTimesError for the configuration's.
     """
     if config.runner is RunnerKind.SIMULATED:
         return load_simulated(config, read_step_times(config.step_times) if config.step_times else StepTimes())
@@ -75,7 +74,7 @@ def load(config: Config) -> Loaded:
 def load_simulated(
     config: Config, step_times: StepTimes, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> Loaded:
-    """The runner without a model, with a tokenizer of bytes, and of words if the vocabulary is larger."""
+    """A tokenizer of bytes, and of words if the vocabulary is larger."""
     max_model_len = config.max_model_len or _SIMULATED_MODEL_LEN
     needs = ModelNeeds(0, SIMULATED_TOKEN_BYTES, max_model_len, vocab_size)
     limits = limits_within(config, needs, available_bytes())
@@ -166,17 +165,14 @@ def _load_model(config: Config) -> Loaded:
 
 
 def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:
-    """The tokenizer with the sampling values that are known of the model, where its own files say nothing."""
+    """The tokenizer with known sampling values where its own files have none."""
     if model not in KNOWN_MODELS or tokenizer.defaults != GenerationDefaults():
         return tokenizer
     return with_defaults(tokenizer, KNOWN_MODELS[model].defaults)
 
 
 def served_name(config: Config, path: Path) -> str:
-    """What requests call the model: as configured, else its known name or that on the hub, else its file's or folder's.
-
-    A file's name is taken without its ending.
-    """
+    """The configured name, else the known one or that on the hub, else that of the file or folder."""
     if config.served_model_name is not None:
         return config.served_model_name
     is_fetched = path != Path(config.model).expanduser()
@@ -186,7 +182,6 @@ def served_name(config: Config, path: Path) -> str:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """The number of weights; an embedding that also serves as output matrix counts once."""
     return sum(math.prod(shape) for shape in model.tensor_shapes().values())
 
 

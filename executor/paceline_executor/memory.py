@@ -10,7 +10,6 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """The memory that can still be allocated without swapping: the machine's, or the container's if that is less."""
     machine = _machine_bytes(meminfo)
     limit, current = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or current is None:

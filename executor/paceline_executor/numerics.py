@@ -56,7 +56,6 @@ class Numerics:
         return 4.0 if self.weights is WeightKind.FLOAT32 else 1 + 2 / _GROUP
 
     def bytes_per_token(self, model: ModelConfig) -> int:
-        """What the keys and values of one token take in all layers."""
         return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)
 
 
@@ -78,7 +77,9 @@ def choose_numerics(
             raise LimitError(f"{reason} computes in float32 throughout: leave --kv-cache-dtype {kv_dtype.value} out")
         return FLOAT32_NUMERICS
     if kv_dtype is KvDtype.FLOAT32:
-        raise LimitError("--kv-cache-dtype float32 goes with --quantization none; packed weights take float16 or int8")
+        raise LimitError(
+            "--kv-cache-dtype float32 needs --quantization none; choose float16 or int8 for packed weights"
+        )
     takes_int8 = block_size % _INT8_SLOTS == 0 and model.head_dim <= _INT8_MAX_HEAD_DIM
     if kv_dtype is KvDtype.INT8 and not takes_int8:
         needs = f"a --block-size that {_INT8_SLOTS} divides and heads of at most {_INT8_MAX_HEAD_DIM} dimensions"

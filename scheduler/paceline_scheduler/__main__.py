@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _serve(config: "Config", log: "LineWriter") -> bool:
-    """Open the ports before most of the program is imported: clients connect meanwhile, and are answered after it."""
+    """Open the ports before most of the program is imported, so that clients can connect meanwhile."""
     from paceline_scheduler.servicer_ports import SchedulerPorts
 
     ports = SchedulerPorts()

@@ -35,7 +35,6 @@ class Announcer:
         self._status = ServingStatus.NOT_SERVING
 
     def changed(self, readiness: Readiness) -> None:
-        """Say how the scheduler stands from now on."""
         before, self._status = self._status, readiness.status
         is_ready = self._status in self._ready_when
         self._set_ready(is_ready)

@@ -44,7 +44,7 @@ class ServedModel:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an output, of those that the model can draw: a tokenizer may know more than it has."""
+        """Those that the model can draw: a tokenizer may know more."""
         return tuple(token_id for token_id in self.tokenizer.end_token_ids if token_id < self.vocab_size)
 
 
@@ -93,12 +93,10 @@ class Backend(Protocol):
     """The core, as the edge and the admin service use it. Calls are made on the event loop and do not block."""
 
     @property
-    def views(self) -> CoreViews:
-        """What can be asked of the core."""
-        ...
+    def views(self) -> CoreViews: ...
 
     def feed(self, event: Event[ReplyT]) -> ReplyT:
-        """Let something happen; returns the answer. What it raises, as `core.events` says of each, changed nothing."""
+        """Feed an event and return its answer. What it raises, as `core.events` says of each, changed nothing."""
         ...
 
     def now_s(self) -> float:
@@ -110,10 +108,8 @@ class Executors(Protocol):
     """What the links know of executors beside the core. Calls are made on the event loop and do not block."""
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Return when every executor that is looked for has told what it runs, or is lost: what was begun is known.
-
-        Raises NoExecutorError when that does not come soon; StandbyError, at once for what is new, when another
-        scheduler drives them.
+        """Return when every expected executor has told what it runs, or is lost. Raises NoExecutorError when that does
+        not come soon, StandbyError when another scheduler drives them.
         """
         ...
 

@@ -76,9 +76,8 @@ class Config:
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
     def reached_at(self, port: int) -> str:
-        """Return where clients reach this scheduler, whose API listens on `port`.
-
-        Where it listens on all addresses that is this machine's name, which may not lead here from everywhere.
+        """Return where clients reach this scheduler. If it listens on all addresses that is this machine's name, which
+        may not lead here from everywhere.
         """
         if self.advertise is not None:
             return self.advertise
@@ -87,7 +86,7 @@ class Config:
 
 
 def parse_config(arguments: Sequence[str]) -> Config:
-    """Return the configuration of a command line; raises ConfigError, and SystemExit for --help and unknown options."""
+    """Raises ConfigError, and SystemExit for --help and unknown options."""
     options = _parser().parse_args(arguments)
     try:
         executors = parse_executors(options.executors)
@@ -115,9 +114,8 @@ def parse_config(arguments: Sequence[str]) -> Config:
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return where executors have their models: $PACELINE_CACHE_DIR, $XDG_CACHE_HOME/paceline, or ~/.cache/paceline.
-
-    As the XDG base directory specification has it, a relative $XDG_CACHE_HOME is ignored.
+    """Return $PACELINE_CACHE_DIR, $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A relative $XDG_CACHE_HOME is
+    ignored, as its specification says.
     """
     own = environ.get("PACELINE_CACHE_DIR", "")
     if own:
@@ -128,18 +126,15 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def prepare_grpc() -> None:
-    """Settle how gRPC behaves in this process; call it before grpc is imported.
-
-    Its own lines stay off stderr, unless somebody asked for them: what went wrong reaches this program as statuses and
-    exceptions, and it says so in its own words. Its fork handlers are off: the processes that render chat templates are
-    forked and begin another program at once, and the handlers crash in them.
+    """Settle how gRPC behaves; call this before grpc is imported. It logs nothing unless asked, because its errors
+    reach us as exceptions. Its fork handlers are off: they crash in the processes that render templates.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def prepare_structlog() -> None:
-    """Import structlog without rich, for whose tracebacks it has no use here: a tenth of the time a start takes."""
+    """Import structlog without rich, which costs a tenth of the start and is not used."""
     rich = sys.modules.get("rich")
     sys.modules["rich"] = None  # type: ignore[assignment]  # which is how Python is told that there is none
     try:
@@ -184,12 +179,12 @@ def _add_executors(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--takeover",
         action="store_true",
-        help="displace the scheduler that drives them now, once; without it wait in line until it is gone",
+        help="take the executors from the scheduler that drives them, once; without it, wait until that one is gone",
     )
     group.add_argument(
         "--standby",
         action="store_true",
-        help="be ready, for health checks, while waiting in line behind a scheduler that drives them, too",
+        help="also report ready to health checks while another scheduler drives the executors",
     )
 
 
@@ -206,7 +201,7 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="where clients reach this scheduler; schedulers in line name it to clients that come to them"
+        help="where clients reach this scheduler; standby schedulers send their clients there"
         " (default: --host, or this machine's name where that is all addresses, and the port)",
     )
     group.add_argument(
@@ -257,7 +252,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=0.25,
         metavar="SECONDS",
-        help="requests are run beside each other only as long as each gets its next token within this time"
+        help="so many requests run together that each still gets its next token within this time"
         " (default: %(default)g)",
     )
 

@@ -32,11 +32,11 @@ class DiskCache:
 
     @property
     def is_kept(self) -> bool:
-        """Whether anything is kept at all."""
+        """Whether anything is stored at all."""
         return self._folder is not None
 
     def load(self, name: str) -> bytes | None:
-        """Return what was stored under a name, or None when that is not there as it was stored."""
+        """Return what was stored under a name, None unless it is there undamaged."""
         if self._folder is None:
             return None
         path = self._path(self._folder, name)
@@ -55,7 +55,7 @@ class DiskCache:
         return data
 
     def store(self, name: str, data: bytes) -> None:
-        """Keep `data` under a name if that is possible."""
+        """Store `data` under a name if possible."""
         if self._folder is None or len(data) > MAX_FILE_BYTES:
             return
         path = self._path(self._folder, name)
@@ -70,7 +70,7 @@ class DiskCache:
         self._forget_unused(self._folder)
 
     def _forget_unused(self, folder: Path) -> None:
-        """Keep the last used files, unfinished ones of processes that died included, and all that others put there."""
+        """Retain the last used files, and all that others put there."""
         last_used: list[tuple[float, Path]] = []
         with contextlib.suppress(OSError):
             for path in folder.iterdir():
@@ -96,7 +96,6 @@ class PatientCache:
         self._storing: set[Future[None]] = set()
 
     async def load(self, name: str) -> bytes | None:
-        """Return what was stored under a name before this call, or None when that is not there, or not soon."""
         if not self._cache.is_kept:
             return None
         with contextlib.suppress(TimeoutError, RuntimeError):  # the second: no thread can be started now
@@ -105,7 +104,7 @@ class PatientCache:
         return None
 
     def store(self, name: str, make: Callable[[], bytes]) -> None:
-        """Keep what `make` returns under a name, later, if that is possible. `make` runs on the thread."""
+        """Store what `make` returns under a name, later, on the thread."""
         if not self._cache.is_kept or len(self._storing) >= _MAX_WAITING:
             return
         with contextlib.suppress(RuntimeError):
@@ -115,5 +114,5 @@ class PatientCache:
 
 
 def _check(name: str, data: bytes) -> bytes:
-    """Return what tells that `data` is what was stored under a name."""
+    """Return the digest of `data` under a name."""
     return blake2b(data, digest_size=_CHECK_BYTES, key=blake2b(name.encode()).digest()).digest()

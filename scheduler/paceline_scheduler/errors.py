@@ -210,7 +210,7 @@ class IncredibleTermError(UnreachableError):
     """The executor tells of a term that no scheduler can have come to."""
 
     def __init__(self, term: int) -> None:
-        super().__init__(f"it tells of term {term}, which no scheduler can have come to; restart this executor")
+        super().__init__(f"it reports term {term}, which no scheduler can have reached; restart this executor")
         self.term = term
 
 
@@ -221,9 +221,9 @@ class StreamEndedError(LinkError):
 class UnlikeExecutorError(LinkError):
     """An executor's model is not what another executor serves under the same name; give one of them another name."""
 
-    def __init__(self, model: str, told: str, served: str) -> None:
+    def __init__(self, model: str, reported: str, served: str) -> None:
         super().__init__(
-            f"it has {told} for model {model!r}, which another executor serves with {served};"
+            f"it has {reported} for model {model!r}, which another executor serves with {served};"
             " start one of them with another --served-model-name"
         )
 

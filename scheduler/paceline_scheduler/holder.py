@@ -12,5 +12,4 @@ class Holder:
     address: str = ""
 
     def __str__(self) -> str:
-        """Name it as people can find it."""
         return f"{self.address or f'scheduler {self.scheduler_id}'} (term {self.term})"

@@ -61,7 +61,7 @@ class _Parts:
 
 
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
-    """Serve on open ports until a signal says to stop; returns whether all requests were finished then."""
+    """Serve until a signal says to stop; returns whether all requests were finished then."""
     _take_all_descriptors()
     hurrying = asyncio.Event()
     stopping = follow_signals(again=lambda _: hurrying.set())
@@ -143,10 +143,8 @@ async def _drain(
     timeout_s: float,
     hurrying: asyncio.Event,
 ) -> bool:
-    """Take nothing new, let what runs finish; what does not in time, or is hurried, is given up.
-
-    So is what another scheduler can go on with, if one stands in line: it gets the executors at once.
-    Returns whether all finished, here or there; raises what one of the `parts` failed with meanwhile: links, callbacks.
+    """Take nothing new and let running requests finish until time is up, or a standby that waits gets the executors at
+    once. Returns whether all finished, here or there; raises what one of the `parts` failed with.
     """
     links, broken = parts
     runtime.feed(BeginDrain())
@@ -171,13 +169,13 @@ async def _drain(
 
 
 async def _end(links: asyncio.Task[NoReturn]) -> None:
-    """Stop driving executors; they keep what they have for whoever attaches next."""
+    """Stop driving executors; they keep their requests for whoever attaches next."""
     links.cancel()
     await asyncio.gather(links, return_exceptions=True)
 
 
 def _take_all_descriptors() -> None:
-    """Allow this process as many open files as it may have: each client needs one, and 1,024 are usual."""
+    """Allow as many open files as possible: each client needs one, and 1,024 are usual."""
     _, at_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # where "no limit" is no number that can be set
         resource.setrlimit(resource.RLIMIT_NOFILE, (at_most, at_most))

@@ -30,9 +30,7 @@ _SETTLE_POLL_S = 0.01
 class PlanSink(Protocol):
     """The links' side: takes what the core planned. Called on the event loop; must not block."""
 
-    def send_plan(self, address: str, plan: BatchPlan) -> None:
-        """Put a plan on its way to an executor that is attached."""
-        ...
+    def send_plan(self, address: str, plan: BatchPlan) -> None: ...
 
 
 class Observer(Protocol):
@@ -42,7 +40,7 @@ class Observer(Protocol):
     """
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """See an event that has happened, before its effects have gone anywhere. What is refused has not happened."""
+        """See an event that has happened, before its effects have gone anywhere. Refused ones have not happened."""
         ...
 
 
@@ -50,7 +48,7 @@ class PlanObserver(Observer, Protocol):
     """Sees what is planned as well."""
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """See a step planned before it is sent, or that there was nothing to plan; `planning_ns` is what that took."""
+        """See a step before it is sent, or that there was nothing to plan; `planning_ns` is what that took."""
         ...
 
 
@@ -74,24 +72,22 @@ class Runtime:
         self._outputs = sink
 
     def send_plans_to(self, sink: PlanSink) -> None:
-        """Join the links, before anything happens."""
         self._plans = sink
 
     def show(self, observer: Observer) -> None:
-        """Let somebody see from now on what happens and what comes of it, after those before."""
+        """Let an observer see what happens, after those before."""
         self._observers.append(observer)
 
     def show_plans(self, observer: PlanObserver) -> None:
-        """Let somebody see all that goes into the core and comes out of it."""
+        """Let an observer see all that goes into the core and comes out of it."""
         self._observers.append(observer)
         self._plan_observers.append(observer)
 
     def now_s(self) -> float:
-        """Return the time of the injected clock in seconds."""
         return self._clock()
 
     def feed(self, event: Event[ReplyT], now: float | None = None) -> ReplyT:
-        """Let something happen, now if no time is given; returns the answer, or raises what the core refuses it for."""
+        """Feed an event, now unless a time is given; returns the answer, or raises the core's refusal."""
         now = self._clock() if now is None else now
         effects = self._core.apply(event, now)
         for observer in self._observers:
@@ -109,7 +105,7 @@ class Runtime:
         return effects.reply
 
     async def until_settled(self) -> None:
-        """Wait until executors have confirmed everything: no plan is in flight, no row waits for its release."""
+        """Wait until no plan is in flight and no row waits for its release."""
         self.feed(Tick())
         while self.views.has_plans_in_flight():  # noqa: ASYNC110
             await asyncio.sleep(_SETTLE_POLL_S)
@@ -119,7 +115,6 @@ class Runtime:
         self.feed(Tick())
 
     def _plan(self, address: str) -> None:
-        """Send plans to an executor until it has enough of them."""
         while True:
             started_s = self._clock()
             plan = self._core.plan(address, started_s)
@@ -148,7 +143,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float | None) -> None:
-        """Move it to a time; None: it does not ring."""
+        """None: it does not ring."""
         if at_s == self._at_s:
             return
         if self._timer is not None:

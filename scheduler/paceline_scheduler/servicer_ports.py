@@ -58,14 +58,12 @@ class LateServices(grpc.GenericRpcHandler):
         self._handlers: list[grpc.GenericRpcHandler] = []
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Let these answer."""
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, _Handler]) -> None:
-        """Do nothing: this is an optimisation of servers that are not asynchronous."""
+        """An optimisation of synchronous servers."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "_Handler | None":
-        """Return what answers a call."""
         found = (handler.service(handler_call_details) for handler in self._handlers)
         return next((handler for handler in found if handler is not None), None)
 
@@ -84,7 +82,7 @@ class SchedulerPorts:
         self.numbers = Ports(0, 0, 0)
 
     async def listen(self, config: Config) -> None:
-        """Bind all ports, then take connections on them. Raises PortError, and then none is left open."""
+        """Bind all ports, then take connections. Raises PortError, and then leaves none open."""
         clients, operators, probes = self._servers
         self.numbers = Ports(
             port=_bind(clients, config.host, config.port, "--port"),
@@ -95,11 +93,11 @@ class SchedulerPorts:
             await server.start()
 
     def services_are_named(self) -> None:
-        """Let calls be answered, those first that are held."""
+        """Answer calls, those first that are held."""
         self._named.set()
 
     async def stop(self) -> None:
-        """Close the ports. Calls that are still open get a moment to end, then are cut."""
+        """Close the ports. Open calls get a moment to end, then are cut."""
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
 
 

@@ -41,5 +41,5 @@ def _reflect(port: LateServices, service: str) -> None:
 
 
 def _as_server(port: LateServices) -> grpc.aio.Server:
-    """Return what generated code takes for a server: of one it uses what the port has."""
+    """Return the port as generated code wants a server: it uses what the port has."""
     return cast("grpc.aio.Server", port)

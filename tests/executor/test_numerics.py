@@ -58,7 +58,7 @@ def test_small_keys_beside_float32_weights_are_refused(kv_dtype):
 
 def test_float32_keys_beside_packed_weights_are_refused():
     """The sentence says what goes with what."""
-    with pytest.raises(LimitError, match="--kv-cache-dtype float32 goes with --quantization none"):
+    with pytest.raises(LimitError, match="--kv-cache-dtype float32 needs --quantization none"):
         choose_numerics(Quantization.AUTO, KvDtype.FLOAT32, WIDE_CONFIG, 16)
 
 

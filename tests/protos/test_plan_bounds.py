@@ -86,11 +86,11 @@ def test_a_refusal_names_the_way_to_the_field_and_the_bound():
     """A sentence for whoever has to find out."""
     welcome = sound(plan_pb2.Welcome)
     welcome.geometry.num_blocks = 2**26
-    with pytest.raises(BoundError, match=r"^geometry\.num_blocks is 67108864, not 1 to 4194304$") as refusal:
+    with pytest.raises(BoundError, match=r"^geometry\.num_blocks is 67108864, must be 1 to 4194304$") as refusal:
         decode_response(plan_pb2.AttachResponse(welcome=welcome).SerializeToString())
     assert refusal.value.field == "geometry.num_blocks"
     hello = plan_pb2.Hello(scheduler_id="x", term=2**63 - 1)
-    with pytest.raises(BoundError, match=re.escape(f"hello.term is {2**63 - 1}, not 1 to {2**48}")):
+    with pytest.raises(BoundError, match=re.escape(f"hello.term is {2**63 - 1}, must be 1 to {2**48}")):
         decode_request(plan_pb2.AttachRequest(hello=hello).SerializeToString())
 
 

@@ -68,7 +68,7 @@ def told(row, *widths):
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12", b"\x12\x05\x52\x04\x00", b"\x0a\x03\x0a\x01\xff"])
 def test_bytes_that_are_no_message_are_refused(decode, data):
     """Broken protobuf, what was cut off, text that is no UTF-8."""
-    with pytest.raises(MalformedError, match=r"bytes are no Attach"):
+    with pytest.raises(MalformedError, match=r"bytes are not a message of type Attach"):
         decode(data)
 
 

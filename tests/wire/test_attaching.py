@@ -96,7 +96,7 @@ async def test_a_stranger_with_the_highest_term_of_all_takes_nothing_from_an_hon
             stranger = GrpcTransport().connect(executor.address)
             stream = stranger.attach()
             await stream.write(Hello(Claim(2**63 - 1, "stranger"), ProtocolRange(1, 1), takeover=True))
-            with pytest.raises(LinkError, match=r"INVALID_ARGUMENT: hello\.term is .*, not 1 to"):
+            with pytest.raises(LinkError, match=r"INVALID_ARGUMENT: hello\.term is .*, must be 1 to"):
                 await stream.read()
             await stranger.close()
 

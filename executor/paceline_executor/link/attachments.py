@@ -62,7 +62,6 @@ class Identity:
 
     @staticmethod
     def new() -> "Identity":
-        """A new incarnation."""
         return Identity(secrets.randbits(64), secrets.token_bytes(32), time.monotonic_ns())
 
     @property
@@ -101,7 +100,6 @@ class Attachments:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no plan is unanswered."""
         return self._driver is None or self._driver.num_in_flight == 0
 
     @property
@@ -114,7 +112,7 @@ class Attachments:
         self._steps, self._welcome = steps, welcome
 
     async def serve(self, transport: Transport) -> None:
-        """One Attach call, from hello to end. Raises the error it has to end with; returns for an end in good order."""
+        """One Attach call, from hello to end. Raises the error to end it with; returns for an end in good order."""
         hello = await self._receive_hello(transport)
         if self._steps is None:
             raise NotReadyError("the model is still loading; wait until the health service says SERVING")
@@ -132,7 +130,7 @@ class Attachments:
             self._forget(stream)
 
     def beat(self) -> None:
-        """Send a sign of life on every stream, and look whether time has changed who drives. Called every 0.2 s."""
+        """Send heartbeats, and look whether time has changed who drives. Called every 0.2 s."""
         running = None if self._steps is None else self._steps.running
         now_ns = self._last_beat_ns = self._now_ns()
         heartbeat = Heartbeat(running.step_id, now_ns - running.started_ns) if running else Heartbeat()
@@ -141,7 +139,7 @@ class Attachments:
         self._act(self.fence.advance(now_ns))
 
     def report(self, report: Report) -> None:
-        """A step is done, or was refused: tell the stream it came from, if that still drives."""
+        """Report a finished or refused step to the stream it came from, if that still drives."""
         driver = self._driver
         if isinstance(report, StepRefused) and report.failed is not None and self._welcome is not None:
             # Told to whoever attaches next: how a stream ended may get lost.
@@ -153,13 +151,12 @@ class Attachments:
                 driver.end(error)
 
     def drain(self, notice: Drain) -> None:
-        """Tell every scheduler, and those still to come, that this executor is going away."""
+        """Tell every scheduler, now and later, that this executor is going away."""
         self.drain_notice = notice
         for stream in self._streams.values():
             stream.post(notice)
 
     def end_all(self, reason: str) -> None:
-        """End every stream, since the process ends."""
         for stream in list(self._streams.values()):
             stream.end(DrainingError(f"{reason}; use another one"))
 
@@ -169,13 +166,13 @@ class Attachments:
         except TimeoutError:
             raise AttachError(f"no hello came within {_HELLO_S:g} s") from None
         if not isinstance(hello, Hello):
-            raise AttachError("the first message of a plan stream is hello")
+            raise AttachError("the first message of a plan stream must be hello")
         return hello
 
     async def _read(self, stream: PlanStream, transport: Transport) -> None:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
-                raise AttachError("hello comes once, as the first message of a stream")
+                raise AttachError("a stream must have one hello, as its first message")
             self._act(self.fence.hear(stream.stream_id, self._now_ns()))
             if isinstance(message, BatchPlan):
                 stream.take(message)
@@ -243,7 +240,9 @@ class Attachments:
             snapshot = await asyncio.wait_for(steps.ask(take), bound_ns / _NANOSECONDS)
         except TimeoutError:
             name = f"step {running.step_id}" if running else "a step"
-            raise StepWedgedError(f"{name} does not end; this executor cannot be driven now") from None
+            raise StepWedgedError(
+                f"{name} does not end, so no scheduler can take this executor over; restart it if it stays so"
+            ) from None
         self._tag_key_digest = digest
         return snapshot
 
@@ -283,11 +282,11 @@ class Attachments:
 
 def _check_hello(hello: Hello) -> None:
     if not 1 <= len(hello.claim.scheduler_id.encode()) <= _MAX_ID_BYTES:
-        raise AttachError(f"hello.scheduler_id has 1 to {_MAX_ID_BYTES} bytes")
+        raise AttachError(f"hello.scheduler_id must have 1 to {_MAX_ID_BYTES} bytes")
     if len(hello.claim.address.encode()) > _MAX_ADDRESS_BYTES:
-        raise AttachError(f"hello.address has at most {_MAX_ADDRESS_BYTES} bytes")
+        raise AttachError(f"hello.address must have at most {_MAX_ADDRESS_BYTES} bytes")
     if len(hello.tag_key_digest) > _MAX_DIGEST_BYTES:
-        raise AttachError(f"hello.tag_key_digest has at most {_MAX_DIGEST_BYTES} bytes")
+        raise AttachError(f"hello.tag_key_digest must have at most {_MAX_DIGEST_BYTES} bytes")
 
 
 def _pick_protocol(ours: ProtocolRange, theirs: ProtocolRange) -> int:

@@ -27,7 +27,7 @@ class Description:
     num_threads: int  # 0 for a device that has none
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
-        """What every scheduler is told that is accepted; who accepts it adds epoch and protocol."""
+        """What every accepted scheduler is told, but for epoch and protocol."""
         return Welcome(
             incarnation=incarnation,
             epoch=0,
@@ -41,7 +41,6 @@ class Description:
         )
 
     def served_model(self) -> Model:
-        """The model as schedulers and people see it."""
         return Model(
             name=self.model,
             architecture=self.architecture,

@@ -47,17 +47,14 @@ class Engine:
         return self._runner.max_in_flight
 
     def can_launch(self, plan: BatchPlan) -> bool:
-        """Whether the plan can be launched before the oldest step in flight is collected."""
         if not self._in_flight:
             return True
         has_failed = self._in_flight[-1].error is not None
         return len(self._in_flight) < self.max_in_flight and not has_failed and self.table.can_launch(plan)
 
     def launch(self, plan: BatchPlan) -> Ticket:
-        """Let the plan take effect and the device begin.
-
-        Raises PlanError or UnsupportedPlanError for a plan that cannot be applied and StepFailedError when anything
-        else goes wrong before the device is told; the rows are then as they were before.
+        """Apply the plan and start the device. Raises PlanError or UnsupportedPlanError for a bad plan, StepFailedError
+        for another failure before the device starts; the rows are then as before.
         """
         start_ns = self._clock_ns()
         try:
@@ -71,17 +68,12 @@ class Engine:
         return ticket
 
     def is_done(self, ticket: Ticket) -> bool:
-        """Whether collecting would not have to wait for the device."""
         return ticket.handle is None or self._runner.is_done(ticket.handle)
 
     def collect(self, ticket: Ticket, waited_ns: int = 0, idle_ns: int = 0) -> StepResult:
-        """The oldest launched step's result, once it is there, with where its time went.
-
-        The plan waited so long for the device, which had stood idle so long.
-
-        Raises StepFailedError when the step failed: the rows are then as they were before it, and all later ones that
-        were launched are taken back with it. Raises DeviceFaultError when the device failed while it computed: then
-        there is nothing to go on with.
+        """The oldest launched step's result, with its times: how long the plan waited for the device, and the device
+        for the plan. Raises StepFailedError when the step failed: it and all later ones are then taken back. Raises
+        DeviceFaultError when the device failed: nothing can go on then.
         """
         try:
             result = self._land(ticket, waited_ns, idle_ns)
@@ -127,7 +119,7 @@ class Engine:
             raise DeviceFaultError(sentence) from error
 
     def _take_back(self) -> None:
-        """Take back all that is in flight; what the device still runs of it ends first."""
+        """Take back all steps in flight, after the device has ended them."""
         self._in_flight.popleft()
         while self._in_flight:
             later = self._in_flight.popleft()

@@ -20,12 +20,11 @@ class FailureAttribution:
         self._blamed: list[RecordId | None] = []  # no request twice, whatever the completion; None: the plan ran none
 
     def succeeded(self, plan: BatchPlan) -> None:
-        """A step was executed: what computed something shows that this executor can."""
         if plan.rows.size:
             self._blamed.clear()
 
     def failed(self, plan: BatchPlan, table: RowTable) -> None:
-        """A step failed and was taken back. Raises DeviceError when more requests failed alone than may be to blame."""
+        """Raises DeviceError when more requests failed alone than can be at fault."""
         if plan.rows.size > 1:
             return
         record_id = _request_on(int(plan.rows[0]), plan, table) if plan.rows.size else None
@@ -35,8 +34,8 @@ class FailureAttribution:
         if len(self._blamed) > MAX_BLAMED:
             names = ", ".join("none" if blamed is None else repr(blamed.request_id) for blamed in self._blamed)
             raise DeviceError(
-                f"{len(self._blamed)} steps in a row failed, each with another request and nothing else in it "
-                f"({names}): not they but this executor is to blame, so it ends; the log says why"
+                f"{len(self._blamed)} steps in a row failed, each with a different request alone in it "
+                f"({names}): the fault is this executor's, so it ends; its log says why"
             )
 
 
@@ -45,6 +44,6 @@ def _are_one_request(one: RecordId | None, other: RecordId | None) -> bool:
 
 
 def _request_on(row: int, plan: BatchPlan, table: RowTable) -> RecordId | None:
-    """The request that the plan ran on a row; the plan itself may have placed it there."""
+    """The request that the plan ran on a row; the plan may have placed it itself."""
     placed = next((placement.record_id for placement in plan.new_requests if placement.row == row), None)
     return placed if placed is not None else table.record_id_on(row)

@@ -13,7 +13,13 @@ import enum
 from dataclasses import dataclass, replace
 
 from paceline.plan.values import MAX_TERM, Claim
-from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, ServiceError, TermSupersededError
+from paceline_executor.errors import (
+    AttachError,
+    EpochEndedError,
+    ServiceError,
+    TermSupersededError,
+    TooManySchedulersError,
+)
 
 
 class Approach(enum.Enum):
@@ -81,7 +87,7 @@ class Fence:
 
     @property
     def highest_term(self) -> int:
-        """The highest term of a claim that was accepted or stands in line."""
+        """The highest term of a claim that was accepted or waits."""
         return self._highest_term
 
     @property
@@ -91,13 +97,12 @@ class Fence:
 
     @property
     def num_waiting(self) -> int:
-        """How many streams stand in line."""
         return len(self._line)
 
     def arrive(self, stream_id: int, claim: Claim, approach: Approach, now_ns: int) -> tuple[Verdict, ...]:
-        """A stream brings its hello."""
+        """Take a stream's hello."""
         if not 1 <= claim.term <= MAX_TERM:
-            return (Refused(stream_id, AttachError(f"hello.term is 1 to {MAX_TERM}")),)
+            return (Refused(stream_id, AttachError(f"hello.term must be 1 to {MAX_TERM}")),)
         stream = _Stream(stream_id, claim, now_ns)
         last = self._last
         if last is not None and self._is_superseded(claim, last):
@@ -108,13 +113,15 @@ class Fence:
         verdicts = self._advance(now_ns)  # a line full of silent ones keeps nobody from an executor that is free
         if not verdicts and len(self._line) > self._max_waiting:
             del self._line[stream_id]
-            error = LineFullError(f"{self._max_waiting} schedulers wait in line already; try again later")
+            error = TooManySchedulersError(
+                f"{self._max_waiting} schedulers wait for this executor already; try again later"
+            )
             return (Refused(stream_id, error),)
         self._highest_term = max(self._highest_term, claim.term)
         return verdicts or (Waits(stream_id, last),)
 
     def hear(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
-        """A stream said something: it is alive."""
+        """A stream has sent something: it is alive."""
         if self._holder is not None and self._holder.stream_id == stream_id:
             self._holder = replace(self._holder, heard_ns=now_ns)
         elif stream_id in self._line:
@@ -134,13 +141,13 @@ class Fence:
         return self._advance(now_ns)
 
     def renew(self, now_ns: int) -> None:
-        """The executor itself stood still: nobody is to blame for what it did not hear."""
+        """The executor itself stood still: silence meanwhile does not count."""
         if self._holder is not None:
             self._holder = replace(self._holder, heard_ns=now_ns)
         self._line = {stream_id: replace(stream, heard_ns=now_ns) for stream_id, stream in self._line.items()}
 
     def next_change_ns(self) -> int | None:
-        """When time alone would let somebody in line have the executor; None while nobody waits."""
+        """When time alone lets a waiting stream have the executor; None while nobody waits."""
         return self._free_at_ns() if self._line else None
 
     def _free_at_ns(self) -> int:
@@ -182,7 +189,7 @@ class Fence:
         return claim < last
 
     def _goes_first(self, claim: Claim, last: Claim, approach: Approach) -> bool:
-        """Whether a claim that is not superseded need not stand in line: the last holder's own, or an operator's."""
+        """Whether a claim need not wait: the last holder's own, or an operator's."""
         return claim.scheduler_id == last.scheduler_id or approach is Approach.TAKE_OVER
 
     def _is_free(self, now_ns: int) -> bool:

@@ -40,7 +40,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
-        """The handler of the call, wrapped; None for a method that nobody answers."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -86,7 +85,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _decoder(deserialize: _Decode) -> _Decode:
-    """Return what makes a request, or a stream of requests, of the bytes that came."""
+    """Return the decoder of a request, or of a stream of requests."""
 
     def decode(request: bytes) -> object:
         try:

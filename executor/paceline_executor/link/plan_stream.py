@@ -32,13 +32,9 @@ _FLUSH_S = 1.0
 class Transport(Protocol):
     """Carries one plan stream. A broken connection cancels whoever is using it."""
 
-    async def receive(self) -> ToExecutor | None:
-        """The next message, or None when the scheduler will send no more. Raises PlanError or AttachError."""
-        ...
+    async def receive(self) -> ToExecutor | None: ...
 
-    async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Send a message, or several results as one; returns when the connection has taken it."""
-        ...
+    async def send(self, message: FromExecutor, *more: StepResult) -> None: ...
 
 
 class PlanStream:
@@ -75,19 +71,18 @@ class PlanStream:
         return self._num_in_flight
 
     def stop_greeting(self) -> None:
-        """Its scheduler is not to be welcomed any more."""
         if self.greeting is not None:
             self.greeting.cancel()
 
     def take(self, plan: BatchPlan) -> None:
-        """Count a plan in, if it is the next one of this stream. Raises the error that ends the stream."""
+        """Count a plan in if it is the next one; else raise the error that ends the stream."""
         if self.epoch == 0:
             raise AttachError("a plan came before the snapshot was sent")
         if (plan.incarnation, plan.epoch) != (self._incarnation, self.epoch):
             sentence = f"the plan is of epoch {plan.epoch} of incarnation {plan.incarnation:#x}"
             raise StaleEpochError(f"{sentence}; this stream is epoch {self.epoch} of {self._incarnation:#x}")
         if plan.step_id != self._last_step_id + 1:
-            raise PlanOrderError(f"step_id {plan.step_id} follows {self._last_step_id}")
+            raise PlanOrderError(f"step_id is {plan.step_id}, must be {self._last_step_id + 1}")
         if self._num_in_flight >= self._max_plans_in_flight:
             raise TooManyPlansError(f"more than {self._max_plans_in_flight} plans are unanswered")
         self._last_step_id = plan.step_id
@@ -95,23 +90,23 @@ class PlanStream:
         self._batcher.expect(plan)
 
     def answer(self, done: StepResult) -> None:
-        """Queue a result, or keep it back for the next one."""
+        """Queue a result, or hold it for the next one."""
         if results := self._batcher.give(done, together=self.protocol >= GROUPING_PROTOCOL):
             self.post(results)
 
     def post(self, message: FromExecutor | tuple[StepResult, ...]) -> None:
-        """Queue a message; a peer that leaves too many of them unread loses its stream."""
+        """Queue a message; a peer that leaves too many unread loses its stream."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
-            self.end(AttachError(f"more than {_MAX_OUTBOX} messages are unread"))
+            self.end(AttachError(f"the scheduler left more than {_MAX_OUTBOX} messages unread"))
 
     async def put(self, message: FromExecutor) -> None:
         """Queue a message, waiting for room."""
         await self._outbox.put(message)
 
     def post_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Queue a sign of life, unless other messages are on their way. No result is kept back for longer."""
+        """Queue a heartbeat, unless other messages are queued. It takes held results along."""
         if results := self._batcher.rest():
             self.post(results)
         if self._outbox.empty():
@@ -125,14 +120,13 @@ class PlanStream:
             self._end.set_result(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the stream because of a mistake in this program."""
+        """End the stream because of a bug in this program."""
         if not self._end.done():
             self._end.set_exception(error)
 
     async def run(self, read: asyncio.Task[None]) -> None:
-        """Write until the stream ends, while `read` reads; raises the error it ends with.
-
-        When `read` returns, the scheduler sends no more: what is in flight is answered, then the stream ends.
+        """Write until the stream ends, while `read` reads; raises the error it ends with. When `read` returns, plans in
+        flight are answered, then the stream ends.
         """
         write = asyncio.create_task(self._write(), name="attach-write")
         for task in (read, write):

@@ -25,10 +25,9 @@ class ResultBatcher:
         self._to_do.append(plan)
 
     def give(self, done: StepResult, *, together: bool) -> tuple[StepResult, ...]:
-        """The oldest plan is done: returns the results that leave now, each by itself unless `together`.
-
-        One waits while more is to do than is kept, behind a step that decodes the same rows: should that one break the
-        executor, whoever looks for the cause finds the right rows in the oldest step without an answer.
+        """Return the results that leave now, each by itself unless `together`. One is held while enough plans are
+        unanswered and the next step decodes the same rows: should that step break the executor, the oldest unanswered
+        step has the right rows.
         """
         plan = self._to_do.popleft()
         self._kept.append(done)
@@ -36,7 +35,7 @@ class ResultBatcher:
         return () if waits else self.rest()
 
     def rest(self) -> tuple[StepResult, ...]:
-        """All that is kept, which leaves now."""
+        """All held results, which leave now."""
         kept, self._kept = tuple(self._kept), []
         return kept
 

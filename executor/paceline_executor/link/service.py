@@ -68,7 +68,7 @@ class ExecutorService:
         self._log = structlog.get_logger()
 
     async def listen(self) -> tuple[int, int | None]:
-        """Bind both ports and answer on them; returns their numbers. Raises PortError when one cannot be bound."""
+        """Bind both ports and answer on them; returns their numbers. Raises PortError."""
         config = self._config
         server = grpc.aio.server(interceptors=(ErrorInterceptor(executor_service.BYTES_METHODS),), options=_OPTIONS)
         executor_service.register(self._servicer, server)
@@ -83,7 +83,6 @@ class ExecutorService:
         return port, await self._serve(probes, config.health_port)
 
     async def load(self) -> Description:
-        """Load the model in the step thread, then let schedulers attach. Raises what loading raises."""
         description = await self._steps.start()
         self._servicer.open(self._steps, description)
         self._is_open = True
@@ -100,7 +99,7 @@ class ExecutorService:
                     task.result()
 
     async def drain(self, grace_s: float) -> bool:
-        """Take no new work and wait until what runs is finished; says whether it was within the grace."""
+        """Refuse new work and wait for what runs; returns whether it ended within the grace."""
         self._is_open = False
         self._set_ready(False)
         self.attachments.drain(Drain("the executor is shutting down", grace_s))
@@ -111,7 +110,6 @@ class ExecutorService:
         return False
 
     async def stop(self) -> None:
-        """End every stream, close the ports, let the step thread end."""
         if self._ticker is not None:
             self._ticker.cancel()
         self._health.stop()

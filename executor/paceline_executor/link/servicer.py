@@ -41,7 +41,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._loaded: tuple[StepLoop, Description] | None = None
 
     def open(self, steps: StepLoop, description: Description) -> None:
-        """The model is loaded: calls are answered from now on."""
         self._loaded = (steps, description)
         identity, max_plans = self._attachments.identity, self._attachments.max_plans_in_flight
         self._attachments.open(steps, description.welcome(identity.incarnation, identity.tag_key, max_plans))
@@ -51,7 +50,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         request_iterator: object,  # noqa: ARG002
         context: _AttachContext,
     ) -> None:
-        """The plan stream. While the model loads the hello is still read: a writer is owed an answer, not a reset."""
+        """While the model loads the hello is still read: its writer gets an answer, not a reset."""
         await self._attachments.serve(GrpcTransport(context))
 
     async def GetInfo(  # noqa: N802
@@ -59,7 +58,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         request: executor_pb2.GetInfoRequest,  # noqa: ARG002
         context: _Context,  # noqa: ARG002
     ) -> executor_pb2.GetInfoResponse:
-        """Who the executor is."""
         return info_of(self._attachments, *self._require_loaded())
 
     async def GetState(  # noqa: N802
@@ -67,7 +65,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         request: executor_pb2.GetStateRequest,
         context: _Context,  # noqa: ARG002
     ) -> executor_pb2.GetStateResponse:
-        """Rows and records, at a boundary between two steps."""
         steps, _ = self._require_loaded()
         check_state_request(request)
         try:
@@ -82,7 +79,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         request: executor_pb2.GetTokenizerRequest,  # noqa: ARG002
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.GetTokenizerResponse]:
-        """The tokenizer, in parts."""
         _, description = self._require_loaded()
         for part in tokenizer_parts(description):
             yield part
@@ -92,7 +88,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         request: executor_pb2.ProfileRequest,  # noqa: ARG002
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.ProfileResponse]:
-        """Refused: traces are not supported yet."""
         raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
         yield  # a stream, as it will be
 
@@ -110,7 +105,6 @@ class GrpcTransport:
         self._unread: deque[ToExecutor] = deque()
 
     async def receive(self) -> ToExecutor | None:
-        """The next message, or None behind the last one."""
         if not self._unread:
             data = await self._context.read()
             if not isinstance(data, bytes):
@@ -119,7 +113,6 @@ class GrpcTransport:
         return self._unread.popleft()
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
-        """Send a message, or several results as one."""
         await self._context.write(encode_response(message, *more))
 
 

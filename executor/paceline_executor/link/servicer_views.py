@@ -65,7 +65,6 @@ class Rows:
 
 
 def look_at(table: RowTable) -> Rows:
-    """All there is to show of the rows."""
     return Rows(
         states=table.states(),
         num_rows_in_use=table.num_rows_in_use,
@@ -76,9 +75,8 @@ def look_at(table: RowTable) -> Rows:
 
 
 def check_state_request(request: executor_pb2.GetStateRequest) -> None:
-    """Raise InvalidFieldError for a limit out of range."""
     if request.HasField("max_num_rows") and not 1 <= request.max_num_rows <= _MAX_VIEWS:
-        raise InvalidFieldError(f"max_num_rows is 1 to {_MAX_VIEWS}", "max_num_rows")
+        raise InvalidFieldError(f"max_num_rows must be 1 to {_MAX_VIEWS}", "max_num_rows")
 
 
 def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.GetStateResponse:
@@ -98,7 +96,7 @@ def state_of(rows: Rows, request: executor_pb2.GetStateRequest) -> executor_pb2.
 
 
 def _show_logprobs(views: list[executor_pb2.RowView], states: list[RowState]) -> bool:
-    """Add log-probabilities to the views of these states, up to the bound; says whether some are left out."""
+    """Add log-probabilities to these views, up to the bound; returns whether some are left out."""
     room = _MAX_LOGPROBS
     left_out = False
     for view, state in zip(views, states, strict=False):  # fewer views, if their number is bounded
@@ -134,7 +132,7 @@ def _view(state: RowState, request: executor_pb2.GetStateRequest) -> executor_pb
 
 
 def tokenizer_parts(description: Description) -> Iterator[executor_pb2.GetTokenizerResponse]:
-    """The tokenizer in parts of at most 1 MiB; the first carries everything but the rest of the JSON."""
+    """Parts of at most 1 MiB; the first has everything but the rest of the JSON."""
     bundle = description.tokenizer
     first = executor_pb2.GetTokenizerResponse(
         digest=bundle.digest,

@@ -16,7 +16,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.AttachError: code_pb2.INVALID_ARGUMENT,
     errors.ProtocolError: code_pb2.FAILED_PRECONDITION,
     errors.TermSupersededError: code_pb2.FAILED_PRECONDITION,
-    errors.LineFullError: code_pb2.RESOURCE_EXHAUSTED,
+    errors.TooManySchedulersError: code_pb2.RESOURCE_EXHAUSTED,
     errors.EpochEndedError: code_pb2.ABORTED,
     errors.StepWedgedError: code_pb2.UNAVAILABLE,
     errors.StaleEpochError: code_pb2.FAILED_PRECONDITION,
@@ -41,7 +41,7 @@ def status_of(error: errors.ServiceError | errors.RequestError) -> status_pb2.St
 
 
 def internal_status() -> status_pb2.Status:
-    """The status of a mistake in this program: it tells the caller nothing but that."""
+    """The status of a bug in this program, without its details."""
     status = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error; see the executor's log")
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="INTERNAL", domain=_DOMAIN))
     return status

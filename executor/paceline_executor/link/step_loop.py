@@ -47,7 +47,7 @@ class RunningStep:
     bound_ns: int
 
     def starting(self, now_ns: int) -> "RunningStep":
-        """The same, if it could not begin before now: the one before it has only just ended."""
+        """The same, beginning now at the earliest: the step before has only just ended."""
         return replace(self, started_ns=now_ns, bound_ns=now_ns + self.bound_ns - self.started_ns)
 
 
@@ -134,7 +134,6 @@ class StepLoop:
 
     @property
     def last_step_id(self) -> int:
-        """The last step that landed in the current epoch; 0 before the first."""
         epoch, step_id = self._last_step
         return step_id if epoch == self._epoch else 0
 
@@ -167,9 +166,8 @@ class StepLoop:
         return await asyncio.wrap_future(answer)
 
     def stop(self, timeout_s: float) -> bool:
-        """Let the thread end after what is queued; says whether it has ended. A thread still loading is not waited for.
-
-        Blocks; call it from another thread than the event loop's.
+        """Let the thread end after its queue; returns whether it has. A loading thread is not waited for. Blocks; call
+        it outside of the event loop's thread.
         """
         self._thread.put(_Stop())
         return self._thread.join(0.0 if self._loaded.cancelled() else timeout_s)
@@ -261,9 +259,8 @@ class StepLoop:
         self._idle_since_ns = self._clock_ns()
 
     def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
-        """Tell that a plan was not executed, and run no later one of its epoch; raises DeviceError when none can run.
-
-        What was launched has landed, or was taken back.
+        """Report that a plan was not executed, and run no later one of its epoch. Raises DeviceError when none can run.
+        Launched steps have landed, or were taken back.
         """
         self._failed_epoch = plan.epoch
         if error.__cause__ is not None:

@@ -31,17 +31,11 @@ Work = Generator[Wait, CommandT | None, None]
 class StepThread(Protocol[CommandT]):
     """Where the work of the steps runs."""
 
-    def start(self, work: Work[CommandT]) -> None:
-        """Begin to run the work."""
-        ...
+    def start(self, work: Work[CommandT]) -> None: ...
 
-    def put(self, command: CommandT) -> None:
-        """Queue a command; they come to the work in order."""
-        ...
+    def put(self, command: CommandT) -> None: ...
 
-    def join(self, timeout_s: float) -> bool:
-        """Block until the work has ended, for so long at most; says whether it has, or never began."""
-        ...
+    def join(self, timeout_s: float) -> bool: ...
 
 
 class OwnThread(Generic[CommandT]):
@@ -52,16 +46,13 @@ class OwnThread(Generic[CommandT]):
         self._thread: threading.Thread | None = None
 
     def start(self, work: Work[CommandT]) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, args=(work,), name="step", daemon=True)
         self._thread.start()
 
     def put(self, command: CommandT) -> None:
-        """Queue a command, from any thread."""
         self._commands.put(command)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread."""
         if self._thread is None:
             return True
         self._thread.join(timeout_s)

@@ -43,10 +43,9 @@ def prepare(
     places: npt.NDArray[np.intp],
     is_open: npt.NDArray[np.bool_] | None,
 ) -> Prepared:
-    """The batch of a plan that has passed the checks.
-
-    rules: by row, of those that have any. places: those in the plan's columns of the rows that have not ended. is_open:
-    for a device that carries rows, whether each row of the executor is in a step in flight; None for other devices.
+    """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
+    not ended. is_open: for a device that carries rows, whether each row of the executor is in a step in flight; else
+    None.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     if places.size < rows.size:
@@ -93,7 +92,7 @@ def _sampling(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Arr
 
 
 def _prompt_targets(columns: RowColumns, rows: Int32Array, context_lens: Int32Array) -> PromptTargets | None:
-    """The prompt tokens that follow what is computed now, of rows that asked for their log-probabilities."""
+    """The prompt tokens after those computed now, of rows that want their log-probabilities."""
     num_top = columns.num_prompt_logprobs[rows]
     if not (num_top != NOT_ASKED).any():
         return None

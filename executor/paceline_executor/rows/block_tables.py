@@ -25,19 +25,15 @@ class BlockTables:
 
     @property
     def num_granted(self) -> int:
-        """How many blocks are in at least one table."""
         return int((self._num_holders > 0).sum())
 
     def blocks_of(self, row: int) -> Int32Array:
-        """A copy of a row's block table, [num_blocks of the row]."""
         return self._columns.block_table[row, : self._columns.num_blocks[row]].copy()
 
     def put(self, grants: BlockGrants, shared: BlockGrants, copies: BlockCopies, undo: Undo) -> None:
-        """Fill cells: with blocks to write to, then with blocks to read only. Columns are in range, rows in use.
-
-        Raises PlanError when a block to write to is in a table already or shared as well, when a block or cell is
-        granted twice, when computed tokens would be lost because a block replaces theirs without being a copy, or when
-        a table is left with a gap.
+        """Fill cells with blocks to write to, then with blocks to read only. Columns are in range, rows in use. Raises
+        PlanError for a writable block that is in a table already or shared, a block or cell granted twice, a block that
+        replaces computed tokens without being a copy, and a gap in a table.
         """
         if grants.rows.size:
             self._keep_contents(grants, copies)
@@ -53,16 +49,13 @@ class BlockTables:
                 raise PlanError(PlanFault.BLOCK_INDEX, f"the grants leave a gap in the block table of row {beyond[0]}")
 
     def drop(self, row: int, undo: Undo) -> None:
-        """Give up all blocks of a row; its table is cleared by the caller when the step has landed."""
+        """Give up all blocks of a row; the caller clears its table when the step has landed."""
         blocks = self.blocks_of(row)
         self._count(blocks, -1)
         undo.add(partial(self._count, blocks, 1))
 
     def cut_before(self, block_ids: Int32Array) -> None:
-        """Cut every table before the first of these blocks, and what is computed with it: their contents are gone.
-
-        No step is in flight.
-        """
+        """Cut every table before the first of these blocks, whose contents are gone. No step is in flight."""
         columns = self._columns
         for row in np.flatnonzero(columns.in_use):
             hits = np.flatnonzero(np.isin(self.blocks_of(row), block_ids))
@@ -79,7 +72,7 @@ class BlockTables:
         columns.num_computed[row] = columns.computed_bound[row] = num_computed
 
     def _keep_contents(self, grants: BlockGrants, copies: BlockCopies) -> None:
-        """Refuse to put another block where a row's computed tokens are, unless it is a copy of what they are in."""
+        """Refuse to replace a block with computed tokens by anything but a copy of it."""
         columns, rows = self._columns, grants.rows
         before = columns.block_table[rows, grants.indices]
         starts = grants.indices.astype(np.int64) * columns.block_size

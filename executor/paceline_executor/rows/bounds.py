@@ -16,9 +16,8 @@ from paceline_executor.runner.interface import BoolArray, Int32Array
 
 
 def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, is_ahead: bool) -> npt.NDArray[np.intp]:
-    """The places in the plan's columns of the rows that go on. Raises PlanError for what no row can come to.
-
-    is_ahead: whether steps are in flight.
+    """The places in the plan's columns of the rows that go on. Raises PlanError for an impossible row. is_ahead:
+    whether steps are in flight.
     """
     rows = plan.rows
     if not rows.size:

@@ -27,7 +27,7 @@ def check_form(plan: BatchPlan, limits: RowLimits) -> None:
 def _check_tags(plan: BatchPlan, limits: RowLimits) -> None:
     num_tags, num_key_bytes = plan.tags.block_ids.size, len(plan.tags.keys)
     if num_key_bytes != num_tags * KEY_BYTES:
-        raise PlanError(PlanFault.COLUMN_LENGTH, f"tags has {num_tags} blocks and {num_key_bytes} bytes of keys")
+        raise PlanError(PlanFault.COLUMN_LENGTH, f"tags has {num_tags} blocks but {num_key_bytes} bytes of keys")
     _check_blocks("tags.block_ids", plan.tags.block_ids, limits)
 
 
@@ -72,14 +72,14 @@ def _check_schedule(plan: BatchPlan, limits: RowLimits) -> None:
 def _check_name(record_id: RecordId) -> None:
     tenant_bytes, id_bytes = len(record_id.tenant.encode()), len(record_id.request_id.encode())
     if tenant_bytes > MAX_NAME_BYTES or not 1 <= id_bytes <= MAX_NAME_BYTES:
-        sentence = f"a request is named by a tenant of up to {MAX_NAME_BYTES} bytes and a request_id of 1 to as many"
+        sentence = f"a tenant must have at most {MAX_NAME_BYTES} bytes, a request_id 1 to {MAX_NAME_BYTES}"
         raise PlanError(PlanFault.RECORD_ID, sentence)
 
 
 def _check_lengths(name: str, *columns: Int32Array) -> None:
     lengths = [column.size for column in columns]
     if len(set(lengths)) > 1:
-        raise PlanError(PlanFault.COLUMN_LENGTH, f"{name}: columns of {', '.join(map(str, lengths))} values")
+        raise PlanError(PlanFault.COLUMN_LENGTH, f"{name}: columns differ in length: {', '.join(map(str, lengths))}")
 
 
 def _check_rows(name: str, rows: Int32Array, limits: RowLimits) -> None:

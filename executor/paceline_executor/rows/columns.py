@@ -54,11 +54,10 @@ class RowColumns:
         return self.num_computed[rows], self.num_known[rows], self.finish[rows]
 
     def go_back(self, rows: npt.NDArray[np.int32], progress: Progress) -> None:
-        """Put back what `progress` returned; tokens beyond the known ones stay behind, unread."""
+        """Restore what `progress` returned; later tokens stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 
     def clear(self, row: int) -> None:
-        """Make the row free. Its tokens stay behind, unread."""
         for array in self._state():
             array[row] = 0
         self.block_table[row] = NO_BLOCK
@@ -81,7 +80,7 @@ class RowColumns:
         self._place_sampling(placement)
 
     def place_failed(self, placement: NewRequest) -> None:
-        """Occupy a free row for a request that cannot run; it knows no tokens."""
+        """Occupy a free row for a request that cannot run, without tokens."""
         self.in_use[placement.row] = True
         self.finish[placement.row] = RowFinish.ERROR
 

@@ -34,7 +34,7 @@ class RowLimits:
 
 
 def sampling_bytes(state: RowState) -> int:
-    """Return about what the sampling parameters of a state take, from above."""
+    """An upper bound of the bytes of a state's sampling parameters."""
     if state.sampling is None:
         return 0
     return 64 + 12 * len(state.sampling.logit_bias) + 5 * len(state.sampling.allowed_token_ids)

@@ -23,7 +23,7 @@ class LogprobLog:
 
     @classmethod
     def going_on(cls, before: LogprobColumns) -> "LogprobLog":
-        """One that begins with what is known of the output already."""
+        """A log that begins with the known output."""
         log = cls(before.offset, before.num_top)
         log.append(before)
         return log
@@ -34,7 +34,6 @@ class LogprobLog:
         return self._num_top
 
     def append(self, values: LogprobColumns) -> None:
-        """Take those of the next tokens, with `num_top` alternatives each."""
         self._logprobs.frombytes(values.logprobs.tobytes())
         self._top_token_ids.frombytes(values.top_token_ids.tobytes())
         self._top_logprobs.frombytes(values.top_logprobs.tobytes())
@@ -43,7 +42,7 @@ class LogprobLog:
         return len(self._logprobs)
 
     def cut(self, num_tokens: int) -> None:
-        """Drop what belongs to tokens after the first `num_tokens` of these."""
+        """Drop what belongs to tokens after the first `num_tokens`."""
         del self._logprobs[num_tokens:]
         del self._top_token_ids[num_tokens * self._num_top :]
         del self._top_logprobs[num_tokens * self._num_top :]

@@ -28,29 +28,24 @@ class Occupants:
         return len(self._placements)
 
     def id_on(self, row: int) -> RecordId | None:
-        """Which request is on a row, if any."""
         placement = self._placements.get(row)
         return None if placement is None else placement.record_id
 
     def row_of(self, record_id: RecordId) -> int | None:
-        """Which row a request is on, if any; none once it is released."""
         return self._rows.get(record_id)
 
     def num_output(self, row: int, num_known: Int32Array) -> int:
-        """How many output tokens a row has by this count of known ones."""
         if num_known[row] == 0:  # a placement that failed
             return int(self._placements[row].output_token_ids.size)
         return int(num_known[row] - self._columns.num_prompt[row])
 
     def occupy(self, placement: NewRequest) -> None:
-        """Put a request on a free row."""
         self._placements[placement.row] = placement
         self._rows[placement.record_id] = placement.row
 
     def keep_beside(self, placement: NewRequest, num_top: int | None, before: RowState | None) -> None:
-        """Begin what a request that can run keeps: rules, and the log-probabilities it asked for, with `num_top` each.
-
-        before: what is known of the attempt before.
+        """Begin a request's rules, and its log-probabilities with `num_top` each. before: what is known of the former
+        attempt.
         """
         rules = rules_of(placement)
         if rules is not None:
@@ -59,31 +54,27 @@ class Occupants:
             self.logprobs[placement.row] = _log_of(placement, num_top, before)
 
     def let_go(self, row: int) -> None:
-        """The request may be placed elsewhere; what is kept of it stays until the row is free."""
+        """The request may be placed elsewhere; its state stays until the row is free."""
         del self._rows[self._placements[row].record_id]
 
     def take_again(self, row: int) -> None:
-        """Undo `let_go`."""
         self._rows[self._placements[row].record_id] = row
 
     def vacate(self, row: int) -> None:
-        """Make a row free whose request was let go."""
         self._columns.clear(row)
         self.logprobs.pop(row, None)
         self.rules.pop(row, None)
         del self._placements[row]
 
     def remove(self, row: int) -> None:
-        """Take back that a request was put on a row."""
         self.let_go(row)
         self.vacate(row)
 
     def states(self) -> tuple[RowState, ...]:
-        """All rows in use, by index."""
         return tuple(self._state(row) for row in sorted(self._placements))
 
     def record_of(self, release: Release) -> RowState:
-        """What is kept of a row that leaves."""
+        """The record of a row that leaves."""
         state = self._state(release.row)
         num_output = state.output_token_ids.size if release.final is None else release.final.num_output_tokens
         return RowState(
@@ -127,7 +118,7 @@ class Occupants:
 
 
 def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> LogprobLog:
-    """The log of a row that begins: with those of its output so far, if the record of the attempt before has them."""
+    """The log of a row that begins, with those of its output so far if the former attempt's record has them."""
     num_output = placement.output_token_ids.size
     if before is None or before.logprobs is None or before.logprobs.num_top != num_top:
         return LogprobLog(num_output, num_top)

@@ -41,9 +41,8 @@ class Drawn:
 
 
 def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared, output: StepOutput) -> Drawn:
-    """Sort a step's output by row. Raises ValueError when it does not fit the batch.
-
-    logs: by row, of those that asked for log-probabilities; they have them for each of their tokens.
+    """Sort a step's output by row. Raises ValueError when it does not fit the batch. logs: by row, of those that want
+    log-probabilities, for each of their tokens.
     """
     # Of a step launched ahead, rows may have ended since in the steps before it.
     is_live = columns.finish[prepared.rows] == GOES_ON if prepared.is_ahead else None
@@ -63,7 +62,7 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
 
 
 def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> BoolArray | slice:
-    """Which sampled rows have tokens: those that neither failed nor had ended, or else the output is no answer."""
+    """Which sampled rows have tokens: those that neither failed nor had ended. Raises ValueError for other counts."""
     sampled, num_accepted = prepared.batch.sampled, output.num_accepted
     is_plain = is_live is None and not output.problems and output.token_ids.shape == (prepared.max_drawn,)
     if is_plain and np.array_equal(num_accepted, prepared.num_draws):
@@ -84,7 +83,7 @@ def _has_tokens(prepared: Prepared, output: StepOutput, is_live: BoolArray | Non
 
 
 def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> Int32Array:
-    """How many of its tokens each row has computed for good: not those behind a draft that was wrong."""
+    """How many tokens each row has computed for good: not those behind a wrong draft."""
     if is_live is None and output.token_ids.size == prepared.max_drawn:
         return prepared.num_tokens
     num_computed = prepared.num_tokens.copy()
@@ -97,7 +96,7 @@ def _num_computed(prepared: Prepared, output: StepOutput, is_live: BoolArray | N
 def _logprobs(
     rows: Int32Array, num_accepted: Int32Array, output: StepOutput, logs: Mapping[int, LogprobLog]
 ) -> tuple[RowLogprobs, ...]:
-    """Those of the rows that asked; raises ValueError where they are missing, or too few."""
+    """Those of the rows that want them. Raises ValueError where they are missing, or too few."""
     columns, num_tokens = output.logprobs, output.token_ids.size
     asking = [(row, logs.get(row)) for row in rows.tolist()]
     num_top = max((log.num_top for _, log in asking if log is not None), default=-1)
@@ -130,7 +129,7 @@ def _problem(row: int, problem: RowProblem) -> RowError:
 
 
 def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray | None) -> tuple[RowLogprobs, ...]:
-    """Those of the batch's targets; raises ValueError where they are missing or of another number."""
+    """Those of the batch's targets. Raises ValueError where they are missing or of another number."""
     targets = prepared.batch.prompt_targets
     if targets is None:
         return ()
@@ -150,7 +149,7 @@ def _prompt_logprobs(prepared: Prepared, output: StepOutput, is_live: BoolArray 
 
 
 def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: Drawn) -> None:
-    """Count what was computed, append what was drawn, end the rows that are done."""
+    """Count computed tokens, append drawn ones, end finished rows."""
     columns.num_computed[prepared.rows] += drawn.num_computed
     rows, num_accepted, token_ids = drawn.rows, drawn.num_accepted, drawn.token_ids
     num_before = columns.num_known[rows]
@@ -174,7 +173,7 @@ def advance(columns: RowColumns, max_model_len: int, prepared: Prepared, drawn: 
 
 
 def settle(columns: RowColumns, prepared: Prepared, drawn: Drawn) -> None:
-    """Lower the bounds of rows that brought less than they might have; those of later steps are as much lower."""
+    """Lower the bounds of rows that brought less than they might, in later steps too."""
     if drawn.num_computed is not prepared.num_tokens:
         columns.computed_bound[prepared.rows] -= prepared.num_tokens - drawn.num_computed
     if drawn.token_ids.size < prepared.max_drawn:

@@ -37,11 +37,9 @@ class Records:
         return self._num_bytes
 
     def states(self) -> tuple[RowState, ...]:
-        """All records, oldest first."""
         return tuple(kept.state for kept in self._kept.values())
 
     def get(self, record_id: RecordId) -> RowState | None:
-        """The record of a request, if it is kept."""
         kept = self._kept.get(record_id)
         return None if kept is None else kept.state
 
@@ -51,13 +49,12 @@ class Records:
         self._num_bytes += kept.num_bytes
 
     def forget(self, record_id: RecordId) -> None:
-        """Drop a record; one that is not there has gone by itself."""
         kept = self._kept.pop(record_id, None)
         if kept is not None:
             self._num_bytes -= kept.num_bytes
 
     def trim(self, now_ns: int) -> None:
-        """Drop what is past its time, and the oldest until the rest fits."""
+        """Drop expired records, and the oldest until the rest fits."""
         gone: list[RecordId] = []
         num_bytes = self._num_bytes
         for record_id, kept in self._kept.items():

@@ -37,7 +37,7 @@ def fault_of(placement: NewRequest, limits: RowLimits) -> RequestError | None:
 
 
 def bounded(placement: NewRequest) -> NewRequest:
-    """What is kept of a request that cannot run: nothing that is too large to be returned in a snapshot."""
+    """The placement of a request that cannot run, without what is too large for a snapshot."""
     return replace(
         placement,
         end_token_ids=placement.end_token_ids[:MAX_END_TOKENS],
@@ -105,7 +105,7 @@ def _sampling(placement: NewRequest, limits: RowLimits) -> RequestError | None:
     )
     for field, is_inside, wanted in ranges:
         if not is_inside:
-            return InvalidFieldError(f"{field} is out of range: {wanted}", field)
+            return InvalidFieldError(f"{field} is out of range, must be {wanted}", field)
     return None
 
 
@@ -125,7 +125,7 @@ def _lists(placement: NewRequest, limits: RowLimits) -> RequestError | None:
         if _outside(np.asarray(token_ids, dtype=np.int64), limits.vocab_size):
             return InvalidFieldError(f"{field} holds ids outside 0 to {limits.vocab_size - 1}", field)
     if len(words) > MAX_BAD_WORDS or not all(words):
-        sentence = f"bad_word_token_ids are at most {MAX_BAD_WORDS}, of at least one token each"
+        sentence = f"bad_word_token_ids must have at most {MAX_BAD_WORDS} words, each of at least one token"
         return InvalidFieldError(sentence, "bad_word_token_ids")
     return None
 

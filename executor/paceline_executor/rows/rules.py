@@ -41,12 +41,12 @@ class RowRules:
 
     @property
     def needs_output(self) -> bool:
-        """Whether it counts which tokens were drawn before, not only how many."""
+        """Whether it counts which tokens were drawn, not only how many."""
         return self.has_penalties or bool(self.bad_words)
 
     @property
     def is_permanent(self) -> bool:
-        """Whether there is more to it than min_tokens."""
+        """Whether it has more than min_tokens."""
         return bool(
             self.allowed.size or self.biased.size or self.forbidden.size or self.bad_words or self.has_penalties
         )
@@ -63,7 +63,7 @@ class RowRules:
 
 
 def rules_of(placement: NewRequest) -> RowRules | None:
-    """The rules of a placement whose fields have been checked; None if it has none."""
+    """The rules of a checked placement; None if it has none."""
     sampling = placement.sampling
     words: dict[tuple[int, ...], list[int]] = {}
     for word in placement.bad_word_token_ids:
@@ -132,7 +132,7 @@ def _present(rules: RowRules | None, columns: RowColumns, row: int) -> RowRules 
 
 
 def _each_once(token_ids: Int32Array) -> Int32Array:
-    """The tokens, sorted. numpy's own `unique` takes ten times as long."""
+    """The sorted distinct tokens. numpy's `unique` takes ten times as long."""
     is_there = np.zeros(int(token_ids.max(initial=0)) + 1, dtype=np.bool_)
     is_there[token_ids] = True
     return np.flatnonzero(is_there).astype(np.int32)

@@ -23,10 +23,8 @@ class Snapshot:
 
 
 def parts_of(snapshot: Snapshot, max_bytes: int) -> Iterator[SnapshotPart]:
-    """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits.
-
-    The last part says how many there are, and nothing else. A request longer than a part goes on in the next: prompt,
-    output, block table, log-probabilities.
+    """Cut a snapshot into parts of at most `max_bytes`, which is at least 1 MiB, so that any one context fits. The last
+    part holds only their number. A request longer than a part goes on in the next.
     """
     num_parts = 1
     for part in chain(_row_parts(snapshot.states, max_bytes), _tag_parts(snapshot.tags, max_bytes)):
@@ -54,7 +52,7 @@ def _row_parts(rows: Iterable[RowState], max_bytes: int) -> Iterator[SnapshotPar
 
 
 def _cut(state: RowState, num_values: int) -> tuple[RowState, RowState | None]:
-    """The state with its first `num_values` column values, and the rest, if there is one."""
+    """The state with its first `num_values` column values, and the rest, if any."""
     heads, tails = [], []
     for column in (state.prompt_token_ids, state.output_token_ids, state.block_ids):
         heads.append(column[:num_values])

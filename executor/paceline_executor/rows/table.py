@@ -67,45 +67,36 @@ class RowTable:
 
     @property
     def num_rows_in_use(self) -> int:
-        """How many rows hold a request."""
         return len(self._occupants)
 
     @property
     def num_granted_blocks(self) -> int:
-        """How many blocks are in block tables."""
         return self._block_tables.num_granted
 
     @property
     def num_tagged_blocks(self) -> int:
-        """How many blocks carry a prefix-cache key."""
         return self._tags.num_tagged
 
     @property
     def num_records(self) -> int:
-        """How many released requests are remembered."""
         return len(self._records)
 
     def record_id_on(self, row: int) -> RecordId | None:
-        """Which request is on a row, if any."""
         return self._occupants.id_on(row)
 
     def begin_epoch(self) -> None:
-        """A scheduler was accepted: its grants are hashed from the start."""
         self._grant_hash = HASH_START
 
     def clear_tags(self) -> None:
-        """Forget all prefix-cache keys: they were made under another key than the scheduler's."""
         self._tags.clear_all()
 
     def trim_records(self, now_ns: int) -> None:
-        """Drop records that are past their time or beyond the limit in bytes."""
         self._records.trim(now_ns)
 
     def can_launch(self, plan: BatchPlan) -> bool:
-        """Whether a plan needs nothing that only the landing of steps in flight can tell.
-
-        Schedulers wait for results before they place a row or a request again, or say how long an output is. What does
-        happen are penalties and bad words: which tokens they mean is known here when these are.
+        """Whether a plan needs nothing that only the landing of steps in flight can tell. Schedulers wait for results
+        before they place a row or request again, or state an output's length. Penalties and bad words do occur: they
+        need the drawn tokens.
         """
         if not self._in_flight:
             return True
@@ -116,10 +107,8 @@ class RowTable:
         return not self._waits(plan)
 
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
-        """Make the plan's changes, in plan order, and the batch of its step.
-
-        is_carried: whether the device carries rows from step to step; only then may others be in flight.
-        Raises PlanError or UnsupportedPlanError, and then nothing has changed.
+        """Apply the plan and prepare its batch. is_carried: whether the device carries rows from step to step; only
+        then may others be in flight. Raises PlanError or UnsupportedPlanError, and then nothing has changed.
         """
         check_form(plan, self.limits)
         undo = Undo()
@@ -141,9 +130,8 @@ class RowTable:
         return launched
 
     def land(self, launched: Launched, output: StepOutput) -> StepResult:
-        """Let the rows of the oldest step in flight advance, and record those it released; says what came of it.
-
-        Where that fails, nothing has changed.
+        """Advance the rows of the oldest step in flight and record the released ones. If that fails nothing has
+        changed.
         """
         if launched is not self._in_flight[0]:
             raise ValueError(f"step {launched.plan.step_id} is not the oldest in flight")
@@ -169,9 +157,8 @@ class RowTable:
         return result
 
     def take_back(self) -> None:
-        """Undo all steps in flight.
-
-        They may have written to the blocks that their plans granted, so whoever held them before lost their contents.
+        """Undo all steps in flight. They may have written to the blocks granted by their plans, whose former holders
+        lose them.
         """
         granted = [launched.plan.grants.block_ids for launched in self._in_flight]
         while self._in_flight:
@@ -181,11 +168,9 @@ class RowTable:
             self._block_tables.cut_before(block_ids)
 
     def states(self) -> tuple[RowState, ...]:
-        """All rows in use, by index, then all records, oldest first."""
         return (*self._occupants.states(), *self._records.states())
 
     def tags(self) -> BlockTags:
-        """The prefix-cache keys of all blocks that carry one."""
         return self._tags.tags()
 
     def _waits(self, plan: BatchPlan) -> bool:
@@ -234,7 +219,7 @@ class RowTable:
             raise PlanError(PlanFault.RELEASE_BEYOND_OUTPUT, sentence)
 
     def _keep_records(self, launched: Launched, records: list[RowState]) -> None:
-        """What a step's plan does to records, and to rows that it released, takes effect when the step lands."""
+        """Change records and released rows when the step lands."""
         for release, record in zip(launched.plan.releases, records, strict=True):
             self._occupants.vacate(release.row)
             self._records.add(record, launched.now_ns)
@@ -256,7 +241,7 @@ class RowTable:
         num_known = placement.prompt_token_ids.size + placement.output_token_ids.size
         if placement.num_cached_tokens >= num_known:
             sentence = (
-                f"row {row} has {num_known} tokens, {placement.num_cached_tokens} of them cached: none to compute"
+                f"row {row} has {num_known} tokens, {placement.num_cached_tokens} of them cached, so none is left"
             )
             raise PlanError(PlanFault.CACHED_TOKENS, sentence)
         self._columns.place(placement)
@@ -266,7 +251,7 @@ class RowTable:
         return None
 
     def _record_before(self, placement: NewRequest, plan: BatchPlan) -> RowState | None:
-        """What is known of the attempt before: in the records, as this plan leaves them."""
+        """The former attempt's record, as this plan leaves it."""
         if placement.record_id in plan.forget:
             return None
         for release in plan.releases:

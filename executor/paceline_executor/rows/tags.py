@@ -15,19 +15,17 @@ class TagBoard:
 
     @property
     def num_tagged(self) -> int:
-        """How many blocks carry a key."""
         return int(self._keys.any(axis=1).sum())
 
     def put(self, tags: BlockTags, undo: Undo) -> None:
-        """Set the keys of blocks; the columns have been checked. Of two keys for one block the later one stays."""
+        """Set the keys of blocks, from checked columns. Of two keys for one block the later one stays."""
         self._write(tags.block_ids, np.frombuffer(tags.keys, dtype=np.uint64).reshape(-1, KEY_BYTES // 8), undo)
 
     def clear(self, block_ids: Int32Array, undo: Undo) -> None:
-        """Remove the keys of blocks that are going to be written to."""
+        """Remove the keys of blocks that will be written to."""
         self._write(block_ids, np.zeros((block_ids.size, KEY_BYTES // 8), dtype=np.uint64), undo)
 
     def clear_all(self) -> None:
-        """Remove every key."""
         self._keys[:] = 0
 
     def tags(self) -> BlockTags:

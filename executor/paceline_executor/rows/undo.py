@@ -13,10 +13,8 @@ class Undo:
         self._steps: list[Callable[[], object]] = []
 
     def add(self, step: Callable[[], object]) -> None:
-        """Remember `step` as the way back from a change just made."""
         self._steps.append(step)
 
     def roll_back(self) -> None:
-        """Take every change back."""
         while self._steps:
             self._steps.pop()()

@@ -12,17 +12,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Physical cores inside the affinity mask, no more than the control group's quota pays for, at least 1.
-
-    Two hardware threads of one core count once: they share its vector units. Threads beyond the quota would be stopped
-    for the rest of each period, and the others would wait for them.
+    """Physical cores inside the affinity mask and the control group's quota, at least 1. Two hardware threads of a core
+    share its vector units and count once. Threads beyond the quota would be stopped in each period, and the others
+    would wait for them.
     """
     cores = {_siblings(cpus, cpu) for cpu in os.sched_getaffinity(0)}
     return max(1, min(len(cores), _quota(cgroup, default=len(cores))))
 
 
 def _siblings(cpus: Path, cpu: int) -> str:
-    """The hardware threads of the core that `cpu` is one of; `cpu` alone where the system does not tell."""
+    """The hardware threads of this core; `cpu` alone where the system does not tell."""
     try:
         return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:

@@ -82,11 +82,10 @@ class CpuRunner:
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Read the weights and take the memory.
-
-        max_model_len: the longest row, in tokens; None is what the model allows. Never more than the blocks hold.
-        num_threads: how many threads compute, the step thread included; None is one per usable core. on_progress is
-        called during `warm_up`. Raises UnsupportedModelError, and StartError for too little memory or too many threads.
+        """Read the weights and take the memory. max_model_len: the longest row, in tokens; None is what the model
+        allows. Never more than the blocks hold. num_threads: how many threads compute, the step thread included; None
+        is one per usable core. on_progress is called during `warm_up`. Raises UnsupportedModelError, and StartError for
+        too little memory or too many threads.
         """
         self._num_threads = _checked_threads(num_threads)
         self._on_progress = on_progress
@@ -99,26 +98,23 @@ class CpuRunner:
 
     @property
     def kv_geometry(self) -> KvGeometry:
-        """See `Runner`."""
         return self._geometry
 
     @property
     def max_in_flight(self) -> int:
-        """One: this thread is the device."""
         return 1
 
     @property
     def num_threads(self) -> int:
-        """How many threads compute, the step thread included."""
         return self._num_threads
 
     @property
     def instructions(self) -> str:
-        """What packed weights and int8 keys and values are multiplied with: "AVX-512 VNNI", "AVX2" or "none"."""
+        """ "AVX-512 VNNI", "AVX2" or "none"."""
         return this_processor().value
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """See `Runner`. Compiling takes another process about a minute, once; the code is kept on disk."""
+        """Compiling takes another process about a minute, once; the code is stored on disk."""
         operations = operations_of(self._numerics)
         sizes = [size for size in _MEASURED_TOKENS if size <= self._max_model_len]
         num_steps = len(operations) + len(sizes)
@@ -134,9 +130,8 @@ class CpuRunner:
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepOutput:
-        """See `Runner`: computes the whole step; its output is its handle.
-
-        Raises KernelArgumentError or IndexError for a batch that names what does not exist.
+        """Computes the whole step; its output is its handle. Raises KernelArgumentError or IndexError for a batch that
+        names what does not exist.
         """
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
@@ -163,11 +158,9 @@ class CpuRunner:
         )
 
     def is_done(self, handle: StepHandle) -> bool:
-        """See `Runner`."""
         return output_of(handle) is handle
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """See `Runner`."""
         return output_of(handle)
 
     def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
@@ -175,7 +168,7 @@ class CpuRunner:
         return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
 
     def _prompt_logprobs(self, pieces: Sequence[Piece], problems: dict[int, RowProblem]) -> dict[int, TokenLogprobs]:
-        """Compute the pieces; a row of which a logit is no number goes into `problems` instead."""
+        """A row with a logit that is no number goes into `problems` instead."""
         taken: dict[int, list[TokenLogprobs]] = {}
         for piece in pieces:
             num_tokens = piece.batch.token_ids.size
@@ -189,13 +182,13 @@ class CpuRunner:
         return {row: joined(parts) for row, parts in taken.items() if row not in problems}
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """See `Runner`. Raises KernelArgumentError for a block that does not exist, or is source and destination."""
+        """Raises KernelArgumentError for a block that does not exist, or is source and destination."""
         pairs = [torch.from_numpy(np.array(blocks, dtype=np.int32)) for blocks in (sources, destinations)]
         block_copy(self._kv_cache.keys, *pairs)
         block_copy(self._kv_cache.values, *pairs)
 
     def _measure(self, num_tokens: int) -> int:
-        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only make steps slower."""
+        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only slow steps down."""
         batch = _chunk(num_tokens, self._geometry.block_size)
         outputs = [self.launch(batch) for _ in range(_NUM_MEASUREMENTS)]
         return min(output.forward_ns + output.sample_ns for output in outputs)
@@ -210,7 +203,6 @@ def _checked_threads(num_threads: int | None) -> int:
 
 
 def _chunk(num_tokens: int, block_size: int) -> StepBatch:
-    """One row that computes its first tokens and samples the last of them greedily."""
     positions = np.arange(num_tokens, dtype=np.int32)
     zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
     return StepBatch(

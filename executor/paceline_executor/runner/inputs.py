@@ -22,8 +22,7 @@ from paceline_kernels.sampling import LogitRules, SamplingParameters
 
 def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> DecoderBatch:
     """The batch as CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits.
-
-    Raises IndexError when a position lies outside of its row's block table.
+    Raises IndexError for a position outside of its row's block table.
     """
     rows = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
     blocks = batch.block_tables[rows, batch.positions // block_size].astype(np.int64)
@@ -44,7 +43,6 @@ def sampled_tokens(batch: StepBatch) -> Int32Array:
 
 
 def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
-    """The columns as CPU tensors."""
     return SamplingParameters(
         temperature=_tensor(columns.temperature, np.float32),
         top_k=_tensor(columns.top_k, np.int32),
@@ -57,7 +55,6 @@ def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
 
 
 def logit_rules(columns: LogitRuleColumns) -> LogitRules:
-    """The rules as CPU tensors."""
     tensors: dict[str, Any] = {name: _rule(getattr(columns, name)) for name in _RULES}
     return LogitRules(**tensors)
 
@@ -72,7 +69,7 @@ _RULES = tuple(field.name for field in fields(LogitRules))  # LogitRuleColumns h
 
 
 def _tensor(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> torch.Tensor:
-    """A tensor over the array, or over a copy where the array is of another type, strided or read-only."""
+    """A tensor over the array, or over a copy where its type or layout does not fit."""
     if not (values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable):
         values = np.array(values, dtype=dtype, order="C")
     return torch.from_numpy(values)

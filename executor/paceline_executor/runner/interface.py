@@ -181,9 +181,7 @@ class Runner(Protocol):
     """
 
     @property
-    def max_in_flight(self) -> int:
-        """How many launched steps may be waited for at a time; 1 for a device that computes in `launch`."""
-        ...
+    def max_in_flight(self) -> int: ...
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -195,9 +193,8 @@ class Runner(Protocol):
         ...
 
     def launch(self, batch: StepBatch) -> StepHandle:
-        """Begin to write the batch's KV, compute the logits of sampled rows and of prompt targets, and sample.
-
-        What it raises fails this step and no other: nothing behind it runs, and it can be taken back.
+        """Start to write the batch's KV, compute logits and sample. A failure fails this step alone: nothing behind it
+        runs, and it can be taken back.
         """
         ...
 
@@ -206,10 +203,8 @@ class Runner(Protocol):
         ...
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """What the step produced, once it has ended.
-
-        What it raises says that the device failed while it computed, and ends the process: neither the device nor what
-        it holds is of any use then.
+        """What the step produced, once it has ended. An exception means that the device failed, and ends the
+        process.
         """
         ...
 
@@ -219,7 +214,7 @@ class Runner(Protocol):
 
 
 def output_of(handle: StepHandle) -> StepOutput:
-    """The output that is the handle, of a runner that computes in `launch`."""
+    """The handle as output, for a runner that computes in `launch`."""
     if not isinstance(handle, StepOutput):
         raise TypeError(f"a step is waited for by the handle of its launch, not by {handle!r}")
     return handle

@@ -14,7 +14,6 @@ _ELEMENTS = {KvDtype.FLOAT32: np.float32, KvDtype.FLOAT16: np.float16, KvDtype.I
 
 
 def kv_geometry(config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics) -> KvGeometry:
-    """The shape of a model's KV cache."""
     return KvGeometry(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -26,10 +25,7 @@ def kv_geometry(config: ModelConfig, num_blocks: int, block_size: int, numerics:
 
 
 def allocate_kv_cache(geometry: KvGeometry, dtype: KvDtype) -> KvCache:
-    """Keys and values of all layers. The system gives the memory when a block is first written to.
-
-    Raises StartError for more than any memory holds.
-    """
+    """Memory is taken when a block is first written to. Raises StartError."""
     return KvCache(_allocate(geometry, dtype), _allocate(geometry, dtype))
 
 

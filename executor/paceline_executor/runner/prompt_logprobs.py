@@ -35,7 +35,7 @@ class Cut:
 
 
 def cut(batch: StepBatch) -> Cut:
-    """Cut the tokens with targets out of a batch. What is sampled stays in the rest, in the same order."""
+    """Cut the tokens with targets out of a batch. Sampled ones stay in the rest, in the same order."""
     num_rows = batch.context_lens.size
     targets = batch.prompt_targets
     if targets is None:
@@ -55,7 +55,6 @@ def cut(batch: StepBatch) -> Cut:
 
 
 def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Those of one row's pieces, one after another."""
     return TokenLogprobs(
         logprobs=np.concatenate([part.logprobs for part in parts]),
         top_token_ids=np.concatenate([part.top_token_ids for part in parts]),

@@ -38,7 +38,7 @@ _NO_TIME_POINTS = ((1, 1000), (64, 2000))  # what schedulers are told where step
 
 
 def logprobs_of(token_ids: Sequence[int] | Int32Array, num_top: int) -> TokenLogprobs:
-    """What is said of tokens, drawn or of a prompt: made up, and different for every token."""
+    """Made-up log-probabilities of drawn or prompt tokens, different for every token."""
     tokens, ranks = np.array(token_ids, dtype=np.float32), np.arange(num_top)
     return TokenLogprobs(
         logprobs=np.array(-tokens / 8, dtype=np.float32),
@@ -93,12 +93,11 @@ class SimulatedRunner:
 
     @property
     def kv_geometry(self) -> KvGeometry:
-        """One layer with one head of one dimension: a token id."""
         num_blocks, block_size = self._slots.shape
         return KvGeometry(num_blocks, block_size, 1, 1, 1, block_size * BYTES_PER_TOKEN)
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """There is nothing to warm up; the points are from the table."""
+        """Points from the table."""
         sizes = [num_tokens for num_tokens, _ in self._step_times.points]
         if len(sizes) == 1:
             sizes.append(sizes[0] + _ANOTHER_SIZE)
@@ -106,7 +105,6 @@ class SimulatedRunner:
         return tuple(point for point in points if point[1]) or _NO_TIME_POINTS
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """Copy whole blocks."""
         self._slots[destinations] = self._slots[sources]
         self._digests[destinations] = self._digests[sources]
 
@@ -137,7 +135,7 @@ class SimulatedRunner:
         return output_of(handle) is handle and self._clock_ns() >= self._done_ns
 
     def wait(self, handle: StepHandle) -> StepOutput:
-        """The output is the handle; asleep for what is left of its time."""
+        """The handle, after the rest of its time."""
         output, left_ns = output_of(handle), self._done_ns - self._clock_ns()
         if left_ns > 0:
             self._sleep(left_ns / 1e9)
@@ -168,7 +166,7 @@ class SimulatedRunner:
         return digests
 
     def _context_hashes(self, batch: StepBatch) -> UInt64Array:
-        """The hash of all that the sampled rows' tables lead to, [num_sampled]."""
+        """The hash of all tokens in the sampled rows' tables, [num_sampled]."""
         lens, block_size = batch.context_lens[batch.sampled], self._slots.shape[1]
         last = (lens - 1) // block_size
         width = int(last.max(initial=0)) + 1
@@ -221,8 +219,7 @@ def _num_pairs(batch: StepBatch) -> int:
 
 def nearest_left(token_id: int, allowed: Set[int], forbidden: Set[int], vocab_size: int) -> int:
     """The first of this token and those after it that masks leave, around the vocabulary; NOTHING_LEFT if none is.
-
-    No token is allowed alone: all are.
+    Without allowed tokens all are.
     """
     for step in range(vocab_size):
         candidate = (token_id + step) % vocab_size

@@ -26,7 +26,6 @@ class StepTimes:
     ns_per_pair: float = 0.0
 
     def step_ns(self, num_tokens: int, num_pairs: int) -> int:
-        """The time of a step."""
         return round(max(0.0, self._line_ns(num_tokens)) + self.ns_per_pair * num_pairs)
 
     def _line_ns(self, num_tokens: int) -> float:
@@ -39,7 +38,7 @@ class StepTimes:
 
 
 def read_step_times(path: Path) -> StepTimes:
-    """The table in a file. Raises StepTimesError, which names the file and the line or field at fault."""
+    """Raises StepTimesError, which names the file and the line or field at fault."""
     try:
         return _table(json.loads(path.read_bytes()))
     except OSError as error:

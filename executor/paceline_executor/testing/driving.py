@@ -48,7 +48,6 @@ class DrivenRow:
 
     @property
     def output(self) -> list[int]:
-        """The tokens drawn so far."""
         return self.token_ids[self.num_prompt :]
 
 
@@ -83,7 +82,6 @@ class Driver:
         return row
 
     def drop(self, row: DrivenRow) -> None:
-        """Give the row's blocks back; they must be nobody else's."""
         self._free += row.blocks
         row.blocks = []
 

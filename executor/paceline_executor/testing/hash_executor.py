@@ -63,7 +63,6 @@ class SimulatedExecutor:
 
     @property
     def address(self) -> str:
-        """Where it listens, or did."""
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
@@ -75,11 +74,9 @@ class SimulatedExecutor:
         await self.service.load()
 
     async def stop(self) -> None:
-        """End every stream and close the port."""
         await self.service.stop()
 
     async def restart(self) -> None:
-        """Forget everything."""
         await self.stop()
         await self.start()
 
@@ -88,7 +85,7 @@ class SimulatedExecutor:
 async def simulated_executor(
     *options: str, step_ms: float = 2.0, vocab_size: int = VOCAB_SIZE, engine: type[Engine] = Engine
 ) -> AsyncIterator[SimulatedExecutor]:
-    """Serve the simulated runner, with options of `paceline-executor`, on a port of 127.0.0.1 until the block ends."""
+    """Options are those of `paceline-executor`; the address is on 127.0.0.1."""
     executor = SimulatedExecutor(options, step_ms, vocab_size, engine)
     await executor.start()
     try:

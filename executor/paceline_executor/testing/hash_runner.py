@@ -43,7 +43,6 @@ class HashRule:
     def output(
         self, prompt: Sequence[int], max_tokens: int, seed: int, end_token_ids: Sequence[int] = (), min_tokens: int = 0
     ) -> list[int]:
-        """The output a prompt must give, up to an end token; none of the first `min_tokens` is one."""
         output: list[int] = []
         hashed = _hash_of(prompt)
         for position in range(len(prompt), len(prompt) + max_tokens):
@@ -161,7 +160,6 @@ def _factor(position: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """The splitmix64 finaliser of a 64-bit number."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

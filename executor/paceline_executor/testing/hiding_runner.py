@@ -57,16 +57,13 @@ class HidingRunner:
 
     @property
     def max_in_flight(self) -> int:
-        """See `Runner`."""
         return self._max_in_flight
 
     @property
     def kv_geometry(self) -> KvGeometry:
-        """That of the runner inside."""
         return self._inner.kv_geometry
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
-        """That of the runner inside."""
         return self._inner.warm_up()
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
@@ -74,7 +71,7 @@ class HidingRunner:
         self._inner.copy_blocks(sources, destinations)
 
     def launch(self, batch: StepBatch) -> StepHandle:
-        """Compute the step and hide what comes of it."""
+        """Compute the step and hide its output."""
         if len(self._hidden) >= self._max_in_flight:
             raise AssertionError("more steps are launched than this device has room for")
         if batch.carried is None:

@@ -70,7 +70,6 @@ class HubStandIn:
 
 @contextmanager
 def hub_stand_in(repositories: dict[str, dict[str, bytes]]) -> Iterator[HubStandIn]:
-    """Serve repositories, "org/name" -> file name -> contents, on a free port of 127.0.0.1 until the block ends."""
     hub = HubStandIn(repositories)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -101,7 +100,7 @@ def _handler(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *_: object) -> None:  # noqa: A002 (the library's name)
-            """Say nothing."""
+            ...
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)

@@ -63,12 +63,10 @@ class RandomCheckpoint:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._config
 
     @property
     def quantization(self) -> str:
-        """See `Checkpoint.quantization`."""
         return ""
 
     def tensor(self, name: str) -> Float32Array:
@@ -80,7 +78,6 @@ class RandomCheckpoint:
         return noise * np.float32(scale) + np.float32(shift)
 
     def quantized(self, name: str) -> None:
-        """See `Checkpoint.quantized`: all weights are floats."""
         assert name in self._config.tensor_shapes()
 
 

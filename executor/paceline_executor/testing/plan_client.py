@@ -27,12 +27,10 @@ else:
 
 
 def column(values: Sequence[int]) -> bytes:
-    """A column of the protocol."""
     return np.array(values, dtype="<i4").tobytes()
 
 
 def values_of(column: bytes) -> list[int]:
-    """The values of a column."""
     return [int(value) for value in np.frombuffer(column, dtype="<i4")]
 
 
@@ -49,7 +47,6 @@ def request(
     sampling: sampling_pb2.SamplingParams | None = None,
     num_logprobs: int | None = None,
 ) -> plan_pb2.NewRequest:
-    """A request to place; greedy unless sampling is given."""
     return plan_pb2.NewRequest(
         row=row,
         id=plan_pb2.RecordId(request_id=request_id or f"request-{row}"),
@@ -65,7 +62,6 @@ def request(
 
 
 def grants(cells: Sequence[tuple[int, int, int]]) -> plan_pb2.BlockGrants:
-    """Grants of (row, index, block)."""
     rows, indices, blocks = zip(*cells, strict=True) if cells else ((), (), ())
     return plan_pb2.BlockGrants(rows=column(rows), indices=column(indices), block_ids=column(blocks))
 
@@ -110,7 +106,6 @@ class PlanClient:
     async def run(
         self, scheduled: Sequence[tuple[int, int]] = (), plan: plan_pb2.BatchPlan | None = None
     ) -> plan_pb2.StepResult:
-        """Send a plan and take its result."""
         await self.step(scheduled, plan)
         return await self.result()
 
@@ -186,7 +181,6 @@ async def attach_until(address: str, kind: str, greeting: plan_pb2.Hello) -> tup
 
 
 def hello(scheduler_id: str = "test", term: int = 1, *, takeover: bool = False, address: str = "") -> plan_pb2.Hello:
-    """The first message of a scheduler."""
     return plan_pb2.Hello(
         scheduler_id=scheduler_id, term=term, min_protocol=1, max_protocol=1, takeover=takeover, address=address
     )

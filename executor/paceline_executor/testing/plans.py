@@ -26,12 +26,10 @@ GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
 def int32(values: Sequence[int]) -> Int32Array:
-    """A column."""
     return np.array(values, dtype=np.int32)
 
 
 def record(name: str) -> RecordId:
-    """A request of the tenant ""."""
     return RecordId("", name)
 
 
@@ -53,7 +51,6 @@ def placement(
     bad_words: Sequence[Sequence[int]] = (),
     num_prompt_logprobs: int | None = None,
 ) -> NewRequest:
-    """A request on a row; its name is made of the row unless given."""
     return NewRequest(
         row=row,
         record_id=record(name or f"request-{row}"),
@@ -88,7 +85,6 @@ def plan(
     finish: Sequence[tuple[int, int]] = (),
     forget: Sequence[str] = (),
 ) -> BatchPlan:
-    """A plan: (row, num_tokens) to run, cells to grant, (source, destination) to copy, (row, num_output) to finish."""
     releases = [Release(row, None) for row in preempt]
     releases += [Release(row, FinalRelease(num_output, FinishReason.STOP)) for row, num_output in finish]
     return BatchPlan(
@@ -108,6 +104,5 @@ def plan(
 
 
 def cells(values: Sequence[Cell]) -> BlockGrants:
-    """Cells of block tables."""
     columns = list(zip(*values, strict=True)) or [(), (), ()]
     return BlockGrants(*(int32(column) for column in columns))

@@ -47,7 +47,6 @@ class Request:
         return len(self.prompt) + self.num_expected - self.num_computed
 
     def num_in_common(self, other: "Request") -> int:
-        """How many tokens of this prompt are computed in the other's blocks; one must be left to compute."""
         computed = other.prompt[: other.num_computed]
         num_equal = next((i for i, (a, b) in enumerate(zip(self.prompt, computed, strict=False)) if a != b), 99)
         return min(num_equal, len(computed), len(self.prompt) - 1)
@@ -226,7 +225,6 @@ class FragileRunner(HashRunner):
     fails_in = ""
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
-        """Copy; then fail."""
         super().copy_blocks(sources, destinations)
         self._fail("copy")
 
@@ -240,7 +238,6 @@ class FragileRunner(HashRunner):
         return output
 
     def twin(self) -> "FragileRunner":
-        """Another runner with the same contents."""
         runner = FragileRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size)
         runner._slots[:], runner._digests[:] = self._slots, self._digests
         return runner

@@ -114,5 +114,4 @@ class Spoiler:
         return [int32(column) for column in spoilt]
 
     def _value(self, bound: int) -> int:
-        """A value in range, or now and then one beside it."""
         return self.random.choice((-1, bound)) if self.random.random() < 0.1 else self.random.randrange(bound)

@@ -38,5 +38,4 @@ class SteppingEngine(Engine):
         self.runner = runner
 
     def execute(self, plan: BatchPlan) -> StepResult:
-        """Run one plan; raises what launching or collecting raises."""
         return self.collect(self.launch(plan))

@@ -65,7 +65,7 @@ def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             else:
                 yield
                 return
-    raise ModelFetchError(f"another process holds {folder} for too long: end it and try again")
+    raise ModelFetchError(f"another process has held {folder} for too long: end it and try again")
 
 
 def sha256_of(path: Path) -> str:

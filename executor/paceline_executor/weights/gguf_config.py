@@ -76,7 +76,7 @@ def check_gguf_kind(header: GgufHeader) -> None:
     name = header.text("general.architecture")
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise unsupported(header.path, f"its architecture is {shown(name)}, and what is known is {known}")
+        raise unsupported(header.path, f"its architecture is {shown(name)}, and this version runs {known}")
     neutral_values = _NEUTRAL_VALUES if _ARCHITECTURES[name].is_gemma else _NEUTRAL_VALUES | _SOFTCAPS
     for suffix, neutral in neutral_values.items():
         value = header.metadata.get(f"{name}.{suffix}", neutral[0])

@@ -88,14 +88,14 @@ def read_hf_config(path: Path) -> ModelConfig:
         kind, model_class = text.text("model_type") or "gemma3_text", model_class.replace(_IMAGE_MODEL_CLASS, "")
         _check_plain_weights(text)
     if (text or file).flag("use_bidirectional_attention"):
-        raise unsupported(path, "it sets use_bidirectional_attention: it is no model that writes text")
+        raise unsupported(path, "it sets use_bidirectional_attention, so it does not generate text")
     family = _FAMILIES.get(kind or "")
     if family is None:
         known = ", ".join(_FAMILIES)
-        raise unsupported(path, f"its model_type is {shown(str(kind))}, and what is known is {known}")
+        raise unsupported(path, f"its model_type is {shown(str(kind))}, and this version runs {known}")
     if model_class not in ("", family.model_class):
         raise unsupported(
-            path, f"its architecture is {shown(model_class)}, and of {kind} {family.model_class} is known"
+            path, f"its architecture is {shown(model_class)}, and this version runs {family.model_class} of {kind}"
         )
     return _read_family(family, (text or file).with_defaults(family.defaults))
 
@@ -105,7 +105,7 @@ def _check_plain_weights(config: JsonFields) -> None:
     if quantization is not None:
         method = shown(str(quantization.get("quant_method")))
         raise unsupported(
-            config.path, f"its weights are quantised by {method}, and of folders only floating-point numbers are read"
+            config.path, f"its weights are quantised by {method}; a folder must have floating-point weights"
         )
 
 

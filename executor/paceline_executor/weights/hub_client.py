@@ -113,9 +113,7 @@ class HubClient:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             reason = shown(str(error) or type(error).__name__)
-            raise HubUnreachableError(
-                f"the Hugging Face hub does not answer as it should ({reason}): {_LATER}"
-            ) from error
+            raise HubUnreachableError(f"the Hugging Face hub gave no usable answer ({reason}): {_LATER}") from error
 
     def _refusal(self, error: HfHubHTTPError | HFValidationError, revision: str | None) -> ModelError:
         name = self._repository
@@ -138,7 +136,7 @@ class HubClient:
                 f"the Hugging Face hub refuses access to {name} ({status}): {_LOGIN} with a valid token"
             )
         if status == 404:
-            return ModelNotFoundError(f"the Hugging Face hub has not what was asked of {name}: {shown(str(error))}")
+            return ModelNotFoundError(f"the Hugging Face hub lacks a file of {name}: {shown(str(error))}")
         return HubUnreachableError(f"the Hugging Face hub answers {status} for {name}: {_LATER}")
 
 

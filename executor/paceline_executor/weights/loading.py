@@ -82,5 +82,5 @@ def _gguf_file(path: Path) -> Path:
 
 def _convert(path: Path) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{path} is not read, for loading such a file may run code out of it: convert the model to safetensors"
+        f"{path} is not read, because such a file can run code when it is loaded: convert the model to safetensors"
     )

@@ -33,7 +33,9 @@ def tokenizer_from_folder(folder: Path, vocab_size: int | None = None) -> Tokeni
     # Tokens that were added may lie beyond: that of an image, in the text model of Gemma 3.
     num_tokens = tokenizer.get_vocab_size(with_added_tokens=False)
     if vocab_size is not None and num_tokens > vocab_size:
-        raise damaged(path, f"it is of another model: it lists {num_tokens} tokens, and {vocab_size} are embedded")
+        raise damaged(
+            path, f"it belongs to another model: it lists {num_tokens} tokens, and the model has {vocab_size}"
+        )
     config = JsonFields.read_if_there(folder / "tokenizer_config.json")
     generation = JsonFields.read_if_there(folder / "generation_config.json")
     special = _special_tokens(tokenizer, config, generation)

@@ -78,7 +78,7 @@ def _read_vocabulary(header: GgufHeader, *, add_bos: bool) -> _Vocabulary:
         raise damaged(header.path, "its vocabulary lists a token twice")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and len(tokens) > embedding.shape[0]:
-        raise damaged(header.path, f"it lists {len(tokens)} tokens and embeds {embedding.shape[0]}")
+        raise damaged(header.path, f"it lists {len(tokens)} tokens but embeds {embedding.shape[0]}")
     longest = max((len(token) for token in tokens), default=0)
     if longest > MAX_TOKEN_CHARS:
         raise damaged(header.path, f"a token of {longest} characters is too long")
@@ -91,7 +91,7 @@ def _token_types(header: GgufHeader, num_tokens: int) -> tuple[int, ...]:
         return (TokenType.NORMAL,) * num_tokens
     types = header.numbers("tokenizer.ggml.token_type")
     if types.size != num_tokens:
-        raise damaged(header.path, f"it lists {num_tokens} tokens and {types.size} token types")
+        raise damaged(header.path, f"it lists {num_tokens} tokens but {types.size} token types")
     return tuple(types.tolist())
 
 

@@ -22,14 +22,12 @@ _MIN_PARALLEL_ROWS = 8
 
 
 def gate_and_multiply(gate_up: torch.Tensor, gate: int) -> torch.Tensor:
-    """See `paceline_kernels.activation.gate_and_multiply`."""
     out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=torch.float32)
     gate_rows(gate_up.numpy(), gate, out.numpy())
     return out
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:
-    """See `paceline_kernels.activation.softcap`."""
     cap_rows(x.numpy(), np.float32(cap))
 
 

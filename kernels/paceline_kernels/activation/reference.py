@@ -12,7 +12,7 @@ def gate(gates: torch.Tensor, kind: Gate) -> torch.Tensor:
 
 
 def gate_and_multiply(gate_up: torch.Tensor, kind: Gate) -> torch.Tensor:
-    """See `paceline_kernels.activation.gate_and_multiply`; rounded to float32 once, at the end."""
+    """Rounded to float32 once, at the end."""
     gates, up = gate_up.double().chunk(2, dim=-1)
     return (gate(gates, kind) * up).float()
 

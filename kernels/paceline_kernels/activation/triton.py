@@ -15,7 +15,6 @@ _NUM_WARPS = 4
 
 
 def gate_and_multiply(gate_up: torch.Tensor, gate: int) -> torch.Tensor:
-    """See `paceline_kernels.activation.gate_and_multiply`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
@@ -26,7 +25,6 @@ def gate_and_multiply(gate_up: torch.Tensor, gate: int) -> torch.Tensor:
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:
-    """See `paceline_kernels.activation.softcap`."""
     if x.numel():
         block = BLOCK[architecture.current()]
         grid = (x.shape[0], triton.cdiv(x.shape[1], block))

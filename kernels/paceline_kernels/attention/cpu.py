@@ -74,7 +74,6 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """See `paceline_kernels.attention.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
     tables, starts, lens = block_tables.numpy(), cu_seqlens.numpy(), context_lens.numpy()

@@ -23,7 +23,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See `paceline_kernels.attention.paged_attention`; rounded to float32 once, at the end."""
+    """Rounded to float32 once, at the end."""
     out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
     group = query.shape[1] // key_cache.shape[1]
     for row, context_len in enumerate(context_lens.tolist()):

@@ -4,7 +4,6 @@ import torch
 
 
 def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """See `paceline_kernels.block_copy.block_copy`."""
     blocks = cache.numpy()
     for source, destination in zip(sources.tolist(), destinations.tolist(), strict=True):
         blocks[:, destination] = blocks[:, source]

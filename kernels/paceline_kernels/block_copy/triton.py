@@ -13,7 +13,6 @@ _NUM_WARPS = 4
 
 
 def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """See `paceline_kernels.block_copy.block_copy`."""
     num_layers, num_blocks = cache.shape[:2]
     words = cache.view(num_layers, num_blocks, -1)
     words = words.view(torch.int32 if words.shape[2] * words.element_size() % 4 == 0 else torch.uint8)

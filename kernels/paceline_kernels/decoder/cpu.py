@@ -51,7 +51,6 @@ class CpuDecoder:
         self._folds = phase_pool.new_counters(self._shape.num_kv_heads)
 
     def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """See `paceline_kernels.decoder.Decoder.forward`."""
         compiled_batch = Batch(
             batch.token_ids.numpy(),
             batch.positions.numpy(),

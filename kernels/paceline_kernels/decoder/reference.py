@@ -26,7 +26,6 @@ _SMALLEST = 1e-30
 
 
 def forward(weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """See `paceline_kernels.decoder.Decoder.forward`."""
     eps = weights.rms_norm_eps
     stream = _embed(weights.embedding, batch.token_ids) * weights.embedding_scale  # [tokens, hidden] float64
     for index, layer in enumerate(weights.layers):

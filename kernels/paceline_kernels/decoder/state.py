@@ -57,7 +57,7 @@ class Weights(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """See `DecoderBatch`."""
+    """The arrays of a `DecoderBatch`, as compiled code takes them."""
 
     token_ids: Int32Array
     positions: Int32Array

@@ -10,7 +10,6 @@ from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
 def draw_inputs(
     state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int = 0
 ) -> DrawInputs:
-    """See `paceline_kernels.draws.draw_inputs`."""
     places: list[int] = []
     drawn_rows: list[int] = []
     offsets: list[int] = []
@@ -55,7 +54,6 @@ def advance_rows(
     samples: Samples,
     max_drafts: int = 0,  # noqa: ARG001  # one signature
 ) -> Advanced:
-    """See `paceline_kernels.draws.advance_rows`."""
     advanced = [(0, RowFinish.GOES_ON)] * plan.rows.shape[0]
     for planned, row in enumerate(plan.rows.tolist()):
         if 0 <= row < state.num_held.shape[0]:

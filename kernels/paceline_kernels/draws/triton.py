@@ -23,7 +23,6 @@ _TABLE_OF_A_WARP = 1024
 def draw_inputs(
     state: RowState, rows: RowDraws, plan: PlanColumns, batch: StepInputs, num_draws: int, max_drafts: int
 ) -> DrawInputs:
-    """See `paceline_kernels.draws.draw_inputs`."""
     device, num_planned = state.token_ids.device, plan.rows.shape[0]
 
     def column(dtype: torch.dtype, size: int = num_draws) -> torch.Tensor:
@@ -82,7 +81,6 @@ def advance_rows(
     samples: Samples,
     max_drafts: int,
 ) -> Advanced:
-    """See `paceline_kernels.draws.advance_rows`."""
     device, num_planned = state.token_ids.device, plan.rows.shape[0]
     out = Advanced(
         num_accepted=torch.empty(num_planned, dtype=torch.int32, device=device),

@@ -19,7 +19,6 @@ _ROW_BLOCK_FLOATS = 48 * 1024
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `paceline_kernels.linear.linear`."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
     multiply(x.numpy(), weight.numpy(), out.numpy(), jit.num_threads())
     if bias is not None:

@@ -4,6 +4,6 @@ import torch
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """See `paceline_kernels.linear.linear`; rounded to float32 once, at the end."""
+    """Rounded to float32 once, at the end."""
     product = x.double() @ weight.double().T
     return (product if bias is None else product + bias).float()

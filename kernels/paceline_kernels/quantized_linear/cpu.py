@@ -26,7 +26,6 @@ _SMALLEST = np.float32(1e-30)
 
 
 def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """See `paceline_kernels.quantized_linear.quantized_linear`."""
     num_rows, num_outputs = x.shape[0], weight.num_outputs
     out = torch.empty((num_rows, -(-num_outputs // TILE) * TILE), dtype=torch.float32)
     multiply(x.numpy(), weight.data.numpy(), int(weight.format), out.numpy(), jit.num_threads())
@@ -34,7 +33,6 @@ def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def unpack_rows(weight: PackedWeight, indices: torch.Tensor) -> torch.Tensor:
-    """See `paceline_kernels.quantized_linear.unpack_rows`."""
     rows = indices.numpy()
     if rows.size and not (rows.min() >= 0 and rows.max() < weight.num_outputs):
         raise KernelArgumentError("unpack_rows", f"indices must be 0 to {weight.num_outputs - 1}")

@@ -36,7 +36,7 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """See `paceline_kernels.quantized_linear.quantized_linear`; rounded to float32 once, at the end."""
+    """Rounded to float32 once, at the end."""
     integers, scales = (part.double() for part in quantize_activations(x))
     weights, weight_scales, minima = unpack(weight)
     matrix = weights * weight_scales[:, :, None] + minima[:, :, None]

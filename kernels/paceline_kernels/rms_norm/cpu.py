@@ -19,7 +19,6 @@ _MIN_PARALLEL_ROWS = 32
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None) -> torch.Tensor:
-    """See `paceline_kernels.rms_norm.rms_norm`."""
     out = torch.empty(x.shape, dtype=torch.float32)
     if residual is None:
         normalize(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
@@ -31,7 +30,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 def rms_norm_heads(
     qkv: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, num_kv_heads: int, eps: float
 ) -> None:
-    """See `paceline_kernels.rms_norm.rms_norm_heads`."""
     normalize_heads(qkv.numpy(), query_weight.numpy(), key_weight.numpy(), num_kv_heads, np.float32(eps))
 
 

@@ -4,7 +4,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """See `paceline_kernels.rms_norm.rms_norm`; rounded to float32 once, at the end."""
+    """Rounded to float32 once, at the end."""
     if residual is not None:
         x = residual.add_(x)
     wide = x.double()

@@ -40,7 +40,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 def rms_norm_heads(
     qkv: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, num_kv_heads: int, eps: float
 ) -> None:
-    """See `paceline_kernels.rms_norm.rms_norm_heads`."""
     num_tokens, all_heads, head_dim = qkv.shape
     if not num_tokens:
         return

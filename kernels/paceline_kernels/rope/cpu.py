@@ -22,7 +22,6 @@ def rope_and_write_kv(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
 ) -> None:
-    """See `paceline_kernels.rope.rope_and_write_kv`."""
     at, slots = positions.numpy(), slot_mapping.numpy()
     if at.size == 0:
         return

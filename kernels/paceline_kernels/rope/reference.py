@@ -17,7 +17,6 @@ def rope_and_write_kv(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
 ) -> None:
-    """See `paceline_kernels.rope.rope_and_write_kv`."""
     num_kv_heads, block_size = key_cache.shape[1:3]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     cosines, sines = table[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [num_tokens, 1, head_dim / 2]

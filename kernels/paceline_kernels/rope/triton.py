@@ -30,7 +30,6 @@ def rope_and_write_kv(
     key_scales: torch.Tensor | None,
     value_scales: torch.Tensor | None,
 ) -> None:
-    """See `paceline_kernels.rope.rope_and_write_kv`."""
     architecture.check_fp8("rope_and_write_kv", key_cache)
     num_tokens, all_heads, head_dim = qkv.shape
     num_blocks, num_kv_heads, block_size, _ = key_cache.shape

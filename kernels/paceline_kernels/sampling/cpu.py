@@ -31,7 +31,6 @@ _DRAWN, _NOT_FINITE, _NOTHING_LEFT = (int(outcome) for outcome in SampleOutcome)
 def sample(
     logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | None, max_logprobs: int | None
 ) -> Samples:
-    """See `paceline_kernels.sampling.sample`."""
     num_rows = logits.shape[0]
     token_ids, outcomes = torch.empty(num_rows, dtype=torch.int32), torch.empty(num_rows, dtype=torch.int32)
     # Two specialisations are compiled: without rules, rows pay nothing for them.
@@ -54,7 +53,6 @@ def sample(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, max_logprobs: int | None
 ) -> Logprobs:
-    """See `paceline_kernels.sampling.token_logprobs`."""
     check_token_ids("token_logprobs", "token_ids", token_ids.numpy(), logits.shape[1])
     return _logprobs(logits, token_ids, num_logprobs, max_logprobs)
 

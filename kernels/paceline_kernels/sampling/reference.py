@@ -138,7 +138,6 @@ def _listed(lists: TokenLists, row: int) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None = None
 ) -> Samples:
-    """See `paceline_kernels.sampling.sample`."""
     if isinstance(rules, DrawRules):
         rules = rules_of_draws(rules, parameters.offsets)
     rows = [_sample_row(logits.numpy()[row], parameters, rules, row) for row in range(len(logits))]

@@ -29,7 +29,6 @@ _SMALLEST = tl.constexpr(1e-30)
 
 
 def scaled_linear(x: torch.Tensor, weight: ScaledWeight, bias: torch.Tensor | None, splits: Splits) -> torch.Tensor:
-    """See `paceline_kernels.scaled_linear.scaled_linear`."""
     architecture.check_fp8("scaled_linear", weight.values)
     if splits is Splits.EVEN and x.shape[0] <= MAX_FEW_ROWS_SCALED:
         return launch_few_rows(x, weight.values, weight.scales, bias)

@@ -20,7 +20,6 @@ _NUM_WARPS = 4
 
 
 def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
-    """See `paceline_kernels.step_inputs.step_inputs`."""
     device, num_planned = state.token_ids.device, plan.rows.shape[0]
     num_rows, max_tokens = state.token_ids.shape
     max_blocks = state.block_table.shape[1]

@@ -7,7 +7,6 @@ from paceline_kernels.errors import KernelArgumentError
 
 
 def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float) -> torch.Tensor:
-    """See `paceline_kernels.take_rows.take_rows`."""
     rows = indices.numpy()
     if rows.size and not (rows.min() >= 0 and rows.max() < table.shape[0]):
         raise KernelArgumentError("take_rows", f"indices must be 0 to {table.shape[0] - 1}")

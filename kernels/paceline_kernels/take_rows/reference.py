@@ -4,5 +4,4 @@ import torch
 
 
 def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """See `paceline_kernels.take_rows.take_rows`."""
     return table[indices.long()] * scale

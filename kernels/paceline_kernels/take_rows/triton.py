@@ -13,7 +13,6 @@ _NUM_WARPS = 4
 
 
 def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float) -> torch.Tensor:
-    """See `paceline_kernels.take_rows.take_rows`."""
     num_rows, width = table.shape
     out = torch.empty((indices.shape[0], width), dtype=table.dtype, device=table.device)
     if out.numel():

@@ -24,4 +24,4 @@ class Range:
     @property
     def outside(self) -> str:
         """Return what a number is that lies elsewhere."""
-        return f"not above {self.low} and at most {self.high}" if self.is_open else f"outside {self}"
+        return f"outside the range above {self.low} up to {self.high}" if self.is_open else f"outside {self}"

@@ -86,7 +86,6 @@ class _Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self._process.poll() is not None
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, str]:
@@ -106,7 +105,6 @@ class _Worker:
         return answer
 
     async def stop(self) -> None:
-        """End the process and wait until it is gone."""
         self._writer.close()
         try:
             await self._end_within(_EXIT_S)
@@ -215,7 +213,9 @@ class ChatRenderers:
     async def render(self, source: TemplateSource, messages: Sequence[ChatMessage], max_chars: int) -> str:
         """Return the prompt of a chat; raises InvalidRequestError naming `chat`, or QueueFullError."""
         if self._num_waiting >= self._max_num_waiting:
-            raise QueueFullError(f"{self._num_waiting} chats are waiting to be rendered, the limit", _RETRY_AFTER_S)
+            raise QueueFullError(
+                f"{self._num_waiting} chats wait to be rendered, which is the limit; try again", _RETRY_AFTER_S
+            )
         self._num_waiting += 1
         try:
             renderer = await self._renderer(source)
@@ -225,7 +225,6 @@ class ChatRenderers:
             self._num_waiting -= 1
 
     async def close(self) -> None:
-        """End all processes."""
         renderers = list(self._renderers.values())
         self._renderers.clear()
         for renderer in renderers:

@@ -29,7 +29,6 @@ class _GenerationBlocks(ext.Extension):
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-        """Return the block's content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -53,9 +52,8 @@ class ChatTemplate:
             raise TemplateFailedError(_sentence(error)) from error
 
     def render(self, messages: list[dict[str, str]], now: datetime, max_chars: int) -> str:
-        """Return the prompt that asks for the next turn; `now` is the local time that the template may show.
-
-        Raises ChatRefusedError, and TemplateFailedError also for an output of more than `max_chars` characters.
+        """Return the prompt that asks for the next turn; `now` is the local time that the template may show. Raises
+        ChatRefusedError, and TemplateFailedError also above `max_chars`.
         """
         variables = self._constants | {
             "messages": messages,
@@ -69,7 +67,7 @@ class ChatTemplate:
             for piece in self._template.generate(variables):
                 num_chars += len(piece)
                 if num_chars > max_chars:
-                    raise TemplateFailedError(f"the rendered chat has more than {max_chars} characters, the limit")
+                    raise TemplateFailedError(f"the rendered chat has more characters than the limit of {max_chars}")
                 pieces.append(piece)
         except (ChatRefusedError, TemplateFailedError):
             raise

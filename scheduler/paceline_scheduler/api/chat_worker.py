@@ -22,7 +22,6 @@ _LENGTH_BYTES = 4
 
 
 def main() -> None:
-    """Serve until the input ends."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     setup = _read(requests)
     if setup is None:
@@ -60,12 +59,12 @@ def _reply(template: ChatTemplate, request: dict[str, Any]) -> dict[str, str]:
 
 
 def _printable(error: Exception) -> str:
-    """An error's text for a status: it may quote the template, so it may be long or hold half a surrogate pair."""
+    """The text of an error may quote the template: it may be long, or hold half a surrogate pair."""
     return str(error)[:500].encode("utf-8", "replace").decode()
 
 
 def _confine(max_bytes: int) -> None:
-    """Give up what rendering does not need. The timer's signal is left alone: it ends the process, even inside C."""
+    """Give up what rendering does not need, but not the timer's signal, which ends the process even inside C."""
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -40,7 +40,7 @@ class CompletionText:
         self._num_tokens = 0  # taken so far; counted only where stop texts are looked for
 
     def take(self, token_ids: list[int]) -> tuple[str, StopMatch | None]:
-        """Return the text that can be shown because of these tokens, and the match that ends the output, if any."""
+        """Return the text that can be shown now, and the match that ends the output, if any."""
         scanner = self._scanner
         if not token_ids:
             return "", None
@@ -60,9 +60,8 @@ class CompletionText:
         return "".join(pieces), None
 
     def take_last(self, token_ids: list[int], stop_token_id: int | None) -> tuple[str, StopMatch | None]:
-        """Return what the last tokens add to the text, and the stop text that ends it, if any.
-
-        A stop token that ended the output is like a stop text: it spells nothing unless matched text is kept.
+        """Return the last text, and the stop text that ends it. A stop token's text counts only where matched text is
+        retained.
         """
         is_silent = self.matched_text is MatchedText.DROPPED and token_ids[-1:] == [stop_token_id]
         text, match = self.take(token_ids[:-1] if is_silent else token_ids)
@@ -73,7 +72,7 @@ class CompletionText:
         return text, match
 
     def replay(self, token_ids: list[int], end_token_ids: tuple[int, ...]) -> tuple[StopMatch | None, int | None]:
-        """Take output that its client has, text included; returns the stop text, or the token, that has ended it."""
+        """Take output that the client has; returns the stop text or token that has ended it."""
         last = token_ids[-1] if token_ids else None
         if last not in end_token_ids or len(token_ids) <= self._min_tokens:
             return self.take(token_ids)[1], None
@@ -81,7 +80,7 @@ class CompletionText:
         return match, last if match is None else None
 
     def finish(self) -> tuple[str, str | None]:
-        """Return what is left at the end of the output, and the stop text that it completes, if any."""
+        """Return the rest of the text, and the stop text that it completes, if any."""
         rest = self._detokenizer.flush()
         if self._scanner is None:
             return rest, None

@@ -48,7 +48,6 @@ class Delivery:
     # What the backend delivers
 
     def deliver(self, outputs: Outputs) -> None:
-        """Hand new tokens and failures to their streams; each is woken once."""
         touched: _Touched = {}
         for batch in outputs.tokens:
             self._deliver_tokens(batch, touched)
@@ -89,7 +88,7 @@ class Delivery:
     def _take(
         self, completion: Completion, batch: TokenOutputs, offset: int, token_ids: list[int], attempt: int, hash_: int
     ) -> None:
-        """Put one completion's new tokens on their way to the client, as far as they belong to its output."""
+        """Deliver the part of one completion's new tokens that belongs to its output."""
         if offset != completion.num_tokens:
             error = ExecutorFailedError(f"tokens before offset {offset} are missing", "OUTPUT_GAP")
             self.fail(completion.stream, error)
@@ -119,7 +118,7 @@ class Delivery:
         completion.stream.outbox.put(handle, delta, completion.stream.num_tokens_per_delta if is_held else 0)
 
     def _relieve(self, outbox: Outbox) -> None:
-        """Cut streams of a client that does not read, those of which most waits first."""
+        """Cut the streams with most unread output of a client that does not read."""
 
         def num_bytes(stream: RequestStream) -> int:
             return sum(map(outbox.num_bytes_of, stream.handles))
@@ -135,7 +134,7 @@ class Delivery:
     # A client that came back
 
     def go_on(self, stream: RequestStream, resumptions: Sequence[Resumption], found: tuple[Resumed, ...]) -> None:
-        """Go on with every completion where its client's copy ends: the text up to there is made, but not told."""
+        """Go on with every completion where its client's copy ends."""
         beyond = []
         for completion, resumption, resumed in zip(tuple(stream.running), resumptions, found, strict=True):
             if resumed.outputs is None and not len(resumed.prefix_token_ids):
@@ -151,7 +150,7 @@ class Delivery:
         self.deliver(Outputs(tokens=tuple(beyond)))
 
     def _catch_up(self, completion: Completion, resumption: Resumption, resumed: Resumed) -> bool:
-        """Bring a completion to where its client is; returns whether it has ended by then, which is told."""
+        """Bring a completion to where its client is; returns whether it has ended by then."""
         request, progress = resumption.request, resumption.progress
         prefix = resumed.prefix_token_ids.tolist()
         completion.num_tokens, completion.rolling_hash = len(prefix), progress.resume_hash
@@ -177,7 +176,7 @@ class Delivery:
     # The end of a completion, of a stream, and of a request
 
     def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
-        """End a completion; returns what the client is told. A stop text comes before whatever the device saw."""
+        """End a completion and return its finish. A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
         if notice is not None:
             num_cached_tokens = notice.num_cached_tokens
@@ -193,13 +192,13 @@ class Delivery:
         )
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:
-        """End all of a request by an error, which its client is told once, after the output before it."""
+        """End all of a request by an error, behind the output before it."""
         self._release_held(stream)
         self._end(stream, FinishReason.ERROR)
         stream.outbox.fail(stream.key.request_id, error)
 
     def cancel_unsubmitted(self, stream: RequestStream) -> None:
-        """End a request that the backend does not run for this stream: each completion is told to be cancelled."""
+        """End a request that the backend does not run for this stream, as CANCELLED."""
         request_id, outbox = stream.key.request_id, stream.outbox
         for index, handle in enumerate(stream.handles):
             offset, hash_ = claimed_end(stream.request, index)
@@ -209,18 +208,17 @@ class Delivery:
         outbox.end_step()
 
     def leave(self, stream: RequestStream) -> None:
-        """End a stream whose client went away."""
         self._let_go(stream, FinishReason.CANCELLED)
 
     def take_over(self, stream: RequestStream) -> None:
-        """The request is this stream's now: end those that had it before."""
+        """Give the request to this stream, and end those that had it before."""
         before, stream.before = stream.before, None
         while before is not None:
             self.supersede(before, stream.outbox)
             before = before.before
 
     def supersede(self, stream: RequestStream, outbox: Outbox) -> None:
-        """End a stream whose client has come back by the call of `outbox`; what it had not read is delivered there."""
+        """End a stream whose client has come back by the call of `outbox`, and deliver its unread output there."""
         if stream.state is StreamState.ENDED:
             return
         self._drop(stream)
@@ -229,7 +227,7 @@ class Delivery:
             stream.outbox.fail(stream.key.request_id, SupersededError(_SUPERSEDED))
 
     def _let_go(self, stream: RequestStream, reason: FinishReason) -> None:
-        """Nobody listens any more by this stream: let a resumable request go on, end another one for this reason."""
+        """Detach a resumable request that lost its stream; end another one for this reason."""
         if not stream.request.resumable:
             self._end(stream, reason)
             return
@@ -239,7 +237,6 @@ class Delivery:
             self._backend.feed(Detach(completion.handle))
 
     def _end(self, stream: RequestStream, reason: FinishReason) -> None:
-        """End what the backend, if it knows it, still runs of a request."""
         running = tuple(stream.running)
         self._requests.forget(stream)
         for completion in running:
@@ -250,6 +247,5 @@ class Delivery:
             stream.outbox.drop(handle)
 
     def _release_held(self, stream: RequestStream) -> None:
-        """Put what waits for more output into the outbox: there may be no more."""
         for handle in stream.handles:
             stream.outbox.release(handle)

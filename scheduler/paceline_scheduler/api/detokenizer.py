@@ -32,11 +32,9 @@ class Spelling:
     num_stripped_spaces: int
 
     def table(self, skip_special_tokens: bool) -> tuple[bytes, ...]:
-        """Return the bytes by token id."""
         return self.token_bytes_without_special if skip_special_tokens else self.token_bytes
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        """Return the text of a whole output. O(number of tokens)."""
         detokenizer = Detokenizer(self, skip_special_tokens)
         return detokenizer.take(token_ids) + detokenizer.flush()
 
@@ -74,9 +72,8 @@ class Detokenizer:
 
 
 def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
-    """Return what the tokens spell. Ids without a token spell nothing.
-
-    Raises UnsupportedError, naming the decoder, if it is neither byte-level nor SentencePiece with byte fallback.
+    """Return what the tokens spell; ids without a token spell nothing. Raises UnsupportedError for an unknown
+    decoder.
     """
     spell, num_stripped_spaces = _spelling_rule(tokenizer)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}

@@ -97,25 +97,23 @@ class Edge:
         return outbox
 
     def leave_outbox(self, outbox: Outbox) -> None:
-        """The client of a call is gone: what still runs of its requests is detached if resumable, else cancelled."""
+        """Detach the resumable requests of a call whose client has gone, and cancel the others."""
         for stream in self.requests.of_call(outbox):
             self.delivery.leave(stream)
 
     def close_outbox(self, outbox: Outbox) -> None:
-        """End a call, as `leave_outbox` does."""
         self.leave_outbox(outbox)
         self.requests.end_call(outbox)
         if not self.requests.calls():
             self._idle.set()
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """Take no requests, new or resumed, and tell every client so; streams that are open go on."""
+        """Refuse requests from now on, and tell every client so; open streams go on."""
         self._drain_notice = DrainNotice(reason, grace_s)
         for outbox in self.requests.calls():
             outbox.announce_drain(self._drain_notice)
 
     async def drained(self) -> None:
-        """Wait until every call has ended, its output sent."""
         await self._idle.wait()
 
     # Requests
@@ -131,17 +129,19 @@ class Edge:
         self.executors.require_lead()
 
     def open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
-        """Begin a request, or come back to it by a higher attachment: the stream it has here ends if that succeeds.
-
-        Raises InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError for a full
-        session or queue, DuplicateRequestError, StaleAttachmentError.
+        """Begin a request, or come back to it by a higher attachment, which ends the stream it has here. Raises
+        InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError,
+        DuplicateRequestError, StaleAttachmentError.
         """
         key = key_of(request)
         check_key(key)
         self.require_open()
         num, at_most = num_completions(request), self.limits.max_session_requests
         if outbox.num_open + num > at_most:
-            raise QueueFullError(f"this session runs {outbox.num_open} of {at_most} completions", _SESSION_FULL_RETRY_S)
+            raise QueueFullError(
+                f"this session runs {outbox.num_open} of at most {at_most} completions; wait until one ends",
+                _SESSION_FULL_RETRY_S,
+            )
         before = self._before(key, request)
         if not is_begun(request):  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
@@ -156,7 +156,7 @@ class Edge:
         return stream
 
     def _before(self, key: RecordId, request: GenerateRequest) -> RequestStream | None:
-        """Return the stream that an attachment takes the place of; raises when it must not."""
+        """Return the stream that an attachment replaces; raises when it must not."""
         stream = self.requests.by_key(key)
         if stream is None:
             return None
@@ -166,13 +166,12 @@ class Edge:
         if newest == number:
             raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
         raise StaleAttachmentError(
-            f"attachment {number} of request_id {key.request_id!r} is older than the one that has it, {newest}"
+            f"attachment {number} of request_id {key.request_id!r} is too old: attachment {newest} has the request"
         )
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:
-        """Check, tokenise and submit a request, or resume it. Raises what is wrong with it; then the stream has ended.
-
-        `max_seconds` is what the client's call has left. Of a stream that ended meanwhile nothing is submitted or told.
+        """Check, tokenise and submit a request, or resume it; the stream ends if that raises. `max_seconds` is what the
+        client's call has left.
         """
         came_s = self.backend.now_s()
         try:
@@ -194,7 +193,7 @@ class Edge:
     async def _prepare(
         self, request: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[ValidRequest, Int32Array]:
-        """Check every field; returns what is asked for, and the prompt in tokens."""
+        """Check every field; returns the checked request and its prompt in tokens."""
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
@@ -227,9 +226,8 @@ class Edge:
         self.delivery.go_on(stream, resumptions, found)
 
     async def cancel(self, key: RecordId) -> None:
-        """End a request as CANCELLED, whoever listens to it, and tell its stream if there is one here.
-
-        Raises UnknownRequestError, InvalidRequestError, and NoExecutorError while it cannot be known.
+        """End a request as CANCELLED, whoever listens to it. Raises UnknownRequestError, InvalidRequestError, and
+        NoExecutorError while it is not known yet.
         """
         check_key(key)
         if self.requests.by_key(key) is None:
@@ -239,7 +237,7 @@ class Edge:
                 await self.cancel_elsewhere(key)
 
     def cancel_here(self, key: RecordId) -> bool:
-        """End a request as far as it has a stream here; returns whether that is all there is of it."""
+        """End the stream of a request here, if any; returns whether that was all of the request."""
         check_key(key)
         stream = self.requests.by_key(key)
         if stream is None:
@@ -252,16 +250,15 @@ class Edge:
         return not is_begun(stream.request)
 
     async def cancel_elsewhere(self, key: RecordId) -> None:
-        """End a request that has no stream here, unless its client sends it again meanwhile.
-
-        Raises UnknownRequestError, and NoExecutorError while it cannot be known.
+        """End a request that has no stream here. Raises UnknownRequestError, and NoExecutorError while it is not known
+        yet.
         """
         await self.executors.until_synced(Arrival.BACK)
         stream = self.requests.by_key(key)
         if stream is not None and stream.state is StreamState.PREPARING:
             return
         if not self._cancel_detached(key):
-            raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+            raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
 
     def _cancel_detached(self, key: RecordId) -> bool:
         num_cancelled = 0
@@ -274,9 +271,8 @@ class Edge:
     # What would become of a request, and what becomes of it
 
     async def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return what is expected of a request if it were sent now; a refusal, of all or any completion, is part of it.
-
-        Of several completions the one that is expected last is meant. Raises StandbyError: the other scheduler knows.
+        """Estimate a request as if it were sent now, by the completion that is expected last; a refusal is part of the
+        answer. Raises StandbyError.
         """
         self.executors.require_lead()
         key = key_of(request)
@@ -297,9 +293,8 @@ class Edge:
         return next(refused, max(estimates, key=lambda estimate: estimate.time_to_first_token_s))
 
     def explain(self, key: RecordId) -> Explanation:
-        """Say where a request is; of several completions, where the first one is that has not ended.
-
-        Raises UnknownRequestError, InvalidRequestError, and StandbyError for what only the other scheduler knows.
+        """Explain the first completion that has not ended. Raises UnknownRequestError, InvalidRequestError, and
+        StandbyError.
         """
         check_key(key)
         stream = self.requests.by_key(key)
@@ -316,7 +311,7 @@ class Edge:
             with contextlib.suppress(UnknownRequestError):
                 found.append(self.backend.views.explain(replace(key, index=index)))
         if not found:
-            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant")
+            raise UnknownRequestError(f"this tenant has no request {key.request_id!r}; check the request_id")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
 
 

@@ -13,16 +13,10 @@ from paceline_scheduler.core.request import Request
 
 
 def core_requests(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int, ...]) -> tuple[Request, ...]:
-    """Return the request of every completion, by index; there are as many as handles."""
     return tuple(_core_request(valid, token_ids, handles, index) for index in range(len(handles)))
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Return the seed that completion `index` of a request with this seed draws with. Completion 0 has the request's.
-
-    Another one's is the BLAKE2b-64 digest, big-endian, of seed and index (8 and 4 bytes, big-endian), personalised with
-    "paceline-choice": the same for ever, so that a request sent again draws the same numbers for each completion.
-    """
     if index == 0:
         return seed
     data = seed.to_bytes(8, "big") + index.to_bytes(4, "big")

@@ -48,7 +48,6 @@ class PendingDelta:
     num_bytes: int = 0  # counted by the outbox
 
     def append(self, later: "PendingDelta") -> None:
-        """Append what came after it."""
         self.attempt, self.rolling_hash = later.attempt, later.rolling_hash
         self.token_ids += later.token_ids
         self.text += later.text
@@ -85,7 +84,6 @@ class Parcel:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
         return not (self.deltas or self.failures or self.heartbeat or self.drain)
 
 
@@ -149,15 +147,14 @@ class Outbox:
 
     @property
     def num_bytes(self) -> int:
-        """What gRPC has not taken yet, roughly."""
+        """Roughly."""
         return self._num_bytes + self._held.num_bytes + self._num_leaving_bytes
 
     # For the edge
 
     def put(self, handle: int, delta: PendingDelta, at_least: int = 0) -> None:
-        """Put in output of a completion, behind what is here of it; `end_step` must follow.
-
-        It is held while it has fewer than `at_least` tokens and is small.
+        """Add output of a completion; `end_step` must follow. It is held while it is small and has fewer than
+        `at_least` tokens.
         """
         delta.num_bytes = _delta_bytes(delta)
         held = self._held.take(handle)
@@ -170,7 +167,7 @@ class Outbox:
             self._held.put(handle, delta)
 
     def release(self, handle: int) -> None:
-        """Let go of what is held of a completion: there may be no more."""
+        """Send what is held of a completion: there may be no more."""
         held = self._held.take(handle)
         if held is not None:
             self._make_ready(handle, held)
@@ -187,24 +184,21 @@ class Outbox:
         self._steps.num_bytes += num_bytes
 
     def drop(self, handle: int) -> None:
-        """Take out what is here of a completion: nobody wants it any more."""
         self._held.take(handle)
         if (delta := self._deltas.pop(handle, None)) is not None:
             self._num_bytes -= delta.num_bytes
         self._relieved.set()
 
     def num_bytes_of(self, handle: int) -> int:
-        """Return what is here of a completion."""
         return sum(deltas[handle].num_bytes for deltas in (self._deltas, self._held.deltas) if handle in deltas)
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """Put in the end of a request by an error; it follows the request's deltas."""
         self._failures.append(FailedRequest(request_id, error))
         self._num_bytes += _failure_bytes(request_id)
         self.wake()
 
     def end_step(self) -> None:
-        """Let the stream send what was put in; called once per step however many requests it moved."""
+        """Let the stream send; called once per step."""
         if self._held.num_bytes > self._max_bytes:
             for handle in tuple(self._held.deltas):
                 self.release(handle)
@@ -213,7 +207,6 @@ class Outbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether its client is slow."""
         return self._steps.is_behind and self._num_excess_bytes > self._steps.num_largest_bytes
 
     @property
@@ -222,11 +215,9 @@ class Outbox:
         return self._num_bytes + self._num_leaving_bytes - room
 
     def wake(self) -> None:
-        """Let the stream look at what is here."""
         self._filled.set()
 
     def announce_drain(self, notice: DrainNotice) -> None:
-        """Tell the client once that the scheduler is going away."""
         self._drain = notice
         self.is_draining = True
         self.wake()
@@ -234,7 +225,6 @@ class Outbox:
     # For the gRPC stream
 
     def beat(self) -> None:
-        """Put in a heartbeat, if none waits already."""
         self._heartbeat = True
         self.wake()
 
@@ -252,7 +242,7 @@ class Outbox:
         await self._filled.wait()
 
     async def wait_for_room(self) -> None:
-        """Wait while more is here than may be: a client that does not read is not read either."""
+        """Wait while more is here than may be."""
         while self._num_excess_bytes > 0:
             self._relieved.clear()
             await self._relieved.wait()

@@ -18,19 +18,15 @@ class OpenRequests:
         self._by_call: dict[Outbox, dict[RequestStream, None]] = {}
 
     def __len__(self) -> int:
-        """Return how many streams are open."""
         return len(self._by_key)
 
     def by_key(self, key: RecordId) -> RequestStream | None:
-        """Return the stream of a request."""
         return self._by_key.get(key)
 
     def calls(self) -> tuple[Outbox, ...]:
-        """Return the outboxes of all calls."""
         return tuple(self._by_call)
 
     def of_call(self, outbox: Outbox) -> tuple[RequestStream, ...]:
-        """Return the streams of a call."""
         return tuple(self._by_call[outbox])
 
     def begin_call(self, outbox: Outbox) -> None:
@@ -38,7 +34,6 @@ class OpenRequests:
         self._by_call[outbox] = {}
 
     def end_call(self, outbox: Outbox) -> None:
-        """Forget a call, of which no stream is left."""
         assert not self._by_call[outbox], "its streams end first"
         del self._by_call[outbox]
 
@@ -50,13 +45,12 @@ class OpenRequests:
         stream.outbox.num_open += len(stream.handles)
 
     def run(self, stream: RequestStream, completions: list[Completion]) -> None:
-        """A stream gets output from now on, a completion for each of its handles."""
+        """Give a stream output from now on, a completion for each handle."""
         stream.state = StreamState.RUNNING
         stream.running = completions
         self.running.update((completion.handle, completion) for completion in completions)
 
     def end_completion(self, completion: Completion) -> None:
-        """Nothing more comes of a completion; with its last one the stream is over."""
         stream = completion.stream
         if len(stream.running) == 1:
             self.forget(stream)
@@ -75,7 +69,7 @@ class OpenRequests:
             self._by_key[stream.key] = before
 
     def forget(self, stream: RequestStream) -> None:
-        """Nothing more goes into a stream; what is in its outbox is still sent. Does nothing the second time."""
+        """Put nothing more into a stream; its outbox is still sent. The second time nothing happens."""
         if stream.state is StreamState.ENDED:
             return
         stream.outbox.num_open -= len(stream.running) or len(stream.handles)

@@ -51,7 +51,7 @@ class ValidResumption:
 
     @property
     def is_attachment(self) -> bool:
-        """Whether the request may be known already, or may be come back to; else it is simply submitted."""
+        """Whether the request may be known already; else it is submitted as new."""
         return self.is_resumable or self.is_begun
 
 
@@ -76,9 +76,8 @@ def is_begun(request: inference_pb2.GenerateRequest) -> bool:
 
 
 def body_of(request: inference_pb2.GenerateRequest) -> tuple[bytes, bytes]:
-    """Return the digest of what is the same in all attachments, and what is kept of it for a successor.
-
-    That is the message with the trace it came in, without its prompt and fields that nobody knows.
+    """Return the digest of what all attachments have in common, and what a successor gets of it: the message with its
+    trace, without its prompt and unknown fields.
     """
     body = inference_pb2.GenerateRequest()
     body.CopyFrom(request)
@@ -101,14 +100,16 @@ def _clear(message: Message, names: Iterable[str]) -> None:
 def check_resumption(
     request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
 ) -> ValidResumption:
-    """Check what a client says that it holds; raises InvalidRequestError, naming the field."""
+    """Check what a client says that it holds. Raises InvalidRequestError."""
     progress = {0: _first_claim(request).check(bounds)}
     check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
     for position, point in enumerate(request.resume_points):
         claim = _point_claim(f"resume_points[{position}].", point)
         check_range(f"{claim.path}index", point.index, Range(1, num_completions - 1))
         if point.index in progress:
-            raise InvalidRequestError(f"{claim.path}index", f"is {point.index}, which another one is for")
+            raise InvalidRequestError(
+                f"{claim.path}index", f"is {point.index}, as in another resume point; send one for each completion"
+            )
         progress[point.index] = claim.check(bounds)
     return ValidResumption(
         is_resumable=request.resumable,
@@ -120,7 +121,7 @@ def check_resumption(
 
 
 def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:
-    """Return how many tokens of a completion the client says it holds and their rolling hash, all of it unchecked."""
+    """Return how many tokens of a completion the client claims to hold and their rolling hash, both unchecked."""
     claims = {0: _first_claim(request)} | {point.index: _point_claim("", point) for point in request.resume_points}
     claim = claims.get(index)
     if claim is None:
@@ -145,13 +146,12 @@ class _Claim:
         return len(self.prior) if self.resume_from is None else self.resume_from
 
     def check(self, bounds: OutputBounds) -> Progress:
-        """Return it, all filled in."""
         check_range(f"{self.path}resume_from", self.resume_from, Range(0, bounds.max_tokens))
         check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"
         check_count(field, len(self.prior), 0, bounds.max_tokens)
         if len(self.prior) not in (0, self.num_held):
-            sentence = f"has {len(self.prior)} items, must have none or resume_from of them, which is {self.num_held}"
+            sentence = f"has {len(self.prior)} items, must have none or as many as resume_from, {self.num_held}"
             raise InvalidRequestError(field, sentence)
         token_ids = np.array(self.prior, dtype=np.int32)
         check_token_ids(field, token_ids, bounds.vocab_size)
@@ -166,12 +166,12 @@ class _Claim:
         field, claimed = f"{self.path}resume_hash", self.resume_hash
         if self.num_held and not len(token_ids):
             if claimed is None:
-                sentence = "is missing; without prior_output_token_ids it has to show what is held"
+                sentence = "is missing; set it, or send prior_output_token_ids"
                 raise InvalidRequestError(field, sentence)
             return claimed
         computed = rolling_hash(HASH_START, token_ids)
         if claimed is not None and claimed != computed:
-            sentence = f"is {claimed:#018x}, that of the {self.num_held} tokens held is {computed:#018x}"
+            sentence = f"is {claimed:#018x}, but the hash of prior_output_token_ids is {computed:#018x}"
             raise InvalidRequestError(field, sentence)
         return computed
 

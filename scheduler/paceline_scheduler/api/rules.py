@@ -23,25 +23,22 @@ def check_range(field: str, value: float | None, allowed: Range) -> None:
 
 
 def check_count(field: str, count: int, at_least: int, at_most: int) -> None:
-    """Refuse a list that is too short or too long."""
     if not at_least <= count <= at_most:
         raise InvalidRequestError(field, f"has {count} items, must have {at_least} to {at_most}")
 
 
 def check_num_bytes(field: str, text: str, at_most: int) -> None:
-    """Refuse a text that is too long as UTF-8."""
     num_bytes = len(text.encode())
     if num_bytes > at_most:
         raise InvalidRequestError(field, f"has {num_bytes} bytes, at most {at_most} are allowed")
 
 
 def check_token_ids(field: str, token_ids: Int32Array, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary; names the first one."""
     outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
     if outside.size:
         index = int(outside[0])
         raise InvalidRequestError(
-            f"{field}[{index}]", f"is {token_ids[index]}, the vocabulary has 0 to {vocab_size - 1}"
+            f"{field}[{index}]", f"is {token_ids[index]}, must be a token id from 0 to {vocab_size - 1}"
         )
 
 

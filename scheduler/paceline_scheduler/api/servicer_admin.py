@@ -52,7 +52,6 @@ class AdminServicer(AdminServiceServicer):
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
-        """Show the executors and the queue."""
         num_requests, num_tokens = self._backend.views.num_waiting()
         return pb.ListExecutorsResponse(
             executors=[wire.executor_view(executor) for executor in self._executors.statuses()],
@@ -64,7 +63,6 @@ class AdminServicer(AdminServiceServicer):
 
     @override
     async def DrainExecutor(self, request: pb.DrainExecutorRequest, context: _Context) -> pb.DrainExecutorResponse:
-        """Place nothing new on an executor."""
         address = request.address
         self._check_address(address)
         num_running = self._backend.feed(DrainExecutor(address))
@@ -73,12 +71,10 @@ class AdminServicer(AdminServiceServicer):
 
     @override
     async def GetLimits(self, request: pb.GetLimitsRequest, context: _Context) -> pb.GetLimitsResponse:
-        """Return the bounds in force."""
         return pb.GetLimitsResponse(limits=wire.limits(self._backend.views.limits()))
 
     @override
     async def SetLimits(self, request: pb.SetLimitsRequest, context: _Context) -> pb.SetLimitsResponse:
-        """Change bounds; all or none."""
         limits, current = request.limits, self._backend.views.limits()
         changes = {field.name: _checked(field.name, value) for field, value in limits.ListFields()}
         self._backend.feed(SetLimits(replace(current, **changes)))
@@ -88,7 +84,6 @@ class AdminServicer(AdminServiceServicer):
     async def WatchSteps(
         self, request: pb.WatchStepsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchStepsResponse]:
-        """Stream finished steps until the client has seen enough."""
         if request.address:
             self._check_address(request.address)
         watch = _StepWatch(request.address)
@@ -104,16 +99,15 @@ class AdminServicer(AdminServiceServicer):
     async def SetPlanRecording(
         self, request: pb.SetPlanRecordingRequest, context: _Context
     ) -> pb.SetPlanRecordingResponse:
-        """Refuse: not supported yet."""
         call = "AdminService.SetPlanRecording"
         raise UnsupportedError(call, f"{call} is not supported by this version")
 
     def _check_address(self, address: str) -> None:
-        """Raise UnknownExecutorError, which names those there are, for an address of which nobody has said anything."""
+        """Raise UnknownExecutorError for an address that nobody named."""
         known = [executor.address for executor in self._executors.statuses()]
         if address not in known:
             shown = status.cut(address, _MAX_ADDRESS_BYTES)
-            raise UnknownExecutorError(f"no executor {shown!r}; there is {', '.join(known) or 'none'}")
+            raise UnknownExecutorError(f"no executor has the address {shown!r}; known are {', '.join(known) or 'none'}")
 
 
 class _StepWatch:
@@ -126,7 +120,6 @@ class _StepWatch:
         self._filled = asyncio.Event()
 
     def step_finished(self, record: StepRecord) -> None:
-        """Take one finished step."""
         if self._address and record.address != self._address:
             return
         if len(self._waiting) == _MAX_WAITING_STEPS:
@@ -136,7 +129,7 @@ class _StepWatch:
         self._filled.set()
 
     async def next(self) -> tuple[StepRecord, int]:
-        """Return the oldest waiting step, and how many were lost before it since the last one returned."""
+        """Return the oldest step, and how many were lost before it since the last call."""
         while not self._waiting:
             self._filled.clear()
             await self._filled.wait()

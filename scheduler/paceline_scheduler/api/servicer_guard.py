@@ -48,7 +48,6 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
-        """Wrap the handler of a call."""
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method, which gRPC answers itself
             return handler
@@ -100,7 +99,9 @@ def _decode_message(decode: _Decode) -> Callable[[bytes], Any]:
         try:
             return decode(data)
         except DecodeError as error:
-            raise InvalidRequestError("message", "is not of the type that this call takes, or not UTF-8") from error
+            raise InvalidRequestError(
+                "message", "is not a message of this call; generate the stubs from the protos of this release"
+            ) from error
 
     return decoded
 

@@ -34,7 +34,6 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
-        """Run one request and stream its output."""
         edge = self._edge
         if not request.request_id:
             request.request_id = secrets.token_hex(16)
@@ -56,24 +55,21 @@ class InferenceServicer(InferenceServiceServicer):
     def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
     ) -> AsyncIterator[pb.SessionResponse]:
-        """Run many requests over one stream."""
         return serve_session(self._edge, request_iterator)
 
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
-        """End a request wherever it is."""
         await self._edge.cancel(RecordId(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
-        """List the models that can be asked now. A scheduler that shuts down or stands by says so instead."""
+        """A scheduler that shuts down or stands by says so instead."""
         self._edge.require_serving()
         return pb.ListModelsResponse(models=[wire.model(served) for served in self._edge.executors.models()])
 
     @override
     async def GetModel(self, request: pb.GetModelRequest, context: _Context) -> pb.GetModelResponse:
-        """Describe one model."""
         return pb.GetModelResponse(model=wire.model(self._model(request.model)))
 
     @override
@@ -89,7 +85,6 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
-        """Return what tokens spell."""
         model = self._model(request.model)
         num_tokens = len(request.token_ids)
         if num_tokens > model.max_model_len:
@@ -100,12 +95,10 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
-        """Say where a request is and what it waits for."""
         return wire.explain_response(self._edge.explain(RecordId(request.tenant, request.request_id)))
 
     @override
     async def Estimate(self, request: pb.EstimateRequest, context: _Context) -> pb.EstimateResponse:
-        """Say what would become of a request if it were sent now."""
         if not request.request.request_id:
             request.request.request_id = secrets.token_hex(16)
         return wire.estimate_response(await self._edge.estimate(request.request))

@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def serve_session(edge: Edge, messages: AsyncIterator[pb.SessionRequest]) -> AsyncIterator[pb.SessionResponse]:
-    """Run a session; yields its messages. Every task and request of it ends with it."""
+    """Run a session and yield its messages. Its tasks and requests end with it."""
     outbox = edge.open_outbox(edge.limits.max_bytes_per_session_request)
     session = _Session(edge, outbox)
     reader = session.spawn(session.read(messages))
@@ -92,14 +92,13 @@ class _Session:
             task.exception()
 
     async def stop(self) -> None:
-        """Cancel what still runs and wait for it."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def beat(self) -> None:
-        """Say that the scheduler is alive, at once and then regularly, until the client is lost."""
+        """Send heartbeats until the client is lost."""
         limits = self._edge.limits
         # Silence is counted in heartbeats of our own: a process that was stopped made none, and so blames nobody.
         max_silent_beats = limits.silence_s / limits.heartbeat_s
@@ -114,7 +113,7 @@ class _Session:
         self._outbox.wake()
 
     async def read(self, messages: AsyncIterator[pb.SessionRequest]) -> None:
-        """Take the client's messages until it ends its side; raises InvalidRequestError for one that is none."""
+        """Take the client's messages until it ends its side. Raises InvalidRequestError for an unknown one."""
         self._is_listening = True
         async for message in messages:
             self._is_listening, self._num_silent_beats = False, 0

@@ -21,7 +21,6 @@ class TokenTexts:
 
 
 def pack(texts: TokenTexts) -> bytes:
-    """Return the file."""
     all_bytes, without = texts.spelling.token_bytes, texts.spelling.token_bytes_without_special
     head = {
         "bos_token": texts.bos_token,
@@ -35,7 +34,6 @@ def pack(texts: TokenTexts) -> bytes:
 
 
 def unpack(data: bytes) -> TokenTexts:
-    """Return what a file holds; raises ValueError or KeyError for one of another form."""
     line, _, body = data.partition(b"\n")
     head = json.loads(line)
     num_tokens = int(head["num_tokens"])

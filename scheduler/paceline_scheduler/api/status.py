@@ -96,16 +96,14 @@ class ErrorStatus:
 
 
 def cut(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return a text as it may be told to a peer: as UTF-8, and with an ellipsis in place of what is too long."""
+    """Return a text as UTF-8, with an ellipsis in place of what is too long."""
     data = text.encode(errors="replace")
     return data.decode() if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore") + "…"
 
 
 def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
-    """Return what a client is told. Of an error that is not the scheduler's own it is told nothing.
-
-    When to come back is up to a fifth off what the error says, drawn: who was refused together must not come back
-    together.
+    """Return what a client is told; of an unexpected error it gets no details. The time to retry varies by a fifth, so
+    that clients that were refused together do not come back together.
     """
     if not isinstance(error, SchedulerError):
         return ErrorStatus(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
@@ -127,7 +125,6 @@ def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
 
 
 def _active(error: RetryableRefusalError | GivenUpError) -> dict[str, str]:
-    """Return where to go instead, if that is known."""
     active = error.active if isinstance(error, StandbyError | GivenUpError) else None
     if active is None:
         return {}
@@ -136,7 +133,6 @@ def _active(error: RetryableRefusalError | GivenUpError) -> dict[str, str]:
 
 
 def rpc_status(status: ErrorStatus) -> Status:
-    """Return the google.rpc.Status with its details."""
     details: list[Message] = [ErrorInfo(reason=status.reason, domain=DOMAIN, metadata=status.metadata)]
     if status.field_errors:
         violations = [BadRequest.FieldViolation(field=name, description=text) for name, text in status.field_errors]
@@ -151,7 +147,7 @@ def rpc_status(status: ErrorStatus) -> Status:
 
 
 def trailing_metadata(status: ErrorStatus) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the metadata that carries the details, and for retryable errors gRPC's own pushback."""
+    """Return the details, and for retryable errors gRPC's own pushback."""
     metadata: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", rpc_status(status).SerializeToString())]
     if status.retry_after_s is not None:
         metadata.append(("grpc-retry-pushback-ms", str(round(status.retry_after_s * 1000))))

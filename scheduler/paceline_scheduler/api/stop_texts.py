@@ -27,7 +27,7 @@ class _Candidate:
         self._fallbacks = _fallbacks(text)
 
     def advance(self, piece: str) -> int | None:
-        """Take more text; returns how many of its characters complete the stop text, or None if they do not."""
+        """Return how many characters of the text complete the stop text, or None."""
         text, num_matched = self.text, self.num_matched
         # Most pieces hold nothing of most stop texts, and find() looks for the first character without a loop here.
         start = 0 if num_matched else piece.find(text[0])
@@ -45,7 +45,7 @@ class _Candidate:
         return None
 
     def pass_by(self, piece: str) -> None:
-        """Take more text in which the stop text, should it be complete, ends nothing."""
+        """Take text that cannot end the output."""
         while (end := self.advance(piece)) is not None:
             self.num_matched = self._fallbacks[-1]
             piece = piece[end:]
@@ -67,9 +67,8 @@ class StopScanner:
         self._held = ""
 
     def scan(self, piece: str) -> tuple[str, str | None]:
-        """Take the next piece; returns the text that it lets through, and the stop text that ends the output, if any.
-
-        After a stop text was found nothing more may be given.
+        """Return the text that may be shown, and the stop text that ends the output, if any; then nothing more may be
+        given.
         """
         if not self._num_matched and self._first_letters.isdisjoint(piece):
             # No stop text has begun, and none begins here: the usual case.
@@ -84,16 +83,15 @@ class StopScanner:
         return self._let_through(piece), None
 
     def pass_by(self, piece: str) -> str:
-        """Take a piece in which nothing ends the output yet; returns what is let through.
-
-        A stop text that begins in it may be complete later, and counts then.
+        """Take text that does not end the output; returns what may be shown. A stop text that begins in it may be
+        completed later.
         """
         for candidate in self._candidates:
             candidate.pass_by(piece)
         return self._let_through(piece)
 
     def flush(self) -> str:
-        """Return what was held back: the output is over, and it became no stop text."""
+        """Return what was held back for a stop text that did not come."""
         held, self._held = self._held, ""
         return held
 

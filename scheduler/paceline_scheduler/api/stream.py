@@ -37,7 +37,6 @@ class RequestStream:
     """The stream that has the request until this one does: a comeback that is refused changes nothing."""
 
     def completion_keys(self) -> tuple[RecordId, ...]:
-        """Return the key of every completion, by index."""
         return tuple(replace(self.key, index=index) for index in range(len(self.handles)))
 
 

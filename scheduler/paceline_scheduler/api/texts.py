@@ -44,19 +44,15 @@ class Texts:
         self._chats = ChatRenderers(limits, local_time, render_limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:
-        """Build a tokenizer before it is needed; raises UnsupportedError.
-
-        Reading a vocabulary keeps everything else waiting, so this is best done before the first executor of a model
-        counts as attached.
-        """
+        """Build a tokenizer before it is needed: it blocks everything else. Raises UnsupportedError."""
         await self._models.get(source, vocab_size)
 
     async def model(self, model: ServedModel) -> TextModel:
-        """Return the tokenizer of a model, built on first use; raises UnsupportedError."""
+        """Return a model's tokenizer, built on first use. Raises UnsupportedError."""
         return await self._models.get(model.tokenizer, model.vocab_size)
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
-        """Return the tokens of a checked prompt; raises InvalidRequestError if they are too many, or QueueFullError."""
+        """Return the tokens of a checked prompt. Raises InvalidRequestError for too many, and QueueFullError."""
         if isinstance(prompt, inference_pb2.GenerateRequest) and prompt.HasField("token_ids"):
             given = prompt.token_ids.ids
             token_ids = np.fromiter(given, dtype=np.int32, count=len(given))
@@ -72,10 +68,9 @@ class Texts:
         return token_ids
 
     async def bad_word_token_ids(self, words: tuple[str, ...], model: ServedModel) -> tuple[tuple[int, ...], ...]:
-        """Return the ways to spell bad words in tokens; raises InvalidRequestError for too many tokens, QueueFullError.
-
-        Each word is spelt as at the beginning of a text, with a space before it, and as after another character,
-        whatever spaces it came with. The same letters cut into other tokens, or in another case, are not found.
+        """Return the ways to spell bad words in tokens: at the beginning of a text, after a space, and after another
+        character. The same letters in another case or cut otherwise are not found. Raises InvalidRequestError,
+        QueueFullError.
         """
         bare = [word.lstrip(" ") or word for word in words]
         spell = (await self._models.get_for_prompt(model.tokenizer, model.vocab_size)).ways_to_spell
@@ -88,7 +83,7 @@ class Texts:
         return tuple(spelt)
 
     async def decode(self, token_ids: Int32Array, model: ServedModel, skip_special_tokens: bool) -> str:
-        """Return the text of token ids; raises InvalidRequestError naming `token_ids`."""
+        """Return the text of token ids. Raises InvalidRequestError."""
         check_token_ids("token_ids", token_ids, model.vocab_size)
         spelling = (await self.model(model)).spelling
         if len(token_ids) <= _MAX_INLINE_TOKENS:
@@ -96,12 +91,11 @@ class Texts:
         return await self._threads.run(lambda: spelling.decode(token_ids.tolist(), skip_special_tokens))
 
     async def token_texts(self, token_ids: Int32Array, model: ServedModel) -> list[str]:
-        """Return what each of the model's tokens spells alone; bytes that are no character appear as U+FFFD."""
+        """Return what each token spells alone; bytes that are no character become U+FFFD."""
         text_model = await self.model(model)
         return await self._threads.run(lambda: [text_model.text_of(token_id) for token_id in token_ids.tolist()])
 
     async def close(self) -> None:
-        """Stop threads and processes."""
         self._models.close()
         self._threads.close()
         await self._chats.close()

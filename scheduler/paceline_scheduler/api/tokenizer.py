@@ -52,7 +52,7 @@ class TextThreads:
         """Run `work` on a thread; raises QueueFullError when too much is waiting."""
         if self._num_waiting >= self._max_num_waiting:
             raise QueueFullError(
-                f"{self._num_waiting} long texts are waiting to be tokenised, the limit", _RETRY_AFTER_S
+                f"{self._num_waiting} long texts wait to be tokenised, which is the limit; try again", _RETRY_AFTER_S
             )
         self._num_waiting += 1
         try:
@@ -61,7 +61,6 @@ class TextThreads:
             self._num_waiting -= 1
 
     def close(self) -> None:
-        """Stop the threads; what waits is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -69,7 +68,7 @@ class TextModel:
     """The tokenizer of a model. Everything here may take long for a long text."""
 
     def __init__(self, source: TokenizerSource, texts: TokenTexts, tokenizer: Tokenizer | None) -> None:
-        """Take what its tokens spell; `tokenizer` is made of the source when it is needed, if it is not here."""
+        """`tokenizer` is built from the source on first use unless it is given."""
         self._source = source
         self._tokenizer = tokenizer
         self._making = threading.Lock()
@@ -81,11 +80,10 @@ class TextModel:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its vocabulary has been read."""
         return self._tokenizer is not None
 
     def complete(self) -> Tokenizer:
-        """Read the vocabulary, if that was not done yet, and return the library's tokenizer."""
+        """Return the library's tokenizer, and read the vocabulary if that was not done yet."""
         with self._making:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_buffer(self._source.json)
@@ -93,19 +91,16 @@ class TextModel:
             return self._tokenizer
 
     def encode_text(self, text: str) -> Int32Array:
-        """Return the tokens of a plain prompt: the model's first token goes before it, if it is not there already."""
         token_ids = self._encode(text)
         return np.array(token_ids if token_ids[:1] == self._prefix else self._prefix + token_ids, dtype=np.int32)
 
     def encode_rendered_chat(self, text: str) -> Int32Array:
-        """Return the tokens of a rendered chat, to which the template has added whatever the model wants."""
+        """Return the tokens of a rendered chat; the template has added the special ones."""
         return np.array(self._encode(text), dtype=np.int32)
 
     def ways_to_spell(self, words: list[str]) -> list[tuple[int, ...]]:
-        """Return the tokens of each word at the beginning of a text, then behind a space, then behind a line's end.
-
-        Tokenizers that put the mark of a word's start before every text spell a word without it only in the last of
-        these, where words that share a token with the line's end are left out. Each way is returned once, none empty.
+        """Return the tokens of each word at the beginning of a text, behind a space and behind a line's end, each once,
+        none empty. Some tokenizers put a word's mark before every text, so only the last of these lacks it.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
         encoded = self.complete().encode_batch_fast(texts, add_special_tokens=False)
@@ -124,9 +119,8 @@ class TextModel:
 
 
 def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
-    """Return a tokenizer, quickly with what a scheduler before this one has packed of what its tokens spell.
-
-    Raises UnsupportedError for one that cannot be read, and for a decoder whose text cannot be streamed.
+    """Return a tokenizer, quickly where the cache has what its tokens spell. Raises UnsupportedError for one that
+    cannot be read or whose text cannot be streamed.
     """
     if spelt is not None:
         try:
@@ -143,7 +137,7 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
     except UnsupportedError:
         raise
     except Exception as error:  # the library has no type of its own for bytes that are no tokenizer
-        sentence = f"it is no tokenizer that can be read: {readable(str(error))}"
+        sentence = f"the tokenizers library cannot read it: {readable(str(error))}"
         raise UnsupportedError("tokenizer_json", sentence) from error
     _give_back(0)
     return TextModel(source, texts, tokenizer)
@@ -166,7 +160,7 @@ class TextModels:
         self._completing: dict[asyncio.Task[None], None] = {}
 
     async def get(self, source: TokenizerSource, vocab_size: int) -> TextModel:
-        """Return a tokenizer; raises UnsupportedError if its text cannot be streamed."""
+        """Return a tokenizer. Raises UnsupportedError if its text cannot be streamed."""
         key = (source.digest, vocab_size)
         loading = self._loading.get(key)
         if loading is None:
@@ -185,7 +179,7 @@ class TextModels:
             task.cancel()
 
     async def get_for_prompt(self, source: TokenizerSource, vocab_size: int) -> TextModel:
-        """Return a tokenizer when its vocabulary may be read; raises UnsupportedError."""
+        """Return a tokenizer when its vocabulary may be read. Raises UnsupportedError."""
         model = await self.get(source, vocab_size)
         if not model.is_complete and not self._is_at_rest():
             await asyncio.sleep(max(0.0, model.loaded_s + _COMEBACKS_S - asyncio.get_running_loop().time()))
@@ -205,7 +199,7 @@ class TextModels:
         return model
 
     async def _complete_later(self, model: TextModel, key: tuple[str, int]) -> None:
-        """Read a vocabulary before somebody waits for it, but not while streams would stand still for that."""
+        """Read a vocabulary early, but not while streams would stand still for it."""
         while not model.is_complete and key in self._loading:
             await asyncio.sleep(_LOOK_FOR_REST_S)
             if self._is_at_rest():

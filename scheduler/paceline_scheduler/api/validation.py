@@ -118,10 +118,9 @@ def validate(
     max_seconds: float | None,
     limits: EdgeLimits,
 ) -> ValidRequest:
-    """Check every field and fill in what is unset.
-
-    The request came at `came_s`, and its call had `max_seconds` left then. Raises InvalidRequestError,
-    UnsupportedError, UnknownModelError, NoExecutorError, or DeadlineExceededError for one that has waited too long.
+    """Check every field and fill in unset ones. The request came at `came_s`, with `max_seconds` left of its call.
+    Raises InvalidRequestError, UnsupportedError, UnknownModelError, NoExecutorError, and DeadlineExceededError for one
+    that waited too long.
     """
     key = key_of(request)
     check_key(key)
@@ -177,7 +176,7 @@ def check_key(key: RecordId) -> None:
 
 
 def num_completions(request: inference_pb2.GenerateRequest) -> int:
-    """Return how many completions a request has. One that asks for what cannot be never has any, and counts as one."""
+    """A request for an impossible number counts as one: it is refused later."""
     n = request.sampling.n
     return n if 1 <= n <= MAX_COMPLETIONS else 1
 
@@ -190,16 +189,15 @@ def choose_model(name: str, models: tuple[ServedModel, ...]) -> ServedModel:
     names = ", ".join(repr(model.name) for model in models)
     if not name:
         if len(models) > 1:
-            raise InvalidRequestError("model", f"must be set, as several are served: {names}")
+            raise InvalidRequestError("model", f"is missing; choose one of {names}")
         return models[0]
     for model in models:
         if model.name == name:
             return model
-    raise UnknownModelError(f"no executor serves the model {name!r}; there is {names}")
+    raise UnknownModelError(f"no executor serves the model {name!r}; choose one of {names}")
 
 
 def check_prompt(prompt: Prompt, model: ServedModel, limits: EdgeLimits) -> None:
-    """Refuse a prompt that is missing, empty, or too long whatever its tokens are."""
     match prompt.WhichOneof("prompt"):
         case "text":
             if not prompt.text:
@@ -216,7 +214,6 @@ def check_prompt(prompt: Prompt, model: ServedModel, limits: EdgeLimits) -> None
 
 
 def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
-    """Refuse a prompt that leaves no room for output."""
     if num_tokens == 0:
         raise InvalidRequestError("prompt", "has no tokens")
     if num_tokens >= model.max_model_len:
@@ -228,32 +225,31 @@ def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
 
 
 def check_context(num_prompt_tokens: int, resumption: ValidResumption, model: ServedModel) -> None:
-    """Refuse a client that says it holds more output than the context has room for behind the prompt."""
+    """Refuse held output that has no room behind the prompt."""
     num_held = max(progress.resume_from for progress in resumption.progress)
     if num_prompt_tokens + num_held > model.max_model_len:
-        sentence = f"is {num_held}; behind {num_prompt_tokens} prompt tokens the context of {model.max_model_len} ends"
+        room = max(0, model.max_model_len - num_prompt_tokens)
+        sentence = f"is {num_held}, but {num_prompt_tokens} prompt tokens leave room for {room} output tokens"
         raise InvalidRequestError("resume_from", sentence)
 
 
 def check_prompt_logprobs(num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
-    """Refuse log-probabilities of a prompt that are more than one answer holds."""
     if num_prompt_logprobs is None:
         return
     num_values = num_prompt_tokens * (num_prompt_logprobs + 1)
     if num_values > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             "output.prompt_logprobs",
-            f"gives {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} are taken",
+            f"asks for {num_values} values for {num_prompt_tokens} prompt tokens, at most {MAX_PROMPT_LOGPROBS} fit",
         )
 
 
 def max_prompt_chars(model: ServedModel, limits: EdgeLimits) -> int:
-    """Return how long a prompt may be in characters: much more than what ordinary text needs to fill the context."""
     return model.max_model_len * limits.max_chars_per_token
 
 
 def derived_seed(key: RecordId) -> int:
-    """Return the seed of a request that names none: the same whenever the request is sent again."""
+    """The same whenever the request is sent again."""
     tenant = key.tenant.encode()
     digest = hashlib.blake2b(len(tenant).to_bytes(4, "big") + tenant, digest_size=8, person=b"paceline-seed")
     digest.update(key.request_id.encode())
@@ -271,7 +267,7 @@ def _number(request: Message, path: str) -> float | None:
 
 
 def _check_supported(message: Message, prefix: str, paths: Iterable[str]) -> None:
-    """Refuse what this version does not act on. A field that is set to what happens anyway is honoured."""
+    """Refuse fields that this version does not act on, unless they ask for what happens anyway."""
     for path in paths:
         *parts, name = path.split(".")
         part = functools.reduce(getattr, parts, message)
@@ -303,7 +299,9 @@ def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: Edg
 
 def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key: RecordId) -> SamplingParams:
     if sent.top_k > model.vocab_size:
-        raise InvalidRequestError("sampling.top_k", f"is {sent.top_k}, the vocabulary has {model.vocab_size} tokens")
+        raise InvalidRequestError(
+            "sampling.top_k", f"is {sent.top_k}, must be at most {model.vocab_size}, the size of the vocabulary"
+        )
     allowed = check_ids("sampling.allowed_token_ids", sent.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, model.vocab_size)
     numbers = SAMPLING_NUMBERS | {"seed": derived_seed(key)} | _recommended(model) | fields_set(sent, SAMPLING_NUMBERS)
     return SamplingParams(
@@ -314,7 +312,6 @@ def _fill_in_sampling(sent: sampling_pb2.SamplingParams, model: ServedModel, key
 
 
 def _recommended(model: ServedModel) -> dict[str, float]:
-    """Return what the model's files name."""
     named = asdict(model.tokenizer.defaults)
     if named["top_k"] is not None:
         # They write 0 for unlimited, and some name more tokens than there are.
@@ -327,7 +324,7 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
     check_count(field, len(biases), 0, MAX_LOGIT_BIASES)
     for token_id, bias in biases.items():
         if not 0 <= token_id < model.vocab_size:
-            raise InvalidRequestError(field, f"names token {token_id}, the vocabulary has 0 to {model.vocab_size - 1}")
+            raise InvalidRequestError(field, f"names token {token_id}, token ids are 0 to {model.vocab_size - 1}")
         if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
             limit = f"must be at least {-MAX_LOGIT_BIAS} and at most {MAX_LOGIT_BIAS}"
             raise InvalidRequestError(f"{field}[{token_id}]", f"is {bias:.7g}, {limit}")
@@ -347,12 +344,14 @@ def _resumption(request: inference_pb2.GenerateRequest, model: ServedModel) -> V
 
 
 def _deadline_s(request: inference_pb2.GenerateRequest, came_s: float, max_seconds: float | None) -> float | None:
-    """Return when the request must have ended. Its timeout began when it was first submitted, its call only now."""
+    """Return when the request must have ended: its timeout began when it was first submitted."""
     left = [] if max_seconds is None else [max_seconds]
     if request.HasField("timeout"):
         timeout_s, waited_s = read_duration(request.timeout), read_duration(request.waited)
         if waited_s >= timeout_s:
-            sentence = f"its timeout of {timeout_s:.7g} s had passed when it came: it has waited {waited_s:.7g} s"
+            sentence = (
+                f"the timeout of {timeout_s:.7g} s passed before the request came: it has waited {waited_s:.7g} s"
+            )
             raise DeadlineExceededError(sentence)
         left.append(timeout_s - waited_s)
     return came_s + min(*left, MAX_TIMEOUT_S) if left else None

@@ -17,14 +17,13 @@ from paceline_scheduler.observers.steps import StepRecord, StepTotals
 
 
 def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
-    """Return the message for one request's output."""
     response = inference_pb2.GenerateResponse(request_id=delta.request_id)
     _fill_delta(response.delta, delta)
     return response
 
 
 def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
-    """Return the message for everything in the parcel; `draw` spreads the times at which clients shall come back."""
+    """`draw` spreads the times at which clients shall come back."""
     response = inference_pb2.SessionResponse()
     for delta in parcel.deltas:
         item = response.deltas.add()
@@ -92,7 +91,6 @@ def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> samplin
 
 
 def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
-    """Return where a request is."""
     return inference_pb2.ExplainResponse(
         state=inference_pb2.RequestState.ValueType(explanation.state),
         waiting_for=explanation.waiting_for,
@@ -106,7 +104,7 @@ def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
 
 
 def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
-    """Return what is expected of a request; the times are absent where it would be refused."""
+    """Times are absent where the request would be refused."""
     message = inference_pb2.EstimateResponse(
         num_prompt_tokens=estimate.num_prompt_tokens, num_cached_tokens=estimate.num_cached_tokens
     )
@@ -122,7 +120,6 @@ def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
 
 
 def model(served: ServedModel) -> inference_pb2.Model:
-    """Return the description of a model."""
     return inference_pb2.Model(
         name=served.name,
         architecture=served.architecture,
@@ -138,7 +135,6 @@ def model(served: ServedModel) -> inference_pb2.Model:
 
 
 def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
-    """Return one executor for operators."""
     holder = executor.holder
     return admin_pb2.ExecutorView(
         address=executor.address,
@@ -181,7 +177,6 @@ def _timings(times: StepTotals | StepRecord) -> plan_pb2.StepTimings:
 
 
 def step_response(record: StepRecord, num_dropped: int) -> admin_pb2.WatchStepsResponse:
-    """Return one finished step for operators."""
     response = admin_pb2.WatchStepsResponse(
         address=record.address,
         step_id=record.step_id,
@@ -210,7 +205,6 @@ def _block_counts(counts: ExecutorStatus | StepRecord) -> admin_pb2.BlockCounts:
 
 
 def limits(values: LimitValues) -> admin_pb2.Limits:
-    """Return the bounds."""
     return admin_pb2.Limits(
         max_num_queued_reqs=values.max_num_queued_reqs,
         max_num_queued_tokens=values.max_num_queued_tokens,

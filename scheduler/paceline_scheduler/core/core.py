@@ -121,7 +121,9 @@ class Core:
         state = self._state
         executor = state.executors.by_address.get(address)
         if executor is None or not executor.attached:
-            raise DivergenceError(f"a result of step {result.step_id} came from an executor that is not driven")
+            raise DivergenceError(
+                f"a result of step {result.step_id} came from an executor that this scheduler does not drive"
+            )
         applied = apply_result(executor, result)
         state.num_untested = 0
         for live in applied.ended:

@@ -20,7 +20,7 @@ _GIVEN_UP_RETRY_S = 0.1
 
 
 def detach(state: CoreState, handle: int, now: float) -> None:
-    """Nobody listens to a request any more: a resumable one waits for its client, any other one ends."""
+    """Detach a resumable request from its client; end any other."""
     live = state.requests.by_handle(handle)
     if live is None:
         return
@@ -31,7 +31,7 @@ def detach(state: CoreState, handle: int, now: float) -> None:
 
 
 def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
-    """End a request from the edge's side; returns how many tokens of its prompt came from the prefix cache."""
+    """End a request for the edge; returns how many of its prompt tokens were cached."""
     live = state.requests.by_handle(handle)
     if live is None:
         return 0
@@ -40,10 +40,10 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
-    """End a request as CANCELLED and tell its stream; raises UnknownRequestError."""
+    """End a request as CANCELLED and tell its stream. Raises UnknownRequestError."""
     live = state.requests.by_key(key)
     if live is None or not state.requests.is_open(live):
-        raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
+        raise UnknownRequestError(f"this tenant runs no request {key.request_id!r}; check the request_id")
     output = state.output_of(live)
     output_hash = rolling_hash(HASH_START, output)
     state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
@@ -51,7 +51,7 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
 
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
-    """Let the executors forget the records of requests whose clients have all of them; others are passed over."""
+    """Let the executors forget these records; unknown ones are passed over."""
     requests = state.requests
     for key in keys:
         requests.drop_kept(key)
@@ -74,7 +74,7 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:
-    """Fail what waits, is next in line and could not end in time even if it were alone: it would cost a prefill."""
+    """Fail the next waiting requests that would miss their deadline even alone: they would cost a prefill."""
     if not state.requests.has_deadlines:
         return ()
     waiting, late = state.waiting, []
@@ -86,7 +86,7 @@ def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
-    """End what waits and can never run: without this it would wait, and hold up others, for ever."""
+    """End waiting requests that can never run; they would hold up others for ever."""
     if not state.executors.is_synced:
         return ()
     found = [(live, no_longer_served(live, state.executors)) for live in state.waiting.all()]
@@ -94,7 +94,7 @@ def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
 
 
 def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
-    """Forget everything, and tell all who listen that their request is not run here any more."""
+    """Forget everything, and tell all listeners that their requests do not run here any more."""
     error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
     outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.heard_handles())))
     state.begin_anew()
@@ -103,7 +103,6 @@ def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
 
 
 def failed(failures: tuple[Failure, ...]) -> Outputs:
-    """Return what the edge is told of these failures alone."""
     return Outputs(failures=failures) if failures else NO_OUTPUTS
 
 

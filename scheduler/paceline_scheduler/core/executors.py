@@ -34,7 +34,6 @@ class ExecutorDescription:
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
-        """Return the executor at an address as its welcome describes it."""
         return cls(
             address=address,
             incarnation=welcome.incarnation,
@@ -54,7 +53,7 @@ class ExecutorDescription:
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output of one request at most. The last output token is never computed and needs no slot."""
+        """The last output token is never computed and needs no slot."""
         return min(self.max_model_len, self.num_blocks * self.block_size + 1)
 
 
@@ -90,7 +89,6 @@ class Placement(NewRequest):
         max_tokens: int,
         num_cached_tokens: int,
     ) -> "Placement":
-        """Return what puts a request with this output of earlier attempts on a row."""
         request = context.request
         return cls(
             row=row,
@@ -114,7 +112,6 @@ class Placement(NewRequest):
 
     @property
     def request(self) -> Request:
-        """The request that is placed."""
         return self.request_context.request
 
 
@@ -126,12 +123,11 @@ class SeenRow(RowState):
 
     @classmethod
     def of(cls, state: RowState, request_context: RequestContext | None) -> "SeenRow":
-        """Return a state with its context."""
         values = {field.name: getattr(state, field.name) for field in fields(RowState)}
         return cls(**values, request_context=request_context)
 
     def is_of(self, request: Request) -> bool:
-        """Tell whether it is this request, and not another one of the same id."""
+        """Tell whether it is this request, not another one of the same id."""
         return self.request_context is None or self.request_context.request.body_digest == request.body_digest
 
 

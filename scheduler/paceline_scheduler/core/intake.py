@@ -25,7 +25,7 @@ _NOTHING_HELD = Progress(0, HASH_START)
 
 
 def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
-    """Queue requests; raises a RequestRefusedError, changing nothing, if one is not taken."""
+    """Queue requests. Raises a RequestRefusedError, and then changes nothing."""
     _require_open(state)
     resumptions = [Resumption(request, _NOTHING_HELD) for request in requests]
     for resumption in resumptions:
@@ -34,9 +34,8 @@ def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
 
 
 def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> tuple[Resumed, ...]:
-    """Let clients hear of requests from where they are; what is not known is queued.
-
-    Raises StaleAttachmentError, ResumeMismatchError or what `submit` raises, and then nothing has changed.
+    """Resume requests where they are; unknown ones are queued. Raises StaleAttachmentError, ResumeMismatchError or what
+    `submit` raises, and then changes nothing.
     """
     _require_open(state)
     found = [(resumption, *_resume_mode(state, resumption)) for resumption in resumptions]
@@ -47,16 +46,17 @@ def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> t
 
 
 def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -> None:
-    """Raise a RequestRefusedError unless the request can be taken.
-
-    One that another scheduler has taken waits for executors that can hold it, and behind nobody's forecast.
+    """Raise a RequestRefusedError unless the request can be taken. One that another scheduler took waits for its
+    executors, and no forecast refuses it.
     """
     executors = state.executors
     try:
         check_fits(live.request, executors.by_address.values())
     except InvalidRequestError as error:
         if is_owed:
-            raise NoExecutorError(f"the executors attached now cannot hold it ({error})", _OWED_RETRY_S) from error
+            raise NoExecutorError(
+                f"no attached executor can hold the request ({error}); try again", _OWED_RETRY_S
+            ) from error
         raise
     check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_owed=is_owed)
 
@@ -87,7 +87,7 @@ def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, m
 
 
 def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[Resumed]:
-    """Queue requests, each behind what its client holds of it, or none of them."""
+    """Queue requests with what their clients hold, all or none."""
     ended = [recovery.ended_by_prior(state, resumption) for resumption in resumptions]
     waiting = [each for each, end in zip(resumptions, ended, strict=True) if end is None]
     for live in _checked(state, waiting, now):
@@ -99,7 +99,7 @@ def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) 
 
 
 def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[LiveRequest]:
-    """Return new requests in order, each checked as it will be: behind those before it."""
+    """Return new requests in order, each checked behind those before it."""
     newcomers: list[LiveRequest] = []
     ahead: list[LiveRequest] = []  # that stand in the line while those behind them are checked
     try:
@@ -108,7 +108,9 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
                 state.waiting.add(live)
                 ahead.append(live)
             if any(live.request.key == resumption.request.key for live in newcomers):
-                raise DuplicateRequestError(f"request_id {resumption.request.key.request_id!r} is asked for twice")
+                raise DuplicateRequestError(
+                    f"two completions have the request_id {resumption.request.key.request_id!r}; choose another one"
+                )
             live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
             check_taken(state, live, is_owed=_owes(state, resumption.request, now))
             newcomers.append(live)
@@ -135,6 +137,6 @@ def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now
 
 
 def _owes(state: CoreState, request: Request, now: float) -> bool:
-    """Tell whether a request that says it was taken elsewhere may be right: this scheduler is new."""
+    """Tell whether a request may have been taken by another scheduler: this one is new."""
     since_s = now if state.first_attached_s is None else state.first_attached_s
     return request.attachment > 1 and now - since_s < _OWED_S

@@ -24,11 +24,10 @@ class KeptLogprobs:
 
     @property
     def end(self) -> int:
-        """The index after the last token."""
         return self.offset + len(self.tokens)
 
     def between(self, start: int, end: int) -> tuple[TokenLogprobs, ...] | None:
-        """Return those of tokens [start, end), None when not all are here."""
+        """Return those of tokens [start, end), None unless all are here."""
         if start < self.offset or end > self.end:
             return None if start < end else ()
         return tuple(self.tokens[start - self.offset : end - self.offset])
@@ -46,26 +45,24 @@ class KeptOutput:
 
     @staticmethod
     def of(token_ids: Int32Array, logprobs: KeptLogprobs | None = None) -> "KeptOutput":
-        """An output that was generated elsewhere."""
         return KeptOutput(token_ids, rolling_hash(HASH_START, token_ids), logprobs)
 
     def append(self, token_ids: Int32Array) -> None:
-        """Add what came after it."""
         self.token_ids = np.concatenate((self.token_ids, token_ids))
         self.rolling_hash = rolling_hash(self.rolling_hash, token_ids)
 
     def go_on_from(self, token_ids: Int32Array) -> None:
-        """Take this for the output: what it was, and the keys of blocks with that, are void."""
+        """Replace the output; the keys of its blocks are void."""
         self.token_ids = token_ids
         self.rolling_hash = rolling_hash(HASH_START, token_ids)
         self.chains.clear()
 
     def forget_logprobs(self) -> None:
-        """What was told is void, or is told anew."""
+        """Forget what was delivered."""
         self.logprobs = self.prompt_logprobs = None
 
     def keep_logprobs(self, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
-        """Remember what was told of those from token `offset` on."""
+        """Remember those delivered, from token `offset` on."""
         if self.logprobs is None or self.logprobs.end != offset:
             self.logprobs = KeptLogprobs(offset)
         self.logprobs.tokens.extend(tokens)

@@ -36,22 +36,22 @@ class CoreLimits:
     target_step_s: float = 0.05
 
     def mixed_step_s(self, decodes_s: float) -> float:
-        """What a step of prompts and decodes may take, as predicted, whose decodes alone take this long."""
+        """The predicted time that a step with prompts may take, if its decodes alone take this long."""
         wanted_s = min(max(self.target_step_s, _STEPS_OF_DECODES * decodes_s), 2 * self.target_step_s)
         return min(wanted_s, _MARGIN * self.itl_budget_s, self.max_step_s)
 
     def num_plans_ahead(self, step_s: float, at_most: int) -> int:
-        """How many plans of steps this long are unanswered at an executor that is busy, and takes so many."""
+        """How many plans of steps this long may be unanswered at a busy executor that takes so many."""
         return min(max(self.max_plans_in_flight, math.ceil(self.run_ahead_s / step_s)), at_most)
 
     @property
     def decode_only_step_s(self) -> float:
-        """What a step may take that decodes all requests beside each other, as predicted."""
+        """The predicted time that a step with all decodes may take."""
         return _MARGIN * self.itl_budget_s
 
     @property
     def expected_first_token_s(self) -> float:
-        """What the first token of a request may take, as forecast."""
+        """The forecast time that a first token may take."""
         return _MARGIN * self.ttft_budget_s
 
 
@@ -65,7 +65,7 @@ class LimitValues:
 
 
 def changed(limits: CoreLimits, before: LimitValues, wanted: LimitValues) -> CoreLimits:
-    """Return the core's bounds with the wanted ones; `before` are those in force."""
+    """Return the bounds with the wanted ones; `before` are those in force."""
     is_step_changed = wanted.max_num_batched_tokens != before.max_num_batched_tokens
     return replace(
         limits,

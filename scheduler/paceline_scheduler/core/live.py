@@ -40,11 +40,9 @@ Place = tuple[float, int]
 
 
 def place_of(request: Request, arrival_number: int, submitted_s: float) -> Place:
-    """Return where a request stands among all of its model, smallest first; that never changes.
-
-    Earliest deadline first within a priority, where no deadline counts as one `PATIENCE_S` away. Because time of
-    submission is part of it, everything that waits is overtaken only by what is submitted soon after it: nothing
-    starves, whatever its priority.
+    """Return the key that sorts requests of a model; it never changes. Earliest deadline first within a priority; no
+    deadline counts as one `PATIENCE_S` away. It holds the time of submission, so nothing starves whatever its
+    priority.
     """
     due_s = submitted_s + PATIENCE_S
     if request.deadline_s is not None:
@@ -69,11 +67,11 @@ class Preemptions:
     reason: str = ""  # for people
 
     def plan(self, reason: str) -> None:
-        """A plan takes the request off its row."""
+        """Remember that a plan preempts it."""
         self.is_planned, self.reason = True, reason
 
     def confirm(self) -> None:
-        """The request is off its row, and was taken off it if that was planned."""
+        """Count a preemption when the row is off, if one was planned."""
         self.count += self.is_planned
         self.is_planned = False
 
@@ -108,27 +106,23 @@ class LiveRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The length of the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """The length of its output so far, while off a row."""
         return len(self.output.token_ids)
 
     @property
     def address(self) -> str | None:
-        """The executor that has it on a row."""
         return None if self.held is None else self.held.address
 
     def off_row_with(self, output_token_ids: Int32Array) -> "LiveRequest":
-        """Return it as it would be off its row with this output."""
+        """Return a copy as it would be off its row with this output."""
         return replace(self, output=replace(self.output, token_ids=output_token_ids))
 
     def left_behind(self) -> "LiveRequest":
-        """Return what it leaves on a row when it goes on elsewhere, or from other output: one that has to leave.
-
-        What becomes of that says nothing of the request any more.
+        """Return the orphan that it leaves on a row when it goes on elsewhere; what becomes of that has no effect on
+        it.
         """
         return replace(
             self,
@@ -142,63 +136,60 @@ class LiveRequest:
         )
 
     def leave_to_others(self, now: float) -> None:
-        """An executor that could take it left it to a better one."""
+        """Remember that an executor that could take it left it to a better one."""
         if self.left_since_s is None:
             self.left_since_s = now
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it runs in steps of its own, while off a row."""
         return self.suspicion.is_suspect(self.num_output_tokens)
 
     @property
     def was_heard(self) -> bool:
-        """Whether anybody has ever listened to it here: else it was only found on an executor."""
+        """Whether anybody has ever listened to it here; else it was only found on an executor."""
         return self.request.handle >= 0
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output so far, while off a row: what a placement has to compute."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def num_own_tokens(self) -> int:
-        """How many of its known tokens it has to compute if nothing is cached, while off a row.
-
-        Completions but the first find the prompt computed, all but its last token.
+        """How many known tokens it computes if nothing is cached, while off a row. Later completions find all of the
+        prompt but its last token.
         """
         is_sharing = self.request.key.index > 0 and not self.computes_all
         return self.num_output_tokens + (1 if is_sharing else self.num_prompt_tokens)
 
     @property
     def largest_chunk(self) -> int:
-        """How many tokens of its prompt one step may compute: each with log-probabilities costs a row of logits."""
+        """How many prompt tokens one step may compute: each with log-probabilities costs a row of logits."""
         return MAX_PROMPT_LOGPROBS_CHUNK if self.request.num_prompt_logprobs is not None else self.num_known_tokens
 
     def least_rest_on(self, description: ExecutorDescription) -> int:
-        """Return how many more output tokens it gets there at least before it can end, while off a row."""
+        """Return the least number of further output tokens before it can end there, while off a row."""
         least = min(self.request.min_tokens, self.max_tokens_on(description))
         return max(1, least - self.num_output_tokens)
 
     @property
     def computes_all(self) -> bool:
-        """Whether it may not start behind what others computed: log-probabilities of its prompt are still owed."""
+        """Whether it must compute its whole prompt, because log-probabilities of it are due."""
         owes_logprobs = self.request.num_prompt_logprobs is not None and not self.num_output_tokens
         return self.request.bypass_prefix_cache or owes_logprobs
 
     @property
     def num_placed_bytes(self) -> int:
-        """What placing it adds to a plan, roughly."""
+        """Roughly."""
         return 4 * self.num_known_tokens + len(self.request.origin)
 
     def fits(self, description: ExecutorDescription) -> bool:
-        """Tell whether an executor with nothing else to do could run it to its end."""
+        """Tell whether an empty executor could run it to its end."""
         wanted = self.request.max_tokens
         needed = self.num_known_tokens + 1 if wanted is None else self.num_prompt_tokens + wanted
         return description.model == self.request.model and needed <= description.max_request_tokens
 
     def max_tokens_on(self, description: ExecutorDescription) -> int:
-        """Return how many output tokens it may have there: what was asked for, else all that fit."""
+        """Return how many output tokens it may have there: the number asked for, else all that fit."""
         return self.request.max_tokens or description.max_request_tokens - self.num_prompt_tokens
 
     def known_token_ids(self) -> Int32Array:
@@ -215,7 +206,7 @@ class LiveRequest:
 
 
 def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | None, num_output: int) -> FinishNotice:
-    """Return what the client is told at the end of a request with `num_output` output tokens."""
+    """Return the finish of a request with `num_output` output tokens."""
     return FinishNotice(
         reason=reason,
         stop_token_id=stop_token_id,
@@ -226,6 +217,6 @@ def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | 
 
 
 def keep_logprobs(live: LiveRequest, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
-    """Remember what was told of an output's log-probabilities, for a client that comes back."""
+    """Remember delivered log-probabilities, for a client that comes back."""
     if live.request.is_resumable:
         live.output.keep_logprobs(offset, tokens)

@@ -63,7 +63,6 @@ class Outputs:
     failures: tuple[Failure, ...] = ()
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to deliver."""
         return bool(self.tokens or self.failures)
 
 

@@ -28,7 +28,7 @@ class PrefixChain:
         self._root = root.digest()
 
     def key(self, index: int, token_ids: Int32Array) -> bytes:
-        """Return the key of block `index`; `token_ids` are the request's tokens, known at least to the block's end."""
+        """`token_ids` are the request's tokens, known at least to the block's end."""
         while len(self._keys) <= index:
             start = len(self._keys) * self.block_size
             block = token_ids[start : start + self.block_size]

@@ -24,7 +24,7 @@ from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
 def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-    """Take over an executor as its snapshot shows it; requests it lost wait again. Returns what is new to clients."""
+    """Take over an executor from its snapshot; requests it lost wait again. Returns what is new to clients."""
     if state.first_attached_s is None:
         state.first_attached_s = now
     outputs = _attach(state, description, snapshot, now)
@@ -33,10 +33,8 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
 
 
 def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapshot, now: float) -> Outputs:
-    """Bring together what is known of an executor and what it shows.
-
-    What was found there and is not known is another scheduler's that is gone, and is carried on; but not on an executor
-    that this scheduler has driven before: there it is what was let go.
+    """Join what is known of an executor with its snapshot. Unknown requests were a former scheduler's and are adopted;
+    on an executor that this scheduler has driven before they are leftovers.
     """
     address = description.address
     before = state.executors.by_address.get(address)
@@ -75,12 +73,12 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
 
 
 def lose(state: CoreState, address: str, now: float) -> Outputs:
-    """An executor is gone: its requests wait for another placement, but for one that it must have died of."""
+    """Requeue a lost executor's requests, but fail the one that it must have died of."""
     return failed((*_lose(state, address, now), *refuse_hopeless(state, now)))
 
 
 def remove(state: CoreState, address: str, now: float) -> Outputs:
-    """An executor is gone and no longer expected back: fail what only it could hold."""
+    """Fail what only this executor could hold: it does not come back."""
     failures = _lose(state, address, now)
     state.executors.remove(address)
     return failed((*failures, *fail_unservable(state, now), *refuse_hopeless(state, now)))
@@ -104,7 +102,7 @@ def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
 
 
 def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
-    """Let a client that has come back hear of a request, from what it does not have."""
+    """Deliver a request to a client that has come back, from the token it lacks on."""
     request, offset = resumption.request, resumption.progress.resume_from
     output = state.output_of(live)
     # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
@@ -125,7 +123,7 @@ def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed
 
 
 def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
-    """Let a request go on from what its client holds: what it has generated here is something else."""
+    """Let a request go on from what its client holds instead of its output here."""
     ended = ended_by_prior(state, resumption)
     if ended is not None:
         state.give_up(live, now)
@@ -143,7 +141,7 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
 
 
 def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
-    """Return the end of a request whose client has all of its output but for the word that this is all."""
+    """Return the end of a request whose client has all of its output but the finish."""
     request, prior = resumption.request, prior_of(resumption.progress)
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
@@ -160,7 +158,9 @@ def _num_allowed(state: CoreState, request: Request) -> int:
 
 
 def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float) -> LiveRequest | None:
-    """Return the request that should go on from a sighting, and take it from wherever it is; None: it should not."""
+    """Return the request that should go on from a row seen on an executor, and take it from wherever it is; None if
+    none should.
+    """
     live = state.requests.by_key(seen.record_id)
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
@@ -186,7 +186,7 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
 
 
 def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest | None:
-    """Take a request from where it is if this sighting of it counts for more."""
+    """Move a request to this row if it counts for more than where the request is."""
     here = state.output_of(live)
     if not outranks(seen, live, here):
         return None
@@ -198,7 +198,7 @@ def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest |
 
 
 def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
-    """Return the requests that an executor was computing when it was last heard of."""
+    """Return the requests that an executor was last known to compute."""
     if executor is None:
         return []
     found = (executor.rows.live[row] for row in executor.rows_in_step())
@@ -208,7 +208,7 @@ def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
 def _try_again(
     state: CoreState, culprit: LiveRequest, description: ExecutorDescription, now: float
 ) -> tuple[Failure, ...]:
-    """Count a step of its own that failed against a request: it is tried once more, elsewhere if that is possible."""
+    """Count a failed step of its own against a request, and try it once more, elsewhere if possible."""
     if not state.requests.is_open(culprit) or description.failed_step is None:
         return ()
     if culprit.suspicion.blame_lone_failure(description.address):
@@ -222,7 +222,7 @@ def _try_again(
 
 
 def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
-    """Count an executor's death against requests off its rows; returns the failure of the one it must be due to."""
+    """Count an executor's death against requests off its rows; returns the failure of the one that caused it."""
     culprit = blame_deaths(accused)
     if culprit is None or not state.requests.is_open(culprit):
         return ()

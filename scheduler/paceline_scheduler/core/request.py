@@ -48,7 +48,7 @@ class Request:
     body_digest: bytes = b""
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
-        """Tell whether it came with a body of this digest, for this model."""
+        """Tell whether it has a body of this digest, and this model."""
         return (self.body_digest, self.model) == (body_digest, model)
 
 

@@ -24,7 +24,7 @@ class CoreState:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Know nothing but the bounds, and whether anything is taken."""
+        """Keep nothing but the bounds, and whether requests are taken."""
         self.requests = RequestTable()
         self.executors = ExecutorGroup()
         self.waiting = WaitingQueue()
@@ -35,7 +35,7 @@ class CoreState:
 
     @property
     def limits_in_force(self) -> LimitValues:
-        """The bounds: a step's is what executors allow where this scheduler sets none of its own."""
+        """A step's bound is the executors' where this scheduler sets none."""
         allowed = (executor.description.max_num_batched_tokens for executor in self.executors)
         return LimitValues(
             max_num_queued_reqs=self.limits.max_num_queued_reqs,
@@ -44,7 +44,7 @@ class CoreState:
         )
 
     def enqueue(self, live: LiveRequest) -> None:
-        """Let a new request wait. One of the same key that is on its way out makes way."""
+        """Queue a new request. A former one of the same key leaves first."""
         before = self.requests.by_key(live.request.key)
         if before is not None:
             self.replace_previous(before)
@@ -54,7 +54,7 @@ class CoreState:
         self.waiting.add(live)
 
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
-        """End an open request: nothing more is delivered for it, and its row goes out with the next plan."""
+        """End an open request: deliver nothing more, and release its row with the next plan."""
         self.requests.close(live)
         if live.held is not None:
             self.executors.by_address[live.held.address].end_row(live.held.row, final)
@@ -64,11 +64,11 @@ class CoreState:
         self.forget(live, now)
 
     def give_up(self, live: LiveRequest, now: float) -> None:
-        """End an open request as an error, after what it has generated: nobody gets it any more."""
+        """End an open request as an error, after what it has generated."""
         self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)
 
     def forget(self, live: LiveRequest, now: float) -> None:
-        """It is over and on no row: only the record of its end is kept, where it ended, until that is acknowledged."""
+        """Forget a request that is over and off its row, but for the record where it ended."""
         self.requests.remove(live)
         self.requests.keep(live, now)
         kept_at = None if live.record.is_acknowledged else live.record.address
@@ -77,21 +77,21 @@ class CoreState:
             self.executors.forget_records(live.request.key, kept_at)
 
     def wait_again(self, live: LiveRequest, now: float) -> None:
-        """It is on no row any more: let it wait for another placement, unless it has ended."""
+        """Queue a request that lost its row, unless it has ended."""
         if live.status is Status.FINISHED:
             self.forget(live, now)
         else:
             self.waiting.add(live)
 
     def unplace(self, live: LiveRequest) -> None:
-        """Take a request from where it is, row or line, without ending it: it goes on elsewhere."""
+        """Take a request off its row or out of the queue, without ending it."""
         if live.held is not None:
             self.executors.by_address[live.held.address].orphan(live.held.row)
         elif live.status is Status.WAITING:
             self.waiting.remove(live)
 
     def take_off_rows(self, address: str) -> dict[RecordId, LiveRequest]:
-        """Take all requests off the rows of an executor, keeping what is known of their output."""
+        """Take all requests off an executor's rows, with their known output."""
         executor = self.executors.by_address.get(address)
         if executor is None:
             return {}
@@ -105,7 +105,7 @@ class CoreState:
         return found
 
     def others_with_news(self, address: str) -> list[str]:
-        """Return the other executors that might get a plan because of what happened at one."""
+        """Return the other executors that may get a plan because of an event at one."""
         if len(self.executors.by_address) == 1:
             return []
         return [
@@ -116,20 +116,18 @@ class CoreState:
         ]
 
     def num_output(self, live: LiveRequest) -> int:
-        """Return how many output tokens of a request are known."""
         if live.held is None:
             return live.num_output_tokens
         return self.executors.by_address[live.held.address].rows.num_output(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:
-        """Return the output of a request as far as it counts."""
         output = live.output.token_ids
         if live.held is not None:
             output = self.executors.by_address[live.held.address].rows.output_token_ids(live.held.row)
         return output if live.final is None else output[: live.final.num_output_tokens]
 
     def replace_previous(self, before: LiveRequest) -> None:
-        """Its id is used again: nothing of it is left where the new request may be placed."""
+        """Remove what is left of a former request with this id."""
         self.requests.remove(before)
         if before.address is not None:
             self.executors.by_address[before.address].leaving_keys.add(before.request.key)

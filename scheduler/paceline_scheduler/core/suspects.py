@@ -29,11 +29,11 @@ class Suspicion:
     failed_at: str | None = None  # the executor where such a step failed: another one tries it next, if there is one
 
     def is_suspect(self, num_output_tokens: int) -> bool:
-        """Tell whether the request runs in steps of its own: executors died of it or steps failed, it seems."""
+        """Tell whether the request runs in steps of its own, because executors died or steps failed with it."""
         return self.failed_until > 0 or self.is_lethal(num_output_tokens)
 
     def is_lethal(self, num_output_tokens: int) -> bool:
-        """Tell whether executors died of it, for all that is known: it has not got beyond the output it had then."""
+        """Tell whether executors died of it, as far as known: it has not exceeded the output it had then."""
         return (
             self.num_executor_deaths >= MAX_EXECUTOR_DEATHS
             and self.last_death_offset is not None
@@ -41,29 +41,29 @@ class Suspicion:
         )
 
     def blame_death(self, num_output_tokens: int) -> None:
-        """Count an executor's death against it, unless it has got on since the one before."""
+        """Count an executor's death against it, unless it has progressed since the last one."""
         has_got_on = self.last_death_offset is None or num_output_tokens > self.last_death_offset
         self.num_executor_deaths = 1 if has_got_on else self.num_executor_deaths + 1
         self.last_death_offset = num_output_tokens
 
     def forgive_death(self) -> None:
-        """The executor was not dead."""
+        """Take back a death: the executor lives."""
         self.num_executor_deaths = max(0, self.num_executor_deaths - 1)
 
     def blame_lone_failure(self, address: str) -> bool:
-        """Count a step of its own that failed at an executor; returns whether it has been tried often enough."""
+        """Count a failed step of its own; returns whether it has been tried often enough."""
         self.num_lone_failures += 1
         if self.num_lone_failures < MAX_LONE_FAILURES:
             self.failed_at = address
         return self.num_lone_failures >= MAX_LONE_FAILURES
 
     def got_on(self) -> None:
-        """It has got beyond the step that failed, so it was not why."""
+        """Clear a failure when it has passed the step that failed."""
         self.failed_until = self.num_lone_failures = 0
         self.failed_at = None
 
     def is_better_elsewhere(self, address: str) -> bool | None:
-        """Tell whether another executor should try it, if one can hold it; None: nothing speaks for one or other."""
+        """Tell whether another executor should try it; None: no preference."""
         return None if self.failed_at is None else self.failed_at == address
 
     def quarantine_sentence(self) -> str:
@@ -80,19 +80,13 @@ class Suspect(Protocol):
     suspicion: Suspicion
 
     @property
-    def address(self) -> str | None:
-        """The executor that has it on a row."""
-        ...
+    def address(self) -> str | None: ...
 
     @property
-    def num_output_tokens(self) -> int:
-        """The length of its output so far, while off a row."""
-        ...
+    def num_output_tokens(self) -> int: ...
 
     @property
-    def is_suspect(self) -> bool:
-        """Whether it runs in steps of its own, while off a row."""
-        ...
+    def is_suspect(self) -> bool: ...
 
 
 SuspectT = TypeVar("SuspectT", bound=Suspect)
@@ -117,22 +111,19 @@ class Suspects(Generic[SuspectT]):
         self.accused: tuple[SuspectT, ...] = ()  # of the executor's death, if it is lost
 
     def placed(self, row: int, request: Suspect) -> None:
-        """A request has come to a row."""
         if request.is_suspect:
             self.rows.add(row)
 
     def left(self, row: int) -> None:
-        """The request of a row has left it."""
         self.rows.discard(row)
 
     def carry_on(self, before: "Suspects[SuspectT]") -> None:
-        """The executor is still the process of which `before` was remembered."""
+        """Take over `before`: it is the same process."""
         self.is_doubted = before.is_doubted
 
     def got_on(self, progress: Iterable[tuple[int, SuspectT, int, int]]) -> None:
-        """Clear those that have got beyond where they were when executors died of them, or a step failed.
-
-        `progress` gives of each suspect its row, and how many tokens it has computed and put out.
+        """Clear those that have passed the output at which executors died or a step failed. `progress` gives each
+        suspect's row, and how many tokens it has computed and put out.
         """
         for row, request, num_computed, num_output in progress:
             if num_computed >= request.suspicion.failed_until:
@@ -146,19 +137,18 @@ class Suspects(Generic[SuspectT]):
         unanswered: tuple[UnansweredStep[SuspectT], ...],
         accused: Sequence[SuspectT],
     ) -> None:
-        """The executor is lost, of which `before` was remembered: it may come back, and tell what failed."""
+        """Remember `before` of a lost executor, which may come back."""
         self.unanswered, self.accused = unanswered, tuple(accused) or before.accused
 
     def clear_blame(self) -> None:
-        """The executor that was lost is back as the process that it was."""
+        """Clear the blame: the lost executor is back as the same process."""
         for request in self.accused:
             request.suspicion.forgive_death()
 
 
 def blame_deaths(accused: Sequence[SuspectT]) -> SuspectT | None:
-    """Count an executor's death against requests that are off its rows; returns the one it must be due to, if any.
-
-    A suspect runs in steps of its own: where there was another one in the step, it was not a suspect then.
+    """Count an executor's death against requests off its rows; returns the one it must be due to, if any. A suspect
+    runs alone, so a request that had company was no suspect then.
     """
     is_sure = len(accused) == 1 and accused[0].suspicion.is_lethal(accused[0].num_output_tokens)
     for request in accused:
@@ -169,9 +159,8 @@ def blame_deaths(accused: Sequence[SuspectT]) -> SuspectT | None:
 def blame_failed_step(
     unanswered: Iterable[UnansweredStep[SuspectT]], planned_by: ExecutorDescription, told_by: ExecutorDescription
 ) -> SuspectT | None:
-    """Suspect the requests of a step that failed, by what the executor tells; returns the one that was in it alone.
-
-    `planned_by` is the executor as it was when the steps were planned that are unanswered.
+    """Suspect the requests of a failed step; returns the one that was alone in it. `planned_by` is the executor when
+    the unanswered steps were planned.
     """
     failed = told_by.failed_step
     if failed is None or (planned_by.incarnation, planned_by.epoch) != (told_by.incarnation, failed.epoch):
@@ -190,7 +179,7 @@ def blame_failed_step(
 def in_order_of_trial(
     on_rows: Sequence[tuple[int, SuspectT]], in_line: Sequence[SuspectT]
 ) -> Iterator[tuple[int | None, SuspectT]]:
-    """Return who is to be tried alone, with its row if it has one: a second time when each has been tried once."""
+    """Return the suspects in the order of trial, with their rows: each once before any twice."""
     for is_second_try in (False, True):
         yield from (pair for pair in on_rows if _was_tried(pair[1]) is is_second_try)
         first = next((request for request in in_line if _was_tried(request) is is_second_try), None)

@@ -18,8 +18,9 @@ def told(
     reason: FinishReason = FinishReason.NONE,
     logprobs: tuple[TokenLogprobs, ...] = (),
 ) -> TokenOutputs:
-    """Return outputs with these tokens of a request, the first of which is token `offset`; `output_hash` is that after
-    the last one. With a reason its output ends there."""
+    """Return outputs with these tokens of a request, of which the first is token `offset`; `output_hash` is the hash
+    after the last. With a reason the output ends there.
+    """
     handle, num_output = live.request.handle, offset + len(token_ids)
     finishes = {}
     if reason is not FinishReason.NONE:
@@ -38,6 +39,5 @@ def told(
 
 
 def _stop_token(live: LiveRequest, reason: FinishReason, token_ids: Int32Array) -> int | None:
-    """Return the end token that ended the output, if one did: it is the last of the tokens then."""
     is_end = reason is FinishReason.STOP and len(token_ids) and int(token_ids[-1]) in live.request.end_token_ids
     return int(token_ids[-1]) if is_end else None

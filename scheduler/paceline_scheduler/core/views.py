@@ -27,7 +27,7 @@ class CoreViews:
     # Would a request be taken?
 
     def require_room(self, num_requests: int) -> None:
-        """Raise QueueFullError when the queue would not take so many requests, however short. Costs little."""
+        """Raise QueueFullError unless the queue takes so many requests, however short. Costs little."""
         state = self._state
         if state.waiting.num_requests + num_requests > state.limits.max_num_queued_reqs:
             if self._retry[0] != state.num_plannings:  # the same for all that are refused until something happens
@@ -35,12 +35,12 @@ class CoreViews:
             raise queue_full(state.waiting, state.limits, self._retry[1])
 
     def require_time(self, model: str, now: float) -> None:
-        """Raise QueueFullError when no request of usual urgency would get its first token in time. Costs little."""
+        """Raise QueueFullError if no usual request would get its first token in time. Costs little."""
         ahead = self._state.waiting.ahead_of_usual(model, now)
         check_wait(ahead, self._state.limits, self._state.executors.serving(model))
 
     def estimate(self, request: Request, now: float) -> Estimate:
-        """Say what is expected of a request if it were submitted now; a refusal is part of the answer."""
+        """Estimate a request as if it were submitted now; a refusal is part of the answer."""
         state = self._state
         live = LiveRequest(request, place_of(request, state.num_arrivals + 1, now), now)
         serving = state.executors.serving(request.model)
@@ -55,11 +55,9 @@ class CoreViews:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing new is taken."""
         return self._state.is_draining
 
     def limits(self) -> LimitValues:
-        """Return the bounds in force."""
         return self._state.limits_in_force
 
     # Requests
@@ -70,64 +68,62 @@ class CoreViews:
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
     def explain(self, key: RecordId) -> Explanation:
-        """Say where a request is and what it waits for; raises UnknownRequestError."""
+        """Raises UnknownRequestError."""
         state = self._state
         live = state.requests.by_key(key)
         if live is None:
-            raise UnknownRequestError(f"no request {key.request_id!r} of this tenant is running or waiting")
+            raise UnknownRequestError(
+                f"this tenant has no request {key.request_id!r} that runs or waits; check the request_id"
+            )
         position = state.waiting.position(live) if live.status is Status.WAITING else 0
         line = state.waiting.line(live.request.model)
         return explain(live, state.executors.by_address, line, position, state.limits)
 
     def waiting_requests(self) -> tuple[LiveRequest, ...]:
-        """Return what waits, by model and urgency."""
         return self._state.waiting.all()
 
     def num_waiting(self) -> tuple[int, int]:
-        """Return the length of the queue in requests and in prompt tokens."""
+        """In requests and in prompt tokens."""
         return self._state.waiting.num_requests, self._state.waiting.num_tokens
 
     def num_unfinished(self) -> int:
-        """Return how many requests have not ended, whether anybody listens to them or may come back."""
         return len(self._state.requests)
 
     def heard(self) -> Iterable[LiveRequest]:
-        """Return the requests that have not ended and that somebody listens to."""
+        """Return the open requests with a listener."""
         return self._state.requests.heard()
 
     # Executors
 
     @property
     def is_synced(self) -> bool:
-        """Whether every executor that is awaited was attached, or is lost: only then is anything admitted."""
+        """Whether every awaited executor was attached, or is lost: only then is anything admitted."""
         return self._state.executors.is_synced
 
     def executor(self, address: str) -> ExecutorState:
-        """Return an executor's state. KeyError unless it has been attached."""
         return self._state.executors.by_address[address]
 
     def description(self, address: str) -> ExecutorDescription | None:
-        """Return an executor as it was attached last; None before that, and once it was given up or removed."""
+        """Return an executor as it was attached last; None before that, and after it was given up."""
         executor = self._state.executors.by_address.get(address)
         return None if executor is None else executor.description
 
     def drains(self, address: str) -> bool:
-        """Tell whether an executor was told to drain, as the process that it is."""
+        """Tell whether this process of an executor was told to drain."""
         return self._state.executors.drains(address)
 
     def has_plans_in_flight(self) -> bool:
-        """Tell whether results are awaited of executors that are attached."""
         return any(executor.attached and executor.in_flight for executor in self._state.executors)
 
     def due_step(self, address: str) -> StepInFlight | None:
-        """Return the oldest plan that an executor has and has not answered; None also while it is not attached."""
+        """Return the oldest unanswered plan of an attached executor."""
         executor = self._state.executors.by_address.get(address)
         if executor is None or not executor.attached or not executor.in_flight:
             return None
         return executor.in_flight[0]
 
     def counts(self, address: str) -> ExecutorCounts:
-        """Return what operators see of an executor. KeyError unless it has been attached."""
+        """KeyError unless it has been attached."""
         executor = self.executor(address)
         occupied = (executor.rows.state == RUNNING) | (executor.rows.state == ENDING)
         return ExecutorCounts(

@@ -33,13 +33,13 @@ class Attachment:
     port: PlanPort | None = None  # set while plans can be sent
 
     def give_up(self, reason: str) -> None:
-        """Have nothing to do with it until its next welcome."""
+        """Leave it alone until its next welcome."""
         self.port = self.model = None
         self.last_error = reason
 
 
 def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
-    """Return the models of executors that serve, by name; what they share is taken from the last attached."""
+    """Return the models of serving executors by name; shared fields are the last attached one's."""
     served: dict[str, ServedModel] = {}
     for executor in executors:
         model, tokenizer = executor.model, executor.tokenizer
@@ -86,7 +86,6 @@ def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps
 
 
 def _state(record: ExecutorRecord, *, is_draining: bool) -> ExecutorState:
-    """Return where an executor stands, in one word."""
     if record.is_syncing:
         return ExecutorState.SYNCING
     match record.phase:

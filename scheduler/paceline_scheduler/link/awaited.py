@@ -22,12 +22,11 @@ class Awaited:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known what every executor runs."""
         return not self._is_looking and not any(record.is_awaited for record in self._records)
 
     @property
     def active(self) -> Holder | None:
-        """Who drives executors while this scheduler has none, or cannot begin without those; None if unknown."""
+        """Who drives executors while this scheduler has none, or must wait for some; None if unknown."""
         if self.is_empty or (self._driving_since_s is not None and not self._is_split_possible):
             return None
         holders = [record.holder for record in self._records if record.is_awaited and record.holder is not None]
@@ -41,25 +40,20 @@ class Awaited:
         return self._driving_since_s + SPLIT_AFTER_S
 
     def expect_all(self) -> None:
-        """Await word of every executor that is looked for."""
+        """Expect word of every executor."""
         self._is_looking, self._driving_since_s, self._is_split_possible = False, None, False
         for record in self._records:
             record.is_awaited = True
 
     def expect_held(self, record: ExecutorRecord) -> None:
-        """Await word of an executor if another scheduler holds it while this one drives none.
-
-        It may have been given up while it was loading, before anybody could drive it.
-        """
         if record.holder is not None and self._driving_since_s is None:
             record.is_awaited = True
 
     def resolved_by_welcome(self, now_s: float) -> None:
-        """This scheduler drives an executor: others change hands soon, unless whoever holds them lives."""
+        """Expect other executors soon, unless their holder lives: this scheduler drives one."""
         if self._driving_since_s is None:
             self._driving_since_s = now_s
 
     def advance(self, now_s: float) -> None:
-        """Time has passed."""
         if (split_at_s := self.split_at_s) is not None and now_s >= split_at_s:
             self._is_split_possible = True

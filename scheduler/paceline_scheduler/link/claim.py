@@ -42,60 +42,56 @@ class OwnClaim:
         self._told_terms: dict[str, int] = {}  # the last one that each executor told, 0 before; by address
 
     def look_for(self, address: str) -> None:
-        """There is an executor at an address."""
         self._told_terms.setdefault(address, 0)
 
     def forget(self, address: str) -> None:
-        """There is none any more."""
         self._told_terms.pop(address, None)
 
     def learn(self, terms: Mapping[str, int]) -> None:
-        """Rise above all terms told that can be believed, before the first claim is made."""
+        """Rise above all credible terms before the first claim is made."""
         self._told_terms.update(terms)
         credible = (term for address, term in terms.items() if self._is_credible(address, term))
         self.term = max(self.term, max(credible, default=0) + 1)
 
     def hello(self, address: str) -> Hello:
-        """Return the claim as it opens a plan stream to the executor at an address."""
+        """Return the claim for a plan stream to this executor."""
         takes_over = self.takes_over(address)
         self._greeted[address] = None
         return Hello(Claim(self.term, self.scheduler_id, self.address), self._protocols, takes_over)
 
     def takes_over(self, address: str) -> bool:
-        """Whether the next hello to the executor at an address displaces a live holder."""
+        """Whether the next hello to this executor displaces a live holder."""
         return self._approach is Approach.TAKE_OVER and address not in self._greeted
 
     def must_rise(self, info: ExecutorInfo) -> bool:
-        """Whether nobody holds the executor and its term is too high for this claim.
-
-        Above a holder that is alive it rises only by stepping down: of two that start at once, and find each other, one
-        must yield.
+        """Whether nobody holds the executor and its term is above this claim. Above a live holder it rises only by
+        stepping down: of two schedulers that start at once one must yield.
         """
         if info.holder_scheduler_id or info.term < self.term:
             return False
         return info.incarnation not in self._welcomed_by
 
     def rise_above(self, address: str, term: int) -> None:
-        """Claim more than an executor says was claimed of it; raises IncredibleTermError."""
+        """Claim more than an executor reports. Raises IncredibleTermError."""
         self._told_terms[address] = term
         self.require_credible(address, term)
         self.term = max(self.term, term + 1)
 
     def require_credible(self, address: str, term: int) -> None:
-        """Raise IncredibleTermError for a term that no scheduler can have come to."""
+        """Raise IncredibleTermError for a term that no scheduler can have reached."""
         if not self._is_credible(address, term):
             raise IncredibleTermError(term)
 
     def is_below(self, holder: Holder) -> bool:
-        """Whether a holder's claim is above this one as it is now."""
+        """Whether a holder's claim is above this one."""
         return (holder.term, holder.scheduler_id) > (self.term, self.scheduler_id)
 
     def is_welcome(self, incarnation: int) -> None:
-        """An executor has accepted this scheduler: its term is no reason to rise any more."""
+        """An executor has accepted this scheduler, so its term needs no rise."""
         self._welcomed_by[incarnation] = None
 
     def step_down(self, address: str, holder: Holder) -> None:
-        """Rise above a scheduler that has an executor, to stand in line behind it; raises IncredibleTermError."""
+        """Rise above a holder, to wait for its executor. Raises IncredibleTermError."""
         self.rise_above(address, max(self.term, holder.term))
         self._approach = Approach.WAIT
         self._welcomed_by.clear()

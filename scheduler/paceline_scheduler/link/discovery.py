@@ -41,9 +41,9 @@ def parse_executors(text: str) -> ExecutorAddresses:
         else:
             fixed.append(_endpoint(element, element))
     if len(set(fixed)) != len(fixed):
-        raise ValueError("an executor is named twice")
+        raise ValueError("one executor is named twice; name each once")
     if len(fixed) > MAX_EXECUTORS:
-        raise ValueError(f"at most {MAX_EXECUTORS} executors")
+        raise ValueError(f"{len(fixed)} executors are named, at most {MAX_EXECUTORS} are allowed")
     return ExecutorAddresses(tuple(fixed), tuple(names))
 
 
@@ -64,7 +64,7 @@ def _endpoint(text: str, element: str) -> Endpoint:
 
 
 async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:
-    """Return the addresses of a name as the operating system resolves it; raises OSError."""
+    """Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return tuple(sorted({str(info[4][0]) for info in found}))
 

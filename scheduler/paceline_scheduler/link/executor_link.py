@@ -35,7 +35,7 @@ class ExecutorLink:
         self._stream: PlanStream | None = None
 
     async def run(self) -> NoReturn:
-        """Attach, and attach again whenever the stream ended, until cancelled."""
+        """Attach, again after each end of the stream, until cancelled."""
         while True:
             try:
                 await self._attach_and_drive()
@@ -48,7 +48,7 @@ class ExecutorLink:
             await self._steward.until_dial(self.address)
 
     async def has_successor(self) -> bool:
-        """Whether another scheduler stands in line for the executor; False where it does not say."""
+        """Whether another scheduler waits for the executor; False where it does not say."""
         if self._connection is not None:
             with contextlib.suppress(LinkError, DivergenceError):
                 return (await self._connection.get_info(GET_INFO_TIMEOUT_S)).num_waiting_schedulers > 0
@@ -76,7 +76,7 @@ class ExecutorLink:
             await connection.close()
 
     async def _fetch_ahead(self, info: ExecutorInfo, connection: Connection) -> None:
-        """Have the tokenizer before the executor: who takes over has no time for it. The welcome tries again."""
+        """Fetch the tokenizer early: who takes over has no time for it. The welcome tries again."""
         if info.tokenizer_digest:
             with contextlib.suppress(LinkError, DivergenceError):
                 await self._tokenizers.get(info.tokenizer_digest, info.vocab_size, connection)
@@ -99,7 +99,7 @@ class ExecutorLink:
         self._steward.in_line(self.address, Holder(claim.scheduler_id, claim.term, claim.address))
 
     async def accepted(self, welcome: Welcome, snapshot: Snapshot) -> None:
-        """The executor is ours once its tokenizer is here as well: without that it would keep all others waiting."""
+        """Take the executor once its tokenizer is here: else all others would wait for that."""
         assert self._connection is not None, "a stream has a connection"
         assert self._stream is not None, "this is called by the stream"
         listener, description = self._steward.listener, ExecutorDescription.of(self.address, welcome)

@@ -47,35 +47,33 @@ class ExecutorRecord:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests may be on it that go on there. A stream that broke a moment ago does not count."""
+        """Whether its requests may go on there. A stream that broke a moment ago does not count."""
         return self.phase in (Phase.DRIVEN, Phase.DETACHED)
 
     def greet(self, incarnation: int, hello: Hello) -> None:
-        """Open a stream to it."""
         self.incarnation, self.hello, self.is_drain_due = incarnation, hello, False
 
     def seek(self, lost_at_s: float | None) -> None:
-        """Know nothing of it any more; it is lost at that time unless something comes before."""
+        """Expect news of it; without any it is lost at that time."""
         self.phase, self.lost_at_s = Phase.SOUGHT, lost_at_s
 
     def leave(self) -> None:
-        """Leave it to another scheduler: a stream that is open ends soon."""
+        """Leave it to another scheduler: an open stream ends soon."""
         self.phase, self.lost_at_s = Phase.YIELDED, None
 
     def stand_in_line(self, holder: Holder) -> None:
-        """Wait behind a holder that lives, for as long as that lasts."""
+        """Wait behind a live holder."""
         self.phase, self.holder, self.lost_at_s = Phase.IN_LINE, holder, None
         self.in_line_at = self.incarnation
         self.redial.reset()
 
     def sync(self) -> None:
-        """It has accepted this scheduler, and is driven once that has all that it needs."""
+        """It has accepted this scheduler, which gets what it needs to drive it."""
         self.is_syncing = True
         if self.phase is Phase.IN_LINE:
             self.phase = Phase.SOUGHT
 
     def welcome(self, description: ExecutorDescription, now_s: float) -> None:
-        """Drive it from now on."""
         self.incarnation = description.incarnation
         self.phase, self.holder, self.lost_at_s = Phase.DRIVEN, None, None
         self.is_awaited, self.is_syncing, self.in_line_at = False, False, None
@@ -83,7 +81,7 @@ class ExecutorRecord:
         self.redial.welcomed(description, now_s)
 
     def detach(self, holder: Holder | None, now_s: float) -> bool:
-        """Its stream is over, because of `holder` if that is given; returns whether it was driven."""
+        """End its stream, because of `holder` if given; returns whether it was driven."""
         was_driven = self.redial.ended(now_s)
         if self.phase is Phase.DRIVEN:
             self.phase = Phase.DETACHED
@@ -95,16 +93,16 @@ class ExecutorRecord:
         return was_driven
 
     def lose(self) -> None:
-        """It is gone as far as can be told."""
         self.phase, self.lost_at_s, self.holder = Phase.LOST, None, None
         self.is_awaited = self.is_syncing = False
 
     def heed(self, now_s: float) -> None:
-        """Let it change what becomes of the others, but not again and again without a welcome.
-
-        One that makes claims up would cost the others everything each time. Raises StreamEndedError.
+        """Let its claim change what becomes of the others, but not again and again without a welcome: made-up claims
+        would cost them everything. Raises StreamEndedError.
         """
         if now_s < self.heeded_from_s:
-            raise StreamEndedError("it tells of a higher term once more, and nobody else does: not believed for now")
+            raise StreamEndedError(
+                "it reports a higher term again, which no other executor confirms; this scheduler tries again later"
+            )
         self.heeded_from_s = now_s + self.rest_s
         self.rest_s = min(2 * self.rest_s, MAX_REST_S)

@@ -41,13 +41,12 @@ class Executors:
     # What the runtime says
 
     def send_plan(self, address: str, plan: BatchPlan) -> None:
-        """Put a plan on its way to an executor that is attached."""
         port = self.by_address[address].port
         assert port is not None, "only what is attached is planned for"
         port.send_plan(plan)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """Who drains takes nothing new."""
+        """A draining executor takes nothing new."""
         del now, effects
         if isinstance(event, DrainExecutor | BeginDrain):
             self.changed()
@@ -55,11 +54,11 @@ class Executors:
     # What a new request would meet
 
     def on_readiness(self, tell: Callable[[Readiness], None]) -> None:
-        """Tell of every change, from now on, of what would become of a new request."""
+        """Call back at every change of what a new request would meet."""
         self._on_readiness = tell
 
     def changed(self) -> None:
-        """Let those look again who wait for executors, and tell what a new request would meet, if that is new."""
+        """Wake those who wait for executors, and report readiness if it changed."""
         self._changed.set()
         readiness = self.readiness
         if readiness != self._told:
@@ -68,22 +67,19 @@ class Executors:
 
     @property
     def readiness(self) -> Readiness:
-        """What would become of a new request."""
         if self._views.is_draining:
             return Readiness(ServingStatus.NOT_SERVING)
         return self._leadership.readiness(self._views.drains)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nobody is served here, and nobody can come back to what an executor runs."""
         awaited = self._leadership.awaited
         return (awaited.is_empty or awaited.active is not None) and not self._views.num_unfinished()
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Return when it is known what every executor runs; raises NoExecutorError when that will not be soon.
-
-        When another scheduler drives the executors that is a StandbyError: at once for a request that is new. One that
-        was begun waits for as long as a holder is named that has just died, since its client may be here because of it.
+        """Return when the state of every executor is known. Raises NoExecutorError when that will not be soon. Raises
+        StandbyError when another scheduler drives them, for a new request at once; a begun one waits while the named
+        holder may just have died.
         """
         awaited = self._leadership.awaited
         wait_s = MAX_WAIT_S
@@ -97,7 +93,6 @@ class Executors:
             raise NoExecutorError("not all executors have answered yet; try again", _RETRY_S)
 
     def require_lead(self) -> None:
-        """Raise StandbyError while another scheduler is known to drive the executors."""
         if (active := self._leadership.awaited.active) is not None:
             raise StandbyError(active, _STANDBY_RETRY_S)
 
@@ -114,28 +109,23 @@ class Executors:
                 raise UnlikeExecutorError(model.name, f"{model.vocab_size} token ids", f"{served.vocab_size}")
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Return the models of executors that are attached, or were a moment ago and are not lost."""
         return served_models(self._serving())
 
     def open_models(self) -> tuple[ServedModel, ...]:
-        """Return the models of which new requests would be run."""
         return served_models(self._serving(self._views.drains))
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
-        """Return all executors that are looked for, by address."""
         return tuple(
             status(self._leadership[address], executor, self._views, self._steps.totals(address))
             for address, executor in sorted(self.by_address.items())
         )
 
     def _serving(self, is_left_out: Callable[[str], bool] = lambda _: False) -> Iterator[Attachment]:
-        """Return those on which requests run, but for some, such as those that take no new ones."""
         for address, executor in self.by_address.items():
             if self._leadership[address].is_serving and not is_left_out(address):
                 yield executor
 
     async def _until(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait until something holds, for so long at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not holds():

@@ -115,11 +115,10 @@ class Leadership:
     # What is known
 
     def __getitem__(self, address: str) -> ExecutorRecord:
-        """Return what is known of an executor, to be read; KeyError if it is not looked for."""
         return self._executors[address]
 
     def readiness(self, drains: Callable[[str], bool]) -> Readiness:
-        """Return what would become of a new request; an executor that drains takes none."""
+        """Return what would become of a new request; a draining executor takes none."""
         if (active := self.awaited.active) is not None:
             return Readiness(ServingStatus.STANDBY, active)
         is_served = any(each.is_serving and not drains(each.address) for each in self._executors.values())
@@ -133,31 +132,28 @@ class Leadership:
     # What was seen
 
     def look(self, addresses: Iterable[str], terms: Mapping[str, int]) -> None:
-        """These are the executors there are, and the terms that some of them told: word of each is awaited."""
+        """Learn the executors, and the terms that some of them reported; expect word of each."""
         for address in addresses:
             self._know(address)
         self.claim.learn(terms)
         self.awaited.expect_all()
 
     def expect(self, address: str, now_s: float) -> None:
-        """An executor is looked for from now on."""
         self._know(address).lost_at_s = now_s + LOST_AFTER_S
 
     def remove(self, address: str) -> None:
-        """An executor is not looked for any more."""
         del self._executors[address]
         self.claim.forget(address)
 
     def found(self, address: str, info: ExecutorInfo, now_s: float, jitter: float) -> Greeting | None:
-        """An executor says who it is. None: look again later, since it is for another scheduler.
-
-        Raises a LinkError where no stream to it may be opened.
+        """Learn who an executor is. None: ask again later, it is for another scheduler. Raises a LinkError where no
+        stream may be opened.
         """
         executor = self._executors[address]
         for other in self._executors.values():
             # Two streams would end each other for ever, since a scheduler that attaches again replaces its own stream.
             if other is not executor and other.hello is not None and other.incarnation == info.incarnation:
-                raise StreamEndedError(f"the executor at {address} is the one at {other.address}")
+                raise StreamEndedError(f"{address} and {other.address} lead to the same executor; name one of them")
         if self._is_for_another(executor, info, now_s, jitter):
             executor.redial.look_again(now_s, jitter)
             return None
@@ -167,7 +163,7 @@ class Leadership:
         return Greeting(hello, verdicts)
 
     def in_line(self, address: str, holder: Holder, now_s: float) -> Verdicts:
-        """Another scheduler is alive and holds the executor: nothing of it is ours, whatever was."""
+        """Nothing of the executor is ours: a live scheduler holds it."""
         executor = self._executors[address]
         self.claim.require_credible(address, holder.term)
         if (executor.phase, executor.holder) == (Phase.IN_LINE, holder):
@@ -182,14 +178,14 @@ class Leadership:
         self._executors[address].sync()
 
     def welcomed(self, description: ExecutorDescription, now_s: float) -> None:
-        """An executor has accepted this scheduler, which has all that it needs to drive it."""
+        """An executor is driven from now on."""
         self._executors[description.address].welcome(description, now_s)
         self.claim.is_welcome(description.incarnation)
         self.is_acting = True
         self.awaited.resolved_by_welcome(now_s)
 
     def drains(self, address: str) -> bool:
-        """An executor wants nothing new placed there; returns whether it is driven, else its welcome tells."""
+        """Place nothing new on it; returns whether it is driven, else its welcome tells."""
         executor = self._executors[address]
         executor.is_drain_due = True
         return executor.phase is Phase.DRIVEN
@@ -232,10 +228,9 @@ class Leadership:
         return self._executors.setdefault(address, ExecutorRecord(address))
 
     def _is_for_another(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float, jitter: float) -> bool:
-        """Whether nobody drives the executor and another scheduler should: one that drives others, or was just here.
-
-        A fence takes whoever comes first when it has just started, and its last holder at once when that comes back.
-        Whoever got an executor so, with the higher claim, would take all of them from a scheduler in good health.
+        """Whether nobody drives the executor and another scheduler should: one that drives others, or was just here. A
+        fence that has just started takes whoever comes first, who would then, with the higher claim, take all others
+        from a healthy scheduler.
         """
         if executor.in_line_at not in (None, info.incarnation):
             executor.in_line_at = None
@@ -248,20 +243,20 @@ class Leadership:
         return is_behind or now_s < executor.left_alone_until_s
 
     def _rise(self, executor: ExecutorRecord, info: ExecutorInfo, now_s: float) -> Verdicts:
-        """Claim more than an executor has seen, and attach to the others anew: a scheduler has one claim everywhere."""
+        """Claim more than an executor reports, and attach to the others again: a scheduler has one claim everywhere."""
         self.claim.require_credible(executor.address, info.term)
         if not self.claim.must_rise(info):
             return ()
         executor.heed(now_s)
         self.claim.rise_above(executor.address, info.term)
-        error = TermRaisedError("attaches anew under a higher term")
+        error = TermRaisedError("the scheduler attaches again under a higher term")
         return tuple(EndStream(other.address, error) for other in self._executors.values() if other.hello is not None)
 
     def _refused(self, executor: ExecutorRecord, error: TermSupersededError, now_s: float, jitter: float) -> Verdicts:
-        """Yield to a scheduler of a higher claim, once it is believed that there is one; raises a LinkError if not."""
+        """Yield to a credible scheduler of a higher claim. Raises a LinkError if it is not."""
         holder = error.holder
         if executor.hello is None or not outranks(holder, executor.hello):
-            sentence = f"it refuses this scheduler in favour of term {holder.term}, which is no higher claim"
+            sentence = f"it refuses this scheduler for one of term {holder.term}, which does not rank higher"
             raise UnreachableError(f"{sentence}; restart this executor")
         self.claim.require_credible(executor.address, holder.term)
         is_news = self.claim.is_below(holder)
@@ -274,9 +269,8 @@ class Leadership:
         return (detached, *verdicts)
 
     def _yield_to(self, executor: ExecutorRecord, active: Holder, now_s: float, jitter: float) -> Verdicts:
-        """Give up all executors, and wait in line for them: the other scheduler shall have those just coming to us too.
-
-        Else two that start at once would each hold some, and each wait for the rest.
+        """Give up all executors, and wait for them. Else two that start at once would each hold some, and each wait for
+        the rest.
         """
         self.claim.step_down(executor.address, active)
         displaced = self._stop_acting(active)
@@ -288,9 +282,8 @@ class Leadership:
         return (*displaced, *ends)
 
     def _yield_if_left_out(self, now_s: float) -> Verdicts:
-        """Give up what waits here if it would wait for ever: no executor is left, and another scheduler drives one.
-
-        That one may have the lower claim, as an executor that has just started takes the first scheduler that comes.
+        """Give up what would wait here for ever: no executor is left, and another scheduler drives one. That one may
+        have the lower claim, as a new executor takes the first scheduler that comes.
         """
         if not self.is_acting or any(each.is_serving for each in self._executors.values()):
             return ()
@@ -304,7 +297,7 @@ class Leadership:
         return self._stop_acting(active)
 
     def _stop_acting(self, active: Holder) -> Verdicts:
-        """Drive nothing until a welcome, and await word of all executors again."""
+        """Drive nothing until a welcome, and expect word of all executors again."""
         was_acting, self.is_acting = self.is_acting, False
         if not was_acting:
             return ()

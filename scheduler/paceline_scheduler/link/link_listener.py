@@ -13,7 +13,7 @@ class PlanPort(Protocol):
     """Where the plans of one accepted stream go."""
 
     def send_plan(self, plan: BatchPlan) -> None:
-        """Put a plan on its way; after the stream ended it goes nowhere."""
+        """Put a plan on its way; after the stream's end it is dropped."""
         ...
 
 
@@ -24,13 +24,9 @@ class LinkListener(Protocol):
         """These executors there are at the start; `expected` follows for each."""
         ...
 
-    def expected(self, address: str) -> None:
-        """An executor is looked for from now on."""
-        ...
+    def expected(self, address: str) -> None: ...
 
-    def removed(self, address: str) -> None:
-        """An executor is not looked for any more."""
-        ...
+    def removed(self, address: str) -> None: ...
 
     def require_alike(self, address: str, welcome: Welcome) -> None:
         """Raise LinkError for an executor that cannot stand beside those that serve a model of the same name."""
@@ -43,9 +39,7 @@ class LinkListener(Protocol):
         description: ExecutorDescription,
         snapshot: Snapshot,
         port: PlanPort,
-    ) -> None:
-        """An executor can be driven through `port`."""
-        ...
+    ) -> None: ...
 
     def steps_of(self, address: str) -> Steps:
         """Return where results of an executor go, and what is due of it."""
@@ -60,13 +54,9 @@ class LinkListener(Protocol):
         ...
 
     def lost(self, address: str) -> None:
-        """The executor is gone as far as can be told: its requests should run elsewhere."""
+        """The executor is gone as far as known: its requests should run elsewhere."""
         ...
 
-    def displaced(self, active: Holder) -> None:
-        """Another scheduler has taken over: everything under way here is its business now."""
-        ...
+    def displaced(self, active: Holder) -> None: ...
 
-    def changed(self) -> None:
-        """Who drives what may have changed, after all that was told."""
-        ...
+    def changed(self) -> None: ...

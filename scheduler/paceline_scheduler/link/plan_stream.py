@@ -81,9 +81,8 @@ class _Heard:
     awaited_since_s: float = 0.0  # the oldest plan without a result, or it would have run since then
 
     def excuse(self, standstill_s: float, now_s: float) -> None:
-        """Do not count time in which this process stood still: what was said meanwhile is not read yet.
-
-        A step is not blamed for it either, since whatever held us up may have held up the executor as well.
+        """Do not count time in which this process stood still: messages of that time are not read yet, and what held us
+        up may have held up the executor too.
         """
         self.at_s = min(now_s, self.at_s + standstill_s)
         self.got_on_s = min(now_s, self.got_on_s + standstill_s)
@@ -147,7 +146,9 @@ class PlanStream:
             await self._wake_writer.wait()
 
     async def _write_next(self) -> None:
-        """Send what is next; with a plan those behind it, as far as they place nothing: prompts may fill a message."""
+        """Send the next message; a plan takes those behind it along that place nothing, as prompts may fill a
+        message.
+        """
         message, more = self._outbox.popleft(), list[BatchPlan]()
         if isinstance(message, BatchPlan) and not message.new_requests and self._protocol >= GROUPING_PROTOCOL:
             while self._outbox and isinstance(plan := self._outbox[0], BatchPlan) and not plan.new_requests:
@@ -204,7 +205,9 @@ class PlanStream:
             raise DivergenceError(f"the executor sent a message out of turn, in phase {self._phase.value!r}")
 
     async def _accept(self) -> NoReturn:
-        """Hand over the executor; beside the reader, because fetching its tokenizer may take longer than a silence."""
+        """Hand over the executor. Fetching its tokenizer may take longer than a silence, so the reader goes on
+        meanwhile.
+        """
         await self._accepting.wait()
         assert self._welcome is not None, "the snapshot follows the welcome"
         await self._events.accepted(self._welcome, self._accepted_snapshot)
@@ -225,12 +228,14 @@ class PlanStream:
     def _check_alive(self, now_s: float) -> None:
         heard = self._heard
         if now_s - heard.at_s > MAX_SILENCE_S:
-            raise StreamEndedError(f"nothing heard for {now_s - heard.at_s:.1f} s")
+            raise StreamEndedError(f"the executor has sent nothing for {now_s - heard.at_s:.1f} s")
         if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - heard.got_on_s > MAX_WELCOME_S:
-            raise StreamEndedError(f"no welcome, or not all of the snapshot, for {now_s - heard.got_on_s:.1f} s")
+            raise StreamEndedError(
+                f"the executor sent no welcome or no more of its snapshot for {now_s - heard.got_on_s:.1f} s"
+            )
         step = self._steps.due()
         if step is not None and (waited_s := now_s - heard.awaited_since_s) > _bound_s(step):
-            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, beyond its bound")
+            raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, longer than its bound")
 
 
 def _bound_s(step: StepInFlight) -> float:
@@ -239,15 +244,13 @@ def _bound_s(step: StepInFlight) -> float:
 
 
 async def never() -> NoReturn:
-    """Wait until cancelled."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets this event")
 
 
 async def _run_until_one_ends(*coroutines: Coroutine[Any, Any, NoReturn]) -> NoReturn:
-    """Run endless coroutines until one raises; end the others, then raise what it raised.
-
-    If several have raised at the same moment the first one given counts.
+    """Run endless coroutines until one raises; end the others, then raise it. Of several at the same moment the first
+    one given counts.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -36,20 +36,18 @@ class Redial:
     _epoch: tuple[int, int] = (0, 0)  # of the last stream: incarnation and epoch
 
     def reset(self) -> None:
-        """Begin again with the shortest pause."""
         self._next_s = FIRST_DELAY_S
 
     def welcomed(self, description: ExecutorDescription, now_s: float) -> None:
-        """A stream was accepted: the pauses begin again, unless the last one had ended at once."""
+        """A stream was accepted: the pauses begin again, unless the last one ended at once."""
         if not self._was_short_lived or self._has_failed_a_step(description):
             self.reset()
         self._welcomed_s = now_s
         self._epoch = description.incarnation, description.epoch
 
     def ended(self, now_s: float) -> bool:
-        """A stream has ended; returns whether it had been accepted.
-
-        What ends every stream at once, such as a mistake of ours, must not be tried ten times a second.
+        """A stream has ended; returns whether it had been accepted. What ends every stream at once must not be tried
+        ten times a second.
         """
         welcomed_s, self._welcomed_s = self._welcomed_s, None
         if welcomed_s is None:
@@ -58,31 +56,28 @@ class Redial:
         return True
 
     def after_failure(self, now_s: float, jitter: float, *, is_urgent: bool) -> None:
-        """Something went wrong: dial less and less often."""
+        """Dial less and less often."""
         wait_s = varied(self._next_s, jitter)
         self._next_s = min(max(self._next_s * 1.5, 0.1), 5.0)
         self.at_s = now_s + (min(wait_s, MAX_ACTING_WAIT_S) if is_urgent else wait_s)
 
     def after_rise(self, now_s: float, jitter: float) -> None:
-        """This scheduler's claim has risen."""
         self.at_s = now_s + varied(RAISED_DELAY_S, jitter)
 
     def after_yielding(self, now_s: float, jitter: float) -> None:
-        """Another scheduler shall have it first."""
+        """Let another scheduler have it first."""
         self.at_s = now_s + varied(REJOIN_DELAY_S, jitter)
 
     def after_mismatch(self, now_s: float) -> None:
-        """It speaks no version of the plan protocol that this scheduler speaks."""
         self.at_s = now_s + MISMATCH_DELAY_S
 
     def look_again(self, now_s: float, jitter: float) -> None:
-        """It is left to another scheduler for now."""
+        """Look at it later: it is left to another scheduler."""
         self.at_s = now_s + varied(LOOK_AGAIN_S, jitter)
 
     def _has_failed_a_step(self, description: ExecutorDescription) -> bool:
-        """Tell whether the last stream ended because of a step that failed: its requests are to be told apart at once.
-
-        That ends by itself: one request after another fails, and an executor with which all do ends itself.
+        """Tell whether a failed step ended the last stream: then its requests are retried one by one at once. An
+        executor on which all fail ends itself.
         """
         failed = description.failed_step
         return failed is not None and (description.incarnation, failed.epoch) == self._epoch

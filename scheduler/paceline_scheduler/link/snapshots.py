@@ -46,7 +46,7 @@ class SnapshotJoiner:
         self._tags: list[BlockTags] = []
 
     def add(self, part: SnapshotPart) -> Snapshot | None:
-        """Take a part; returns the snapshot when it was the last one. Raises DivergenceError."""
+        """Take a part; returns the snapshot after the last one. Raises DivergenceError."""
         self._count(part)
         for piece in part.rows:
             self._pieces.append(piece)
@@ -59,7 +59,7 @@ class SnapshotJoiner:
         if not part.num_parts:
             return None
         if part.num_parts != self._num_parts:
-            raise DivergenceError(f"{self._num_parts} of the {part.num_parts} parts of the snapshot came")
+            raise DivergenceError(f"the snapshot has {self._num_parts} parts and says {part.num_parts}")
         if self._pieces:
             raise DivergenceError("the snapshot ended inside a request")
         tags = BlockTags(
@@ -80,7 +80,7 @@ class _Sizes:
     """The sizes that an executor has told, and what of a snapshot was seen so far, which none of it may repeat."""
 
     def __init__(self, welcome: Welcome) -> None:
-        """Raise DivergenceError for an executor whose rows nobody could keep a table of."""
+        """Raise DivergenceError for rows whose table would be too large."""
         num_tokens = welcome.limits.max_num_rows * welcome.limits.max_model_len
         if num_tokens > MAX_TABLE_TOKENS:
             raise DivergenceError(f"rows of {num_tokens} tokens in all are more than {MAX_TABLE_TOKENS}")
@@ -93,7 +93,7 @@ class _Sizes:
         self._record_ids: set[RecordId] = set()
 
     def check_row(self, state: RowState) -> None:
-        """Raise DivergenceError for a row or record that the executor cannot have, or has told of before."""
+        """Raise DivergenceError for an impossible or repeated row or record."""
         if state.row is not None:
             _require(state.row < self._num_rows, f"row {state.row} of {self._num_rows}")
             _require(state.row not in self._rows, f"row {state.row} twice")
@@ -142,7 +142,7 @@ def _num_bytes(state: RowState) -> int:
 
 
 def _join(pieces: list[RowState]) -> RowState:
-    """Return one request out of its pieces: columns one after another, everything else from the first."""
+    """Return one request out of its pieces: columns one after another, the rest from the first."""
     first = pieces[0]
     if len(pieces) == 1:
         return first

@@ -39,7 +39,7 @@ class TokenizerShelf:
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest, while one is held
 
     async def get(self, digest: str, vocab_size: int, connection: Connection) -> TokenizerSource:
-        """Return the tokenizer of this digest, fetching it over `connection` if it is not here; raises LinkError."""
+        """Return the tokenizer of this digest, fetched over `connection` if needed. Raises LinkError."""
         if digest not in self._sources:
             async with self._fetching.setdefault(digest, asyncio.Lock()):
                 if digest not in self._sources:
@@ -76,7 +76,7 @@ def _pack(source: TokenizerSource) -> bytes:
 
 
 def _unpack(content: bytes) -> TokenizerSource | None:
-    """Return what was packed, or None if that was done by a version with other fields."""
+    """Return what was packed, None if another version packed it."""
     line, _, data = content.partition(b"\n")
     try:
         fields = json.loads(line)

@@ -41,9 +41,7 @@ class Connection(Protocol):
         """Open a plan stream."""
         ...
 
-    async def close(self) -> None:
-        """Close the connection and all that runs over it."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Transport(Protocol):

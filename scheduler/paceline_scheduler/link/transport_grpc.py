@@ -46,7 +46,6 @@ class GrpcTransport:
     """Connections over grpc.aio."""
 
     def connect(self, address: str) -> "GrpcConnection":
-        """Return a connection; it dials when it is used."""
         return GrpcConnection(address)
 
 
@@ -58,7 +57,7 @@ class GrpcConnection:
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
-        """Ask who the executor is; a refused connection is an UnreachableError."""
+        """A refused connection is an UnreachableError."""
         method: _Unary = self._channel.unary_unary(wire.GET_INFO_METHOD)
         call = method(wire.GET_INFO_REQUEST, timeout=timeout_s)
         async with _ended(call):
@@ -71,7 +70,6 @@ class GrpcConnection:
                 raise _link_error(error) from error
 
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
-        """Fetch the tokenizer and join its parts."""
         method: _Stream = self._channel.unary_stream(wire.GET_TOKENIZER_METHOD)
         call = method(wire.GET_TOKENIZER_REQUEST, timeout=timeout_s)
         first: TokenizerSource | None = None
@@ -93,12 +91,10 @@ class GrpcConnection:
         raise StreamEndedError("the tokenizer ended before its last part")
 
     def attach(self) -> "GrpcPlanStream":
-        """Open a plan stream."""
         call: _AttachCall = self._channel.stream_stream(wire.ATTACH_METHOD)()
         return GrpcPlanStream(call)
 
     async def close(self) -> None:
-        """Close the channel; calls that are still open are cancelled."""
         await self._channel.close()
 
 
@@ -110,7 +106,6 @@ class GrpcPlanStream:
         self._unread: deque[FromExecutor] = deque()
 
     async def write(self, message: ToExecutor, *more: BatchPlan) -> None:
-        """Send a message, or several plans as one."""
         data = encode_request(with_contexts(message), *map(with_contexts, more))
         try:
             await self._call.write(data)
@@ -118,7 +113,6 @@ class GrpcPlanStream:
             raise await self._typed(error) from error
 
     async def read(self) -> FromExecutor:
-        """Return the next message; the end of the stream is an error."""
         while not self._unread:
             try:
                 data = await self._call.read()
@@ -133,7 +127,6 @@ class GrpcPlanStream:
         return self._unread.popleft()
 
     def cancel(self) -> None:
-        """End the call at once."""
         self._call.cancel()
 
     async def _typed(self, error: BaseException) -> BaseException:
@@ -153,7 +146,7 @@ class GrpcPlanStream:
 
 @asynccontextmanager
 async def _ended(call: grpc.aio.Call) -> AsyncIterator[None]:
-    """Cancel a call in the end: one that was abandoned half-way would leak."""
+    """Cancel a call in the end: an abandoned one would leak."""
     try:
         yield
     finally:

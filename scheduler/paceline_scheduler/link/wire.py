@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def _divergence(read: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let what an executor sent malformed be a DivergenceError, which ends its stream."""
+    """Turn a malformed message into a DivergenceError, which ends its stream."""
 
     @wraps(read)
     def reading(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -51,19 +51,17 @@ def _divergence(read: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def divergence(error: MalformedError) -> DivergenceError:
-    """Return what ends a stream on which such a message came."""
     return DivergenceError(f"the executor sent a malformed message: {error}")
 
 
 @_divergence
 def decode_info(data: bytes) -> ExecutorInfo:
-    """Return what a GetInfoResponse says about incarnation, holder and tokenizer."""
     return welcomes.decode_info(data)
 
 
 @_divergence
 def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
-    """Return a part of a tokenizer, whose `json` is a piece, and whether it is the last one."""
+    """Return a piece of a tokenizer, and whether it is the last one."""
     check_size(data, MAX_PART_BYTES)
     part = parse(executor_pb2.GetTokenizerResponse, data)
     check(part, "tokenizer.")
@@ -82,7 +80,7 @@ def decode_tokenizer_part(data: bytes) -> tuple[TokenizerSource, bool]:
 
 @_divergence
 def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
-    """Return the error that a failed call stands for; `details` are its `grpc-status-details-bin`."""
+    """Return the error of a failed call; `details` are its `grpc-status-details-bin`."""
     if details:
         for detail in parse(status_pb2.Status, details).details:
             info = error_details_pb2.ErrorInfo()

@@ -22,7 +22,7 @@ _M = TypeVar("_M", bound=ToExecutor)
 
 
 def with_contexts(message: _M) -> _M:
-    """Return a message as it travels; that is a plan of the core with the context of each request it places."""
+    """Return a message as it travels: each request that a plan places with its context."""
     if not (isinstance(message, BatchPlan) and message.new_requests):
         return message
     placements = (
@@ -54,7 +54,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
 
 
 def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
-    """Tell whether a scheduler can have written it: executors do not read it, but one may have made it up."""
+    """Tell whether a scheduler can have written it: executors return it unread, but may have made it up."""
     try:
         check(context)
     except BoundError:
@@ -65,7 +65,7 @@ def _is_within_bounds(context: plan_pb2.RequestContext) -> bool:
 
 
 def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
-    """Return the request without its prompt, which stands beside the context, and without a model: the executor's."""
+    """Return the request without its prompt and model, which stand beside the context."""
     sent, settings = context.request, context.settings
     wants_prompt = sent.output.HasField("prompt_logprobs") and record_id.index == 0
     return Request(
@@ -110,7 +110,7 @@ def write_context(context: RequestContext) -> bytes:
 
 
 def _settings(request: Request) -> plan_pb2.NewRequest:
-    """Return what cannot be read from the request as sent without its model's tokenizer."""
+    """Return what cannot be read from the sent request without its model's tokenizer."""
     return plan_pb2.NewRequest(
         sampling=write_sampling(request.sampling),
         end_token_ids=request.end_token_ids,

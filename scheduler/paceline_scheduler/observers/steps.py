@@ -74,17 +74,15 @@ class StepWatch:
         self.sinks: list[StepSink] = []
 
     def add(self, sink: StepSink) -> None:
-        """Tell `sink` from now on; the oldest watcher gives way when there are too many."""
+        """Tell `sink` from now on; the oldest watcher is dropped when there are too many."""
         self.sinks.append(sink)
         del self.sinks[:-MAX_WATCHERS]
 
     def remove(self, sink: StepSink) -> None:
-        """Stop telling `sink`."""
         if sink in self.sinks:
             self.sinks.remove(sink)
 
     def tell(self, record: StepRecord) -> None:
-        """Tell every watcher of a step."""
         for sink in tuple(self.sinks):
             sink.step_finished(record)
 
@@ -122,7 +120,7 @@ class StepObserver:
         return StepTotals() if executor is None else replace(executor.totals)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """Count a step that has finished; what was planned in an earlier stream never does."""
+        """Count a finished step; one planned in an earlier stream never finishes."""
         del now
         match event:
             case StepFinished(address, result):
@@ -195,5 +193,5 @@ def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
 
 
 def _sum(total_ns: int, more_ns: int) -> int:
-    """What an executor makes up must not keep operators from the sums of the others: a sum stops at what travels."""
+    """Stop a sum at the largest number that travels: an executor may make numbers up."""
     return min(total_ns + more_ns, _MOST_NS)

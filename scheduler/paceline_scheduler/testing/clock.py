@@ -8,11 +8,9 @@ class ManualClock:
         self._now_s = start_s
 
     def __call__(self) -> float:
-        """Return the time in seconds."""
         return self._now_s
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; returns the new time."""
         assert seconds >= 0, "a monotonic clock does not go back"
         self._now_s += seconds
         return self._now_s

@@ -22,18 +22,17 @@ class OutputCollector:
         self._closed: set[int] = set()
 
     def close(self, handle: int) -> None:
-        """The client's connection is lost: nothing reaches it."""
+        """Deliver nothing more: the client's connection is lost."""
         self._closed.add(handle)
 
     def open(self, handle: int) -> None:
-        """It listens again."""
         self._closed.discard(handle)
 
     def _is_deaf(self, handle: int) -> bool:
         return handle < 0 or handle in self._closed  # below 0: the core's own, nobody listens
 
     def deliver(self, outputs: Outputs) -> None:
-        """Take outputs in; a gap, a double, a wrong rolling hash or a token after the end is an AssertionError."""
+        """A gap, a double, a wrong rolling hash or a token after the end is an AssertionError."""
         for tokens in outputs.tokens:
             self._take(tokens)
         for failure in outputs.failures:
@@ -44,11 +43,10 @@ class OutputCollector:
 
     @property
     def ended(self) -> set[int]:
-        """The handles that finished or failed."""
         return self.finishes.keys() | self.failures.keys()
 
     def forget_after(self, handle: int, num_tokens: int) -> None:
-        """Let the client have only so many tokens of an output, and not its end: the rest was lost on the way."""
+        """Let the client have only so many tokens of an output, and not its end."""
         self.finishes.pop(handle, None)
         held = self.token_ids[handle] = self.token_ids[handle][:num_tokens]
         self._hashes[handle] = HASH_START

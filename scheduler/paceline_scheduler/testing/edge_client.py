@@ -39,14 +39,11 @@ class EdgeClient:
         return stream.handles
 
     def leave(self) -> None:
-        """End the call: what it runs is detached, or cancelled."""
         self._edge.close_outbox(self.outbox)
 
     def collect(self) -> Parcel:
-        """Take everything that waits."""
         return self.outbox.collect(_EVERYTHING)
 
     def delta(self) -> PendingDelta:
-        """Take the only delta that waits."""
         (delta,) = self.collect().deltas
         return delta

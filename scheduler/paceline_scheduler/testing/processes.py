@@ -30,7 +30,7 @@ class SchedulerTestProcess:
 
     @staticmethod
     async def start(*arguments: str) -> "SchedulerTestProcess":
-        """Start it; arguments given here come after those for the ports."""
+        """Start it; `arguments` come after those for the ports."""
         log, stdout = os.pipe()
         fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
@@ -52,7 +52,6 @@ class SchedulerTestProcess:
 
     @property
     def process_id(self) -> int:
-        """Its number."""
         return self._process.pid
 
     async def event(self, name: str, matches: Callable[[Event], bool] = lambda _: True) -> Event:
@@ -66,15 +65,13 @@ class SchedulerTestProcess:
             await self._news.wait()
 
     def names(self) -> list[str]:
-        """Return the names of the events so far, in order."""
         return [str(event["event"]) for event in self.events]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         self._process.send_signal(number)
 
     def clog_log(self) -> None:
-        """Read its log no more, and fill the pipe: who writes into it now waits."""
+        """Read its log no more, and fill the pipe: its next write waits."""
         self._pipe.pause_reading()
         # Opened anew, as a second writing end must not keep the log from ending with the process.
         file = self._pipe.get_extra_info("pipe").fileno()
@@ -87,7 +84,7 @@ class SchedulerTestProcess:
         self._pipe.resume_reading()
 
     def close_log(self) -> None:
-        """Close the pipe of its log: who writes into it now fails."""
+        """Close the pipe of its log: its next write fails."""
         self._pipe.close()
 
     async def ended(self) -> tuple[int, str]:

@@ -70,7 +70,7 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _discard(connection: socket.socket) -> None:
-    """Read what has come, so that the server can write; raises OSError when it has closed the connection."""
+    """Read what has come, so that the server can write. Raises OSError when it has closed the connection."""
     is_readable, _, _ = select.select([connection], [], [], 0.0)
     if is_readable and not connection.recv(1 << 20):
         raise ConnectionResetError("closed by the server")

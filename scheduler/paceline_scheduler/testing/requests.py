@@ -14,7 +14,6 @@ _handles = count(1)
 
 
 def column(*values: int) -> Int32Array:
-    """Return an int32 column."""
     return np.array(values, dtype=np.int32)
 
 

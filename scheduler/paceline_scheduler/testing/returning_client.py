@@ -26,7 +26,6 @@ class OutputCopy:
 
     @property
     def rolling_hash(self) -> int:
-        """That of the tokens."""
         return rolling_hash(HASH_START, np.array(self.token_ids, dtype=np.int32))
 
     def take(self, delta: PendingDelta) -> None:
@@ -40,7 +39,7 @@ class OutputCopy:
         self.finish = delta.finish
 
     def point(self, index: int, prior: bool) -> ResumePoint:
-        """What the client says of it; with its tokens if `prior`."""
+        """What the client claims of it; with its tokens if `prior`."""
         return ResumePoint(
             index=index,
             resume_from=len(self.token_ids),
@@ -65,18 +64,16 @@ class ReturningClient:
 
     @property
     def handle(self) -> int:
-        """That of the only completion in this stream."""
         (handle,) = self.handles
         return handle
 
     @property
     def copy(self) -> OutputCopy:
-        """What it has of the only completion."""
         (copy,) = self.copies
         return copy
 
     def claim(self, prior: bool = True, number: int | None = None) -> GenerateRequest:
-        """What it says when it comes the next time, or for this time; with the tokens that it holds if `prior`."""
+        """What it claims the next time, or for this time; with its tokens if `prior`."""
         first, *others = (copy.point(index, prior) for index, copy in enumerate(self.copies))
         return GenerateRequest(
             resumable=True,

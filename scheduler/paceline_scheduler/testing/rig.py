@@ -54,14 +54,12 @@ class SchedulerRig:
         self._task: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> "SchedulerRig":
-        """Start the links."""
         self._task = asyncio.get_running_loop().create_task(self.fleet.run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the links."""
         await self.stop()
 
     async def stop(self) -> None:
@@ -71,12 +69,10 @@ class SchedulerRig:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def submit(self, *requests: Request) -> None:
-        """Submit requests in one turn of the loop."""
         for request in requests:
             self.runtime.feed(Submit((request,)))
 
     def states(self) -> dict[str, ExecutorState]:
-        """Return where each executor stands."""
         return {status.address: ExecutorState(status.state) for status in self.executors.statuses()}
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -85,9 +81,7 @@ class SchedulerRig:
             await asyncio.sleep(0.01)
 
     async def until_idle(self) -> None:
-        """Wait until no request is left that somebody listens to."""
         await self.until(lambda: not any(self.runtime.views.heard()))
 
     async def until_ready(self, num_executors: int = 1) -> None:
-        """Wait until this many executors are attached."""
         await self.until(lambda: list(self.states().values()).count(ExecutorState.READY) >= num_executors)

@@ -78,7 +78,6 @@ class RogueExecutor:
         return executor_pb2.GetInfoResponse(incarnation=next(self.incarnations)).SerializeToString()
 
     async def get_tokenizer(self, request: bytes, context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401, ARG002
-        """Send the tokenizer of a digest that nobody has; a script's own if the next one has any."""
         parts: tuple[executor_pb2.GetTokenizerResponse, ...] = ()
         if self.scripts and self.scripts[0].tokenizer:
             script = self.scripts.popleft()
@@ -114,7 +113,7 @@ class RogueExecutor:
             yield _BEAT
 
     def _fresh(self, message: plan_pb2.AttachResponse) -> plan_pb2.AttachResponse:
-        """Return a message as another process would send it: one that is known elsewhere is not attached again."""
+        """Return a message of a new process: a known one is not attached again."""
         if message.WhichOneof("message") != "welcome":
             return message
         fresh = plan_pb2.AttachResponse()
@@ -125,7 +124,6 @@ class RogueExecutor:
 
 @asynccontextmanager
 async def rogue_executor() -> AsyncIterator[RogueExecutor]:
-    """Serve one that has nothing to say yet, until the block ends."""
     rogue = RogueExecutor()
     server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
     handlers: dict[str, Any] = {

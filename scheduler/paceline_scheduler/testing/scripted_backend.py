@@ -77,7 +77,6 @@ class _Outputs:
         self.by_key: dict[RecordId, _Output] = {}  # the last request of each key
 
     def running(self, key: RecordId) -> _Output:
-        """Return the output of a request that has not ended; raises UnknownRequestError."""
         output = self.by_key.get(key)
         if output is None or not output.is_running:
             raise UnknownRequestError(f"no running request {key.request_id!r} of this tenant")
@@ -112,7 +111,6 @@ class _ScriptedViews(CoreViews):
 
     @override
     def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
-        """Return a request that was submitted to a model, if its body has this digest."""
         known = self._backend.outputs.by_key.get(key)
         return known.request if known is not None and known.request.is_of(body_digest, model) else None
 
@@ -136,7 +134,6 @@ class _ScriptedViews(CoreViews):
 
     @override
     def limits(self) -> LimitValues:
-        """Return the bounds that the test or the edge set."""
         return self._backend.limit_values
 
 
@@ -167,7 +164,6 @@ class ScriptedBackend:
     # What a test does
 
     async def next_request(self) -> Request:
-        """Wait for the next request to be submitted."""
         return await self._submitted.get()
 
     def step(
@@ -177,9 +173,8 @@ class ScriptedBackend:
         logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
         prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] | None = None,
     ) -> None:
-        """Deliver the new tokens of one step, by any handle that the request has had, to whoever listens to it.
-
-        A STOP among `finished` was caused by the last token.
+        """Deliver the new tokens of one step, by any handle that the request has had. A STOP among `finished` was
+        caused by the last token.
         """
         delivered = []
         for handle, token_ids in tokens.items():
@@ -199,20 +194,18 @@ class ScriptedBackend:
         self.outputs.by_handle[handle].token_ids += token_ids
 
     def fail(self, handle: int, error: RequestFailedError) -> None:
-        """Let a request fail."""
         output = self.outputs.by_handle[handle]
         output.end(FinishReason.ERROR, None, 0)
         del self.outputs.by_key[output.request.key]
         self._deliver(Outputs(failures=(Failure(output.request.handle, error),)))
 
     def forget_everything(self) -> None:
-        """Become a scheduler that has never heard of any request, and whose executors have neither."""
+        """Become a scheduler, with executors, that knows no request."""
         self.outputs.by_key.clear()
 
     # What the edge asks
 
     def now_s(self) -> float:
-        """Return the time of the test's clock."""
         return self.clock()
 
     def feed(self, event: Event[ReplyT]) -> ReplyT:
@@ -246,7 +239,7 @@ class ScriptedBackend:
             self._take(request, [])
 
     async def until_synced(self, arrival: Arrival) -> None:
-        """Wait while the test has `synced` cleared, as long as for a request that comes back."""
+        """Wait while the test has `synced` cleared."""
         del arrival
         await self.synced.wait()
 
@@ -256,14 +249,14 @@ class ScriptedBackend:
             raise StandbyError(self.active, 0.15)
 
     def _resume(self, resumptions: Sequence[Resumption]) -> tuple[Resumed, ...]:
-        """Attach to what is known and equals what the client holds; go on from its tokens where nothing is known."""
+        """Attach to an equal known request; go on from the client's tokens where none is known."""
         self._refuse()
         self.asked.resumptions += resumptions
         known = [self._find(resumption) for resumption in resumptions]
         return tuple(self._attach(*pair) for pair in zip(resumptions, known, strict=True))
 
     def _detach(self, handle: int) -> None:
-        """Remember it; a resumable request goes on unheard, another one is cancelled. Not of a listener before."""
+        """Detach a resumable request, cancel another one. A former listener's call has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return
@@ -273,7 +266,7 @@ class ScriptedBackend:
             output.end(FinishReason.CANCELLED, None, 0)
 
     def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
-        """Remember an end; one by a listener before has no effect."""
+        """Remember an end; a former listener's has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
             return 0
@@ -289,11 +282,9 @@ class ScriptedBackend:
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Return what the test serves."""
         return self.served
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
-        """Return what the test set."""
         return self.known_executors
 
     def _drain(self, address: str) -> int:
@@ -357,7 +348,7 @@ class ScriptedBackend:
 
 
 def _outputs_from(output: _Output, offset: int, prompt_logprobs: tuple[TokenLogprobs, ...]) -> TokenOutputs:
-    """What a request has beyond `offset` tokens, with its end if it has one."""
+    """Return a request's output beyond `offset` tokens, with its end if it has one."""
     handle, token_ids = output.request.handle, output.token_ids[offset:]
     return TokenOutputs(
         handles=(handle,),

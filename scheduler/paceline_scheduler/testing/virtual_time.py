@@ -33,7 +33,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._idle_selector)
 
     def time(self) -> float:
-        """Return virtual seconds."""
         return self._idle_selector.now_s
 
 

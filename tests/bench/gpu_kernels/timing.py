@@ -71,7 +71,6 @@ class CudaClock:
         return Timing(median, (upper - lower) / median)
 
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
-        """See `Clock`."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             made = call()
@@ -86,12 +85,10 @@ class RehearsalClock:
     max_sets = 1
 
     def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:  # noqa: ARG002  # one signature
-        """See `Clock`."""
         calls[0]()
         return Timing(1.0, 0.0)
 
     def replayed(self, call: Callable[[], _Made], /) -> _Made:
-        """See `Clock`."""
         return call()
 
 

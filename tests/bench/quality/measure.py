@@ -43,9 +43,7 @@ class _Scores:
 class Predicting(Protocol):
     """Something that expects tokens, see `Predictor`."""
 
-    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
-        """See `Predictor.logprobs`."""
-        ...
+    def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor: ...
 
 
 def measure(

@@ -69,7 +69,6 @@ class _Rounding:
     scales: Scales
 
     def logprobs(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
-        """See `Predictor.logprobs`."""
         with _rounded_products(self.scales):
             return self.float32.logprobs(token_ids, start)
 

@@ -89,7 +89,10 @@ async def test_bytes_that_are_no_message_end_a_stream_that_drives(executor, logg
     """The next one finds the executor as it was."""
     greeting = plan_pb2.AttachRequest(hello=hello()).SerializeToString()
     code, details = await answer(executor.address, f"{EXECUTOR}/Attach", greeting, data)
-    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes are no AttachRequest")
+    assert (code, details) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{len(data)} bytes are not a message of type AttachRequest",
+    )
     async with attached(executor.address, hello(term=5)) as client:
         assert (await client.run()).step_id == 1
     assert not logged

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.plan.values import MAX_TERM, Claim
-from paceline_executor.errors import AttachError, EpochEndedError, LineFullError, TermSupersededError
+from paceline_executor.errors import AttachError, EpochEndedError, TermSupersededError, TooManySchedulersError
 from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
 
 MS = 1_000_000
@@ -192,7 +192,7 @@ def test_the_line_has_an_end(fence):
 
     (refused,) = fence.arrive(5, Claim(20, "z"), WAIT, 0)
 
-    assert isinstance(refused.error, LineFullError)
+    assert isinstance(refused.error, TooManySchedulersError)
     assert fence.highest_term == 8
 
 

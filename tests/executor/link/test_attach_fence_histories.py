@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from paceline.plan.values import Claim
-from paceline_executor.errors import EpochEndedError, LineFullError, TermSupersededError
+from paceline_executor.errors import EpochEndedError, TermSupersededError, TooManySchedulersError
 from paceline_executor.link.fence import Accepted, Approach, Fence, FenceTimes, Refused, Waits
 
 LEASE, RETURN, MAX_WAITING = 10, 2, 2
@@ -93,7 +93,7 @@ class Watched:
         assert claim == max(self.claims[other] for other in self._alive())
 
     def _check_refusal(self, claim, error):
-        if isinstance(error, LineFullError):
+        if isinstance(error, TooManySchedulersError):
             assert len(self._line()) > MAX_WAITING
         elif isinstance(error, EpochEndedError):
             assert claim.scheduler_id == self.last.scheduler_id

@@ -152,7 +152,7 @@ def test_a_tokenizer_of_another_model_is_refused(sound):
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:258]
     folder = put(sound, "config.json", config)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelCorruptError, match=r"lists 259 tokens, and 258 are embedded"):
+    with pytest.raises(ModelCorruptError, match=r"lists 259 tokens, and the model has 258"):
         load_model(folder)
 
 

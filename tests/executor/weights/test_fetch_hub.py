@@ -153,7 +153,7 @@ def test_a_connection_that_is_always_cut_is_an_error(large):
 
 
 def test_without_a_network_the_cache_is_used(place):
-    """By --offline, or because the hub does not answer."""
+    """By --offline, or because the hub gave no usable answer."""
     path = place.resolve()
     place.hub.requests.clear()
     assert place.resolve(offline=True) == place.resolve(offline=True, revision=MAIN_COMMIT) == path
@@ -180,7 +180,7 @@ def test_a_hub_that_does_not_answer_is_an_error(place):
     place.hub.refusals["/api/models/org/folder"] = (503, "")
     with pytest.raises(HubUnreachableError, match="answers 503"):
         place.resolve()
-    with pytest.raises(HubUnreachableError, match="does not answer"):
+    with pytest.raises(HubUnreachableError, match="gave no usable answer"):
         resolve_model(
             "org/folder",
             cache_dir=place.cache,
@@ -201,7 +201,7 @@ REFUSALS = {
     ),
     "gated to a stranger": (FILE, 401, "GatedRepo", ModelFetchError, "set HF_TOKEN or run 'hf auth login'"),
     "forbidden": (FILE, 403, "", ModelFetchError, r"refuses access to org/folder \(403\): set HF_TOKEN"),
-    "gone": (FILE, 404, "EntryNotFound", ModelNotFoundError, "has not what was asked"),
+    "gone": (FILE, 404, "EntryNotFound", ModelNotFoundError, "lacks a file"),
     "too many": (LISTING, 429, "", HubUnreachableError, "answers 429"),
 }
 

@@ -120,7 +120,7 @@ CORRUPT = {
     "llama.feed_forward_length": ("many", "llama.feed_forward_length is not an integer"),
 }
 UNSUPPORTED = {
-    "general.architecture": ("mamba", "its architecture is 'mamba', and what is known is llama, qwen2, qwen3"),
+    "general.architecture": ("mamba", "its architecture is 'mamba', and this version runs llama, qwen2, qwen3"),
     "split.count": (2, "one part of a model split"),
     "llama.rope.scaling.type": ("spiral", "llama.rope.scaling.type 'spiral' is not known"),
     "llama.final_logit_softcapping": (30.0, "sets llama.final_logit_softcapping to '30.0'"),

@@ -113,7 +113,7 @@ def test_files_of_every_age_mean_what_transformers_takes_them_for(tmp_path, name
 
 
 REFUSED = {
-    "another family": ({"model_type": "mixtral"}, "model_type is 'mixtral', and what is known is llama, mistral"),
+    "another family": ({"model_type": "mixtral"}, "model_type is 'mixtral', and this version runs llama, mistral"),
     "no family": ({"model_type": None}, "model_type is 'None'"),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification'"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),

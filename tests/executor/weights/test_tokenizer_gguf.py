@@ -334,9 +334,9 @@ def test_generation_defaults_are_read_where_the_file_names_them(tmp_path):
 CORRUPT = {
     "tokenizer.ggml.merges": (["h e", "x yz"], r"merge 'x yz' does not lead"),
     "tokenizer.ggml.eos_token_id": (262, "eos_token_id is 262 in a vocabulary of 262"),
-    "tokenizer.ggml.token_type": ([1, 2], "262 tokens and 2 token types"),
+    "tokenizer.ggml.token_type": ([1, 2], "262 tokens but 2 token types"),
     "tokenizer.ggml.tokens": (["a", "a"], "lists a token twice"),
-    "general.sampling.top_p": (1.5, r"top_p 1\.5 is not above 0"),
+    "general.sampling.top_p": (1.5, r"top_p 1\.5 is outside the range above 0"),
     "tokenizer.ggml.add_bos_token": ("yes", "add_bos_token is not true or false"),
 }
 UNSUPPORTED = {
@@ -377,7 +377,7 @@ def test_more_tokens_than_embeddings_are_refused(tmp_path):
     """An id without a row in the embedding would end a step."""
     config = replace(RandomCheckpoint().config, vocab_size=200)
     path = gguf_parts(RandomCheckpoint(config)).write(tmp_path / "tiny.gguf")
-    with pytest.raises(ModelCorruptError, match="262 tokens and embeds 200"):
+    with pytest.raises(ModelCorruptError, match="262 tokens but embeds 200"):
         load_tokenizer(path)
 
 

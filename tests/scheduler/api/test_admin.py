@@ -117,7 +117,7 @@ async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stu
     call = getattr(stub, method)(requests[method](address=address))
     code, details = await refusal(call.read() if method == "WatchSteps" else call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
-    assert (await call.details()).endswith(f"there is {EXECUTOR.address}")
+    assert (await call.details()).endswith(f"known are {EXECUTOR.address}")
     assert not backend.watch.sinks
 
 

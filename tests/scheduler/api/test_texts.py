@@ -246,7 +246,7 @@ async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
 @pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}'])
 async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
     """Not as an internal error, again and again."""
-    with pytest.raises(UnsupportedError, match="no tokenizer that can be read"):
+    with pytest.raises(UnsupportedError, match="tokenizers library cannot read it"):
         await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
 
 

@@ -43,8 +43,8 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
 @pytest.mark.parametrize(
     ("pool", "running", "waiting", "sentence"),
     [
-        (8, (15, 4), (20, 1), "6 blocks of executor-0 are needed, of which 1 are kept for what runs; 4 of 8 are free"),
-        (16, (8, 50), (8, 50), "what runs on executor-0 (1) is expected to need its 16 blocks"),
+        (8, (15, 4), (20, 1), "executor-0 needs 6 free blocks, 1 of them for running requests; 4 of 8 are free"),
+        (16, (8, 50), (8, 50), "running requests of executor-0 are expected to need all 16 blocks"),
     ],
 )
 def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, running, waiting, sentence):

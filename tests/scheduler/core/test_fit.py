@@ -74,7 +74,7 @@ def test_what_only_a_forgotten_executor_could_hold_fails():
 
 @pytest.mark.parametrize(
     ("restarted", "sentence"),
-    [({"num_blocks": 20}, "holds 81 tokens"), ({"model": "other"}, "'simulated' are gone")],
+    [({"num_blocks": 20}, "hold at most 81 tokens"), ({"model": "other"}, "'simulated' are gone")],
     ids=["smaller", "another model"],
 )
 def test_an_executor_that_returns_as_another_one_fails_what_it_can_no_longer_hold(restarted, sentence):
@@ -95,7 +95,7 @@ def test_a_prompt_longer_than_the_queue_is_refused_for_good():
     """There is no time at which it would be taken."""
     harness = CoreHarness(make_executor())
     harness.feed(SetLimits(replace(harness.views.limits(), max_num_queued_tokens=10)))
-    with pytest.raises(InvalidRequestError, match="11 tokens are more than the 10 that may wait"):
+    with pytest.raises(InvalidRequestError, match="has 11 tokens; the queue takes at most 10"):
         harness.submit(make_request(11))
 
 

@@ -73,7 +73,7 @@ def test_of_two_that_cannot_be_preempted_again_only_one_runs_without_blocks_for_
 def test_a_request_that_outgrows_the_pool_alone_is_refused_at_once():
     """It could only ever wait for blocks that do not exist."""
     harness = CoreHarness(make_executor(num_blocks=8))
-    with pytest.raises(InvalidRequestError, match="exceeds 30"):
+    with pytest.raises(InvalidRequestError, match="at most 30 fit"):
         harness.submit(make_request(3, 31))
 
 

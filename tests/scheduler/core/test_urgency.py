@@ -143,10 +143,10 @@ def test_a_deadline_that_passes_while_running_is_told_apart():
 
 
 def test_a_request_whose_first_token_would_come_too_late_is_refused_with_the_time_to_wait():
-    """The queue is bounded in seconds of work too: 64 tokens take 0.65 s, two seconds are allowed."""
+    """The queue is bounded in seconds of work too: 64 tokens take 0.65 s, two seconds the limit is."""
     harness = slow_harness(ttft_budget_s=2.0)
     taken = fill(harness)
-    with pytest.raises(QueueFullError, match="are allowed") as refused:
+    with pytest.raises(QueueFullError, match="the limit is") as refused:
         harness.submit(make_request(64, 4))
     assert taken == 2
     assert 0.1 <= refused.value.retry_after_s <= 1.0
@@ -158,7 +158,7 @@ def test_a_queue_that_takes_too_long_refuses_before_a_prompt_is_known():
     harness.views.require_time("simulated", harness.clock())
     fill(harness)
     harness.submit(make_request(64, 4, priority=-1))
-    with pytest.raises(QueueFullError, match="are allowed"):
+    with pytest.raises(QueueFullError, match="the limit is"):
         harness.views.require_time("simulated", harness.clock())
     harness.views.require_time("another model", harness.clock())
 

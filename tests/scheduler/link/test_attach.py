@@ -123,7 +123,7 @@ async def test_a_step_beyond_its_bound_ends_the_stream_although_heartbeats_come(
         await rig.until_ready()
         deployment[FIRST].time_scale = 1e6
         rig.submit(make_request(3, 2))
-        await rig.until(lambda: "beyond its bound" in rig.executors.statuses()[0].last_error)
+        await rig.until(lambda: "longer than its bound" in rig.executors.statuses()[0].last_error)
 
 
 @scenario
@@ -167,7 +167,7 @@ async def test_one_executor_under_two_addresses_gets_one_stream():
             await asyncio.sleep(10)
             assert deployment[FIRST].epoch == 1
             assert sorted(rig.states().values()) == [ExecutorState.READY, ExecutorState.LOST]
-            assert any("is the one at" in status.last_error for status in rig.executors.statuses())
+            assert any("lead to the same executor" in status.last_error for status in rig.executors.statuses())
 
 
 @scenario

@@ -96,7 +96,7 @@ def test_a_term_that_nobody_can_have_come_to_is_that_executors_own_trouble(term)
             await assert_served(rig)
             assert (rig.leadership.claim.term, deployment[HONEST].epoch) == (1, 1)
             assert liar_of(rig).state == ExecutorState.LOST
-            assert f"term {term}, which no scheduler can have come to" in liar_of(rig).last_error
+            assert f"term {term}, which no scheduler can have reached" in liar_of(rig).last_error
 
     run_in_virtual_time(main())
 

@@ -164,7 +164,7 @@ async def test_silence_is_noticed_within_a_second_and_a_half_in_every_phase():
         error, end_s = await end_of(task)
 
         assert isinstance(error, StreamEndedError)
-        assert "nothing heard" in str(error)
+        assert "sent nothing" in str(error)
         assert 1.2 <= end_s - start_s <= 1.5, phase
 
 

@@ -69,7 +69,7 @@ def drive(*messages):
 @pytest.mark.parametrize("messages", [(), (WELCOME,)], ids=["nothing", "a welcome without a snapshot"])
 def test_a_welcome_that_does_not_come_or_stays_without_its_snapshot_ends_the_stream(messages):
     """It is attached again, instead of being waited for until somebody looks."""
-    assert "no welcome, or not all of the snapshot" in drive(*messages)
+    assert "no welcome or no more of its snapshot" in drive(*messages)
 
 
 def test_a_place_in_line_is_kept_for_as_long_as_heartbeats_come():

@@ -81,7 +81,6 @@ def paged_attention(
     short_tokens: int,
     max_query_len: int,
 ) -> torch.Tensor:
-    """See `paceline_kernels.attention.paged_attention`."""
     architecture.check_fp8("paged_attention", key_cache)
     num_tokens, num_heads, head_dim = query.shape
     group = num_heads // key_cache.shape[1]

@@ -10,7 +10,6 @@ from paceline_kernels.linear.triton.tiles import launch_tiles
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, splits: Splits) -> torch.Tensor:
-    """See `paceline_kernels.linear.linear`."""
     if splits is Splits.FIXED:
         return launch_tiles(x, weight, None, bias)
     if x.shape[0] >= LIBRARY_FROM_ROWS or weight.numel() >= LIBRARY_FROM_WEIGHTS:

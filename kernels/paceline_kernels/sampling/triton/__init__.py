@@ -69,7 +69,6 @@ class _Rows:
 def sample(
     logits: torch.Tensor, parameters: SamplingParameters, rules: LogitRules | DrawRules | None, max_logprobs: int
 ) -> Samples:
-    """See `paceline_kernels.sampling.sample`."""
     rows = _rows("sample", logits)
     token_ids, outcomes = rows.column(torch.int32), rows.column(torch.int32)
     if rows.count:
@@ -82,7 +81,6 @@ def sample(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, max_logprobs: int
 ) -> Logprobs:
-    """See `paceline_kernels.sampling.token_logprobs`."""
     rows = _rows("token_logprobs", logits)
     return _logprobs("token_logprobs", rows, token_ids, num_logprobs, max_logprobs)
 

@@ -66,7 +66,7 @@ def decode_request(data: bytes) -> list[ToExecutor]:
             check(request.hello, "hello.")
             return [read_hello(request.hello)]
         case _:
-            raise MalformedError("message", "a message on the plan stream is hello, plan, plans or heartbeat")
+            raise MalformedError("message", "a scheduler's message must be hello, plan, plans or heartbeat")
 
 
 def encode_response(message: FromExecutor, *more: StepResult) -> bytes:
@@ -123,4 +123,4 @@ def decode_response(data: bytes) -> list[FromExecutor]:
             check(response.drain, "drain.")
             return [Drain(readable(response.drain.reason), read_duration(response.drain.grace))]
         case _:
-            raise MalformedError("message", "a message of an executor on the plan stream is of an unknown kind")
+            raise MalformedError("message", "the executor sent a message of an unknown kind")

@@ -26,7 +26,7 @@ class Whole:
 
     def fault(self, value: int) -> str | None:
         """Return what is wrong with a value, None if nothing is; so with every kind of bound."""
-        return None if self.low <= value <= self.high else f"is {value}, not {self.low} to {self.high}"
+        return None if self.low <= value <= self.high else f"is {value}, must be {self.low} to {self.high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Real:
 
     def fault(self, value: float) -> str | None:
         """Not within, or NaN."""
-        return None if self.low <= value <= self.high else f"is {value:.7g}, not {self.low:.7g} to {self.high:.7g}"
+        return None if self.low <= value <= self.high else f"is {value:.7g}, must be {self.low:.7g} to {self.high:.7g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Text:
         """Too short, too long, or no name."""
         num_bytes = len(value.encode())
         if not self.low <= num_bytes <= self.high:
-            return f"has {num_bytes} bytes, not {self.low} to {self.high}"
+            return f"has {num_bytes} bytes, must have {self.low} to {self.high}"
         return "holds control characters" if self.is_name and has_control_characters(value) else None
 
 
@@ -66,7 +66,11 @@ class Data:
 
     def fault(self, value: bytes) -> str | None:
         """Too short or too long."""
-        return None if self.low <= len(value) <= self.high else f"has {len(value)} bytes, not {self.low} to {self.high}"
+        return (
+            None
+            if self.low <= len(value) <= self.high
+            else f"has {len(value)} bytes, must have {self.low} to {self.high}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Column:
     def fault_of(self, values: Int32Array) -> str | None:
         """Of values that are a column already: the first one that is beyond."""
         outside = values[(values < 0) | (values > self.high)]
-        return f"holds {outside.flat[0]}, not 0 to {self.high}" if outside.size else None
+        return f"holds {outside.flat[0]}, must hold 0 to {self.high}" if outside.size else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Floats:
         if np.count_nonzero((values >= self.low) & (values <= self.high)) == values.size:
             return None
         outside = values[~((values >= self.low) & (values <= self.high))]
-        return f"holds {outside.flat[0]:.7g}, not {self.low:.7g} to {self.high:.7g}"
+        return f"holds {outside.flat[0]:.7g}, must hold {self.low:.7g} to {self.high:.7g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class Span:
     def fault(self, value: Duration) -> str | None:
         """Negative, too long, or no duration."""
         fits = 0 <= value.seconds <= self.seconds and 0 <= value.nanos < 1_000_000_000
-        return None if fits else f"is {value.seconds} s and {value.nanos} ns, not 0 to {self.seconds} s"
+        return None if fits else f"is {value.seconds} s and {value.nanos} ns, must be 0 to {self.seconds} s"
 
 
 @dataclass(frozen=True, slots=True)

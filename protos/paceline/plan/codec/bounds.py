@@ -446,7 +446,7 @@ def _check_needed(message: Message, path: str, name: str, bound: Bound) -> None:
 def check_size(data: bytes, at_most: int) -> None:
     """Raise BoundError for bytes that are too many to be looked at."""
     if len(data) > at_most:
-        raise BoundError("message", f"message has {len(data)} bytes, not 0 to {at_most}")
+        raise BoundError("message", f"message has {len(data)} bytes, at most {at_most} are allowed")
 
 
 def check_count(path: str, count: int, at_most: int) -> None:

@@ -36,7 +36,7 @@ def parse(kind: type[_M], data: bytes) -> _M:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise MalformedError("", f"{len(data)} bytes are no {kind.__name__}") from error
+        raise MalformedError("", f"{len(data)} bytes are not a message of type {kind.__name__}") from error
     return message
 
 
@@ -53,13 +53,13 @@ def column_bytes(values: Int32Array) -> bytes:
 def read_column(field: str, data: bytes) -> Int32Array:
     """Return the values of a column, read-only. Raises MalformedError."""
     if len(data) % 4:
-        raise ColumnError(field, f"{field} has {len(data)} bytes; a column is a multiple of 4")
+        raise ColumnError(field, f"{field} has {len(data)} bytes; a column must have a multiple of 4")
     return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False) if data else NO_COLUMN
 
 
 def read_floats(field: str, data: bytes) -> Float32Array:
     if len(data) % 4:
-        raise ColumnError(field, f"{field} has {len(data)} bytes; a column of floats is a multiple of 4")
+        raise ColumnError(field, f"{field} has {len(data)} bytes; a column of floats must have a multiple of 4")
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 

@@ -137,7 +137,7 @@ def write_tags(tags: BlockTags) -> plan_pb2.BlockTags:
 def read_tags(message: plan_pb2.BlockTags) -> BlockTags:
     block_ids = read_column("tags.block_ids", message.block_ids)
     if len(message.keys) != KEY_BYTES * len(block_ids):
-        raise ColumnError("tags.keys", f"tags has {len(block_ids)} blocks and {len(message.keys)} bytes of keys")
+        raise ColumnError("tags.keys", f"tags has {len(block_ids)} blocks but {len(message.keys)} bytes of keys")
     return BlockTags(block_ids, message.keys)
 
 
@@ -160,7 +160,9 @@ def read_final(field: str, message: plan_pb2.FinalRelease) -> FinalRelease:
     try:
         return FinalRelease(message.num_output_tokens, FinishReason(message.reason))
     except ValueError as error:
-        raise MalformedError(f"{field}.reason", f"{field}.reason is {message.reason}, no FinishReason") from error
+        raise MalformedError(
+            f"{field}.reason", f"{field}.reason is {message.reason}, which is not a FinishReason"
+        ) from error
 
 
 def write_record_id(record_id: RecordId) -> plan_pb2.RecordId:

@@ -89,16 +89,16 @@ def _check_columns(result: StepResult) -> None:
         raise ColumnError("num_accepted", f"{step}: columns of the result differ in length")
     # Without the bytes that are a RowFinish nothing is left; cheaper than a reduction, which every step would pay.
     if result.finishes.tobytes().strip(_FINISHES):
-        raise ColumnError("finishes", f"{step}: a finish is no RowFinish")
+        raise ColumnError("finishes", f"{step}: a value of finishes is not a RowFinish")
     if len(result.num_draft_tokens) not in (0, len(result.rows)):
-        raise ColumnError("num_draft_tokens", f"{step}: not every row says how many drafts were verified")
+        raise ColumnError("num_draft_tokens", f"{step}: num_draft_tokens must have a value for every row")
     # As unsigned numbers, so that one below 0 is more than all tokens there can be.
     if int(np.add.reduce(result.num_accepted.view(np.uint32), dtype=np.uint64)) != len(result.token_ids):
-        raise ColumnError("num_accepted", f"{step}: the result's tokens do not add up")
+        raise ColumnError("num_accepted", f"{step}: num_accepted does not add up to the number of tokens")
     if result.logprobs:
         num_of_row = dict(zip(result.rows.tolist(), result.num_accepted.tolist(), strict=True))
         if any(each.columns.num_tokens != num_of_row.get(each.row, 0) for each in result.logprobs):
-            raise ColumnError("logprobs", f"{step}: the log-probabilities are not those of the tokens")
+            raise ColumnError("logprobs", f"{step}: the log-probabilities do not match the tokens")
 
 
 def write_logprobs(columns: LogprobColumns, token_ids: Int32Array) -> list[sampling_pb2.TokenLogprobs]:
@@ -130,7 +130,7 @@ def _read_row_logprobs(field: str, row: int, offset: int, tokens: _Tokens) -> Ro
     num_top = len(tokens[0].top) if tokens else 0
     check_count(f"{field}.tokens.top", num_top, MAX_TOP)
     if any(len(token.top) != num_top for token in tokens):
-        raise ColumnError(f"{field}.top", f"row {row}: not as many alternatives for each token")
+        raise ColumnError(f"{field}.top", f"row {row}: every token must have as many alternatives")
     shape = (len(tokens), num_top)
     top = [best for token in tokens for best in token.top]
     columns = LogprobColumns(

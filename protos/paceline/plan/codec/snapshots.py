@@ -35,7 +35,7 @@ def write_snapshot(part: SnapshotPart) -> plan_pb2.SnapshotPart:
 def read_snapshot(message: plan_pb2.SnapshotPart) -> SnapshotPart:
     refuse_unsupported(message, "adapters", "imports", "exports")
     if message.last != bool(message.num_parts):
-        raise MalformedError("num_parts", "num_parts is set in the last part of a snapshot, and in no other")
+        raise MalformedError("num_parts", "num_parts must be set in the last part of a snapshot only")
     return SnapshotPart(
         rows=tuple(_read_row_state(state) for state in message.rows),
         tags=read_tags(message.tags),
@@ -70,7 +70,7 @@ def _read_row_state(message: plan_pb2.RowState) -> RowState:
     try:
         finish = RowFinish(message.finish)
     except ValueError as error:
-        raise MalformedError("rows.finish", f"rows.finish is {message.finish}, no RowFinish") from error
+        raise MalformedError("rows.finish", f"rows.finish is {message.finish}, which is not a RowFinish") from error
     return RowState(
         record_id=record_id,
         row=message.row if message.HasField("row") else None,

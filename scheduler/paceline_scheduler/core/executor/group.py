@@ -29,12 +29,10 @@ class ExecutorGroup:
         self._awaited: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[ExecutorState]:
-        """Go through the executors."""
         return iter(self.by_address.values())
 
     @property
     def is_synced(self) -> bool:
-        """Whether none is awaited."""
         return not self._awaited
 
     def await_word(self, addresses: Iterable[str]) -> None:
@@ -42,7 +40,6 @@ class ExecutorGroup:
         self._awaited.update(dict.fromkeys(addresses))
 
     def attach(self, executor: ExecutorState) -> None:
-        """Drive an executor from now on."""
         self.by_address[executor.description.address] = executor
         self.has_word(executor.description.address)
 
@@ -53,12 +50,11 @@ class ExecutorGroup:
             executor.attached = False
 
     def remove(self, address: str) -> None:
-        """An executor is not looked for any more."""
         self.has_word(address)
         self.by_address.pop(address, None)
 
     def drain(self, address: str) -> int:
-        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError if unknown."""
+        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError."""
         executor = self.by_address.get(address)
         if executor is None:
             sentence = f"executor {address!r} is known but not attached now; try again"
@@ -67,16 +63,15 @@ class ExecutorGroup:
         return executor.rows.num_running
 
     def drains(self, address: str) -> bool:
-        """Tell whether an executor was told to drain and has not come back as another process since."""
+        """Tell whether this process of an executor was told to drain."""
         executor = self.by_address.get(address)
         return executor is not None and executor.draining
 
     def has_word(self, address: str) -> None:
-        """What it runs is known, or that it runs nothing."""
+        """Its state is known, or that it runs nothing."""
         self._awaited.pop(address, None)
 
     def serving(self, model: str) -> list[ExecutorState]:
-        """Return the executors that take requests for a model now."""
         return [e for e in self if e.attached and not e.draining and e.description.model == model]
 
     def forget_records(self, key: RecordId, kept_at: str | None = None) -> None:
@@ -88,7 +83,7 @@ class ExecutorGroup:
     def waiting_for(
         self, executor: ExecutorState, line: Sequence[LiveRequest], limits: CoreLimits, now: float
     ) -> Waiting:
-        """Return what of the line of its model an executor may admit now, and whether it may give away what it runs."""
+        """Return what an executor may admit now, and whether it may move what it runs."""
         if self._awaited:
             return Waiting((), _for_nobody_else)
         others = self.serving(executor.description.model) if len(self.by_address) > 1 else []
@@ -105,7 +100,7 @@ class ExecutorGroup:
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:
-    """Return what tells of a request whether one of these has room for it, and counts it in there."""
+    """Return a predicate that tells whether one of these has room for a request, and counts it in there."""
     rooms = [Capacity(view, view.pool.num_available, limits) for view in (other.view() for other in others)]
 
     def takes(live: LiveRequest) -> bool:
@@ -117,7 +112,6 @@ def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[Li
 def _left_to_others(
     live: LiveRequest, executor: ExecutorState, others: Sequence[ExecutorState], dispatch: Dispatch
 ) -> bool:
-    """Tell whether a request is better left to another executor; one with which a step failed here certainly is."""
     is_better_elsewhere = live.suspicion.is_better_elsewhere(executor.description.address)
     if is_better_elsewhere is None:
         return dispatch.is_for_others(live)

@@ -34,10 +34,9 @@ _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.
 def rebuild(
     description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest]
 ) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
-    """Return the executor's state and the tokens that its rows hold beyond what the scheduler knew.
-
-    `wanted` are the requests that were on this executor when its stream ended, or should go on there from what the
-    snapshot shows, with their known output. Those that are not on a row of the returned state have to be placed again.
+    """Return the executor's state, and the tokens that its rows hold beyond what the scheduler knew. `wanted` are the
+    requests that were there, or should go on from the snapshot, with their known output. Those without a row in the
+    result have to be placed again.
     """
     executor = ExecutorState(description)
     recovered = []
@@ -59,7 +58,7 @@ def rebuild(
 
 
 def _continues(live: LiveRequest, seen: SeenRow) -> bool:
-    """Tell whether the row is this placement of the request, and its output what was delivered and what can be."""
+    """Tell whether the row has this placement of the request, and its delivered output."""
     known = live.output.token_ids
     return (
         live.attempt == seen.attempt
@@ -76,9 +75,8 @@ def _continues(live: LiveRequest, seen: SeenRow) -> bool:
 
 
 def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
-    """Deliver what a request got before it was taken off its row, if the results of those steps never arrived.
-
-    That may have been its end, which beats whatever it was taken off for.
+    """Deliver what a request got before it left its row, if those results never arrived. An end there beats the reason
+    why it left.
     """
     if live is None or not seen.is_open_record or not _continues(live, seen):
         return None
@@ -105,7 +103,7 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: i
 
 
 def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
-    """Bring a request's output up to what was seen; returns the tokens that are new, and where they begin."""
+    """Append what was seen to a request's output; returns the new tokens and the offset of the first."""
     offset = live.num_output_tokens
     fresh = seen.output_token_ids[offset:]
     live.output.append(fresh)
@@ -121,7 +119,7 @@ def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReaso
 
 
 def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
-    """Account for a row that nobody here waits for any more, until the first plan releases it."""
+    """Account for an orphaned row until the first plan releases it."""
     request = Request(
         handle=0,
         key=seen.record_id,

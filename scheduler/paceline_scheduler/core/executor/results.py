@@ -52,7 +52,7 @@ class Landed:
 
 
 def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
-    """Apply the result of the oldest unanswered plan; raises DivergenceError, changing nothing, if it is not that."""
+    """Apply the result of the oldest unanswered plan. Raises DivergenceError, and then changes nothing."""
     step = _matching_step(executor, result)
     surplus = _surplus(executor, step, result)
     if result.prompt_logprobs:
@@ -87,15 +87,15 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
 
 
 def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
-    """Return the plan that the result answers."""
+    """Return the plan that the result answers. Raises DivergenceError."""
     description = executor.description
     if (result.incarnation, result.epoch) != (description.incarnation, description.epoch):
         raise DivergenceError(f"a result of epoch {result.epoch} arrived in epoch {description.epoch}")
     if not executor.in_flight or executor.in_flight[0].step_id != result.step_id:
-        raise DivergenceError(f"the result of step {result.step_id} is not the one that is due")
+        raise DivergenceError(f"the executor answered step {result.step_id} out of order")
     step = executor.in_flight[0]
     if step.grant_hash != result.grant_hash:
-        raise DivergenceError(f"block tables differ after step {result.step_id}")
+        raise DivergenceError(f"the executor's block tables differ from the scheduler's after step {result.step_id}")
     if len(step.index) != len(result.rows) or np.count_nonzero(step.index != result.rows):
         raise DivergenceError(f"step {result.step_id} ran other rows than planned")
     accepted_fits = len(result.num_accepted) == len(result.finishes) == len(step.index)
@@ -111,19 +111,17 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
 
 
 def _check_tokens(result: StepResult, vocab_size: int) -> None:
-    """Raise DivergenceError for a token that the model does not have: clients would be told of it."""
+    """Raise DivergenceError for a token that the model does not have: clients would get it."""
     told = [result.token_ids, *(each.columns.top_token_ids.ravel() for each in result.logprobs)]
     told += [each.columns.top_token_ids.ravel() for each in result.prompt_logprobs]
     token_ids = np.concatenate(told) if len(told) > 1 else told[0]
     if np.maximum.reduce(token_ids.view(np.uint32), initial=0) >= vocab_size:  # one below 0 is more than all others
-        raise DivergenceError(f"step {result.step_id} says a token outside 0 to {vocab_size - 1}")
+        raise DivergenceError(f"step {result.step_id} drew a token outside 0 to {vocab_size - 1}")
 
 
 def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) -> Int32Array | None:
-    """Return how many planned positions of each row came to nothing; None if none did.
-
-    All results before this one are in, so what is known of a row is the truth that the step began with: each position
-    from its last token on brings a token, drafts those at most that were accepted.
+    """Return how many planned positions of each row were not computed, None if all were. All earlier results are
+    applied, so the row's state is the one with which the step began.
     """
     accepted = result.num_accepted
     most = step.num_scheduled_after - executor.rows.num_known[step.index] + 1
@@ -134,15 +132,15 @@ def _surplus(executor: ExecutorState, step: StepInFlight, result: StepResult) ->
     if np.count_nonzero(wrong):
         place = int(wrong.argmax())
         raise DivergenceError(
-            f"step {result.step_id} says {accepted[place]} tokens of row {step.index[place]}, "
-            f"which could get {max(0, most[place])}"
+            f"step {result.step_id} drew {accepted[place]} tokens for row {step.index[place]}, "
+            f"which could get at most {max(0, most[place])}"
         )
     surplus[executor.rows.ended[step.index]] = 0  # they take nothing more, and nothing is planned for them
     return surplus if np.count_nonzero(surplus) else None
 
 
 def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
-    """Lower what was planned of the rows, in the steps behind this one too; returns how much of each is computed."""
+    """Lower the plan of the rows, in later steps too; returns how many tokens of each are computed."""
     executor.rows.num_scheduled[step.index] -= surplus
     of_row = np.zeros_like(executor.rows.num_scheduled)
     of_row[step.index] = surplus
@@ -152,11 +150,11 @@ def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) ->
 
 
 def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
-    """Collect those of prompts until the first output token; raises DivergenceError if they do not follow."""
+    """Collect prompt log-probabilities until the first output token. Raises DivergenceError on a gap."""
     kept = executor.rows.prompt_logprobs
     told = [(each.row, each.columns) for each in result.prompt_logprobs]
     if len({row for row, _ in told}) < len(told):
-        raise DivergenceError("the prompt's log-probabilities of a row came twice")
+        raise DivergenceError("the executor sent the prompt's log-probabilities of a row twice")
     for row, columns in told:
         live = executor.rows.live[row] if row in result.rows else None
         before = kept.get(row)
@@ -169,7 +167,7 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
 
 
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
-    """Leave out rows that ended in an earlier step or were ended from the edge: they take nothing more."""
+    """Leave out rows that ended before: they take nothing more."""
     ended = executor.rows.ended[step.index]
     if not np.count_nonzero(ended):
         return Landed(step.index, num_computed, result.num_accepted, result.token_ids, result.finishes)
@@ -184,7 +182,7 @@ def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num
 
 
 def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
-    """Add the accepted tokens to their rows, one per row and round: without drafts there is one round."""
+    """Append the accepted tokens, one per row and round."""
     accepted = landed.num_accepted
     if len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted):
         executor.rows.append(landed.rows, landed.token_ids)
@@ -196,7 +194,7 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
 
 
 def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult) -> None:
-    """Learn from how long the step took, without the drafts that it could have verified and did not."""
+    """Learn the step's time, without the drafts that were not verified."""
     num_tokens, num_pairs = step.num_tokens, step.num_pairs
     if len(step.num_drafts):
         verified = result.num_draft_tokens if len(result.num_draft_tokens) else 0
@@ -207,7 +205,7 @@ def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult) -> N
 
 
 def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveRequest, int, int]]:
-    """Return each with its row, and how many tokens it has computed and put out."""
+    """Return each suspect's row, and how many tokens it has computed and put out."""
     rows = executor.rows
     return [
         (row, _live(executor, row), int(rows.num_computed[row]), rows.num_output(row))
@@ -218,7 +216,7 @@ def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveReques
 def _end_finished(
     executor: ExecutorState, result: StepResult, landed: Landed
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
-    """End the rows that the device ended; returns what their clients are told and the requests."""
+    """End the rows that the device ended; returns their finishes and requests."""
     if not np.count_nonzero(landed.finishes):
         return {}, (), ()
     notices: dict[int, FinishNotice] = {}
@@ -252,7 +250,7 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
 
 
 def _queue_tags(executor: ExecutorState, landed_rows: RowIndex) -> None:
-    """Let the next plan tag prompt blocks that are now full, unless their row has left them already."""
+    """Let the next plan tag full prompt blocks of rows that are still there."""
     rows = executor.rows
     full = rows.num_computed[landed_rows] >= rows.tag_at[landed_rows]
     if np.count_nonzero(full):
@@ -266,7 +264,7 @@ def _outputs(
     offsets: Int32Array,
     notices: dict[int, FinishNotice],
 ) -> TokenOutputs | None:
-    """Return the columns for the edge, or None when the step brought nothing that anybody waits for."""
+    """Return the columns for the edge, None when nobody waits for any."""
     columns = executor.rows
     rows, num_tokens = landed.rows, landed.num_accepted
     if np.count_nonzero(num_tokens) < len(num_tokens):
@@ -303,7 +301,7 @@ def _logprobs(
 
 
 def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """Take out those of rows that have output now: they go out with the first token."""
+    """Take out the prompt log-probabilities of rows that have output now: they travel with the first token."""
     told = {}
     for row in rows.tolist():
         parts = columns.prompt_logprobs.pop(row, None)
@@ -317,7 +315,7 @@ def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[Tok
 
 
 def _leave(executor: ExecutorState, row: int) -> LiveRequest:
-    """The release of a row is confirmed: keep what a preempted request needs to go on, and free the row."""
+    """Free a row whose release is confirmed, and save what a preempted request needs."""
     live = _live(executor, row)
     live.preemptions.confirm()
     sync_from_row(executor.rows, row, live)

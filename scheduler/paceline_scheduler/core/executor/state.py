@@ -55,7 +55,7 @@ class StepInFlight:
     predicted_ns: int
 
     def lowered(self, surplus: Int32Array) -> "StepInFlight":
-        """Return it after so many positions of its rows turned out not to be computed before it."""
+        """Return it without so many positions, which were not computed before it."""
         num_pairs = self.num_pairs - int((surplus * self.num_scheduled).sum())
         return replace(self, num_scheduled_after=self.num_scheduled_after - surplus, num_pairs=num_pairs)
 
@@ -100,11 +100,9 @@ class ExecutorState:
 
     @property
     def block_size(self) -> int:
-        """Slots of a block."""
         return self.description.block_size
 
     def view(self) -> ExecutorView:
-        """Return what is read of it to decide."""
         return ExecutorView(
             self.description,
             self.rows,
@@ -117,17 +115,14 @@ class ExecutorState:
         )
 
     def takes_plan(self, limits: CoreLimits) -> bool:
-        """Tell whether it may be sent another plan: few are unanswered, or those that are will soon be over."""
+        """Tell whether it may get another plan: few are unanswered, or will soon be over."""
         if len(self.in_flight) >= self.description.max_plans_in_flight:
             return False
         ahead_ns = sum(step.predicted_ns for step in self.in_flight)
         return len(self.in_flight) < limits.max_plans_in_flight or ahead_ns < limits.run_ahead_s * 1e9
 
     def carry_on(self, before: "ExecutorState") -> None:
-        """Take over what an earlier stream to the executor taught, and what it has not been told yet.
-
-        The process that was told to drain still does.
-        """
+        """Take over what an earlier stream learned and did not send yet, a drain included."""
         self.next_plan.forgets.extend(before.next_plan.forgets)
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
@@ -136,7 +131,7 @@ class ExecutorState:
             self.suspects.carry_on(before.suspects)
 
     def end_row(self, row: int, final: FinalRelease) -> None:
-        """A running request is over: its row goes out with the next plan, nothing more of it is delivered."""
+        """End a running request: its row leaves with the next plan."""
         self.rows.ended[row] = True
         live = self._live(row)
         live.final = final
@@ -148,16 +143,16 @@ class ExecutorState:
                 self.output_lengths.observe(final.num_output_tokens)
 
     def hear(self, row: int, handle: int, attempt: int) -> None:
-        """Another listener has a request: what is delivered for its row from now on is for that handle."""
+        """Deliver a row's output to another handle from now on."""
         self.rows.handle[row], self.rows.attempt[row] = handle, attempt
 
     def distrust(self, row: int) -> None:
-        """Numbers of a row are none: nobody shall begin behind its blocks, those included that it found computed."""
+        """Let no request begin behind the blocks of this row, whose numbers are wrong."""
         self.rows.num_computed[row] = 0
         self.next_plan.blocks_to_untag += self.pool.untag(self.rows.tables[row])
 
     def orphan(self, row: int) -> None:
-        """Its request goes on elsewhere, or from other output: the row only has to leave."""
+        """Make the row leave: its request goes on elsewhere, or from other output."""
         live = self._live(row)
         sync_from_row(self.rows, row, live)
         self.rows.live[row] = live.left_behind()
@@ -168,11 +163,11 @@ class ExecutorState:
             self.next_plan.ending_rows.append(row)
 
     def rows_in_step(self) -> tuple[int, ...]:
-        """Return the rows of the step that runs, as far as is known: of the oldest that has no result."""
+        """Return the rows of the oldest step without a result."""
         return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
     def unanswered_steps(self) -> tuple[UnansweredStep[LiveRequest], ...]:
-        """Return the steps whose results have not come, the oldest first, also when it has been lost since."""
+        """Return the steps without results, the oldest first, also of a lost executor."""
         return (*self.suspects.unanswered, *(self._unanswered(step) for step in self.in_flight))
 
     def _unanswered(self, step: StepInFlight) -> UnansweredStep[LiveRequest]:
@@ -182,7 +177,7 @@ class ExecutorState:
         return UnansweredStep(step.step_id, ours, is_lone=len(step.index) == 1)
 
     def settle(self) -> tuple[list[_Tag], list[Release]]:
-        """First half of a plan: tag what was filled, then let go of what has ended."""
+        """First half of a plan: tag filled blocks, then free what has ended."""
         due = self.next_plan
         if not (due.ending_rows or due.rows_to_tag or due.blocks_to_untag):
             return [], []
@@ -193,7 +188,7 @@ class ExecutorState:
         return tags, [self._release(row, self._live(row).final) for row in ending]
 
     def commit(self, decision: Decision, tags: list[_Tag], releases: list[Release], now: float) -> BatchPlan:
-        """Second half of a plan: carry out what the planner decided and number it."""
+        """Second half of a plan: carry out the decision and number it."""
         for row in decision.preemptions:
             self._live(row).preemptions.plan(self._preemption_sentence(decision))
             self._take_back(row, tags, releases)
@@ -235,7 +230,7 @@ class ExecutorState:
         planned.grant_hash = grant_hash(grant_hash(planned.grant_hash, grants), shared)
 
     def _columns(self, decision: Decision) -> tuple[RowIndex, Int32Array, Int32Array]:
-        """Return the rows that run, their tokens and how many of these are drafts."""
+        """Return the rows that run, their numbers of tokens, and how many of these are drafts."""
         index, drafts = decision.decode_rows, decision.decode_drafts
         counts = 1 + drafts if len(drafts) else self._ones[: len(index)]
         if len(decision.chunk_rows):
@@ -262,7 +257,7 @@ class ExecutorState:
         )
 
     def _tag_filled(self, row: int) -> list[_Tag]:
-        """Tag the blocks of a row that are full of accepted tokens and have no tag yet."""
+        """Tag the blocks of a row that are full of accepted tokens."""
         live = self._live(row)
         if live.request.bypass_prefix_cache or live.is_stranger:
             return []
@@ -284,7 +279,6 @@ class ExecutorState:
         return Release(row, final)
 
     def _take_back(self, row: int, tags: list[_Tag], releases: list[Release]) -> None:
-        """Take a request off its row, to continue later."""
         self._live(row).status = Status.PREEMPTED
         tags += self._tag_filled(row)
         releases.append(self._release(row, None))
@@ -298,7 +292,7 @@ class ExecutorState:
     def _place(
         self, admissions: tuple[Admission, ...], now: float
     ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
-        """Put requests on rows; returns the placements, the shared and the new blocks of their tables, and copies."""
+        """Put requests on rows; returns placements, shared blocks, new blocks, and copies."""
         if not admissions:
             return (), NO_GRANTS, NO_GRANTS, []
         # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
@@ -335,7 +329,7 @@ class ExecutorState:
         return Placement.of(context, row, live.attempt, live.output.token_ids, max_tokens, num_cached)
 
     def _grow(self, rows: RowIndex) -> BlockGrants:
-        """Give each of these rows the next block of its table, once for each time it is named."""
+        """Give each of these rows its next block, once for each time it is named."""
         if not len(rows):
             return NO_GRANTS
         blocks, indices = self.pool.allocate(len(rows)), []
@@ -355,7 +349,7 @@ class ExecutorState:
 
 
 def _context(live: LiveRequest, now: float) -> RequestContext:
-    """Return what a successor of this scheduler needs to know of a request, as it stands now."""
+    """Return what a successor of this scheduler needs to know of a request now."""
     request = live.request
     return RequestContext(
         request=request,
@@ -369,7 +363,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
 
 
 def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
-    """Move what the columns know of a request back into the request itself."""
+    """Copy a row's state back into its request."""
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
     live.held = None
@@ -379,7 +373,7 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
 
 
 def _grants(triples: list[tuple[int, int, int]]) -> BlockGrants:
-    """Return columns of (row, index, block) entries."""
+    """Return columns of (row, index, block)."""
     if not triples:
         return NO_GRANTS
     columns = np.array(triples, dtype=np.int32)

@@ -36,7 +36,7 @@ class ExecutorView:
     is_doubted: bool = False  # the last step, of one request, failed: others go first, if there are any
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
-        """Return how many tokens the outputs of these rows are expected to get yet."""
+        """Return how many more output tokens these rows are expected to get."""
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
         at_most = np.maximum((self.rows.limit[running] + 1 - self.rows.num_known[running]).astype(np.int64), 0)
         return self.output_lengths.expected_rest(num_output, at_most)
@@ -85,25 +85,21 @@ class Capacity:
 
     @property
     def num_running(self) -> int:
-        """How many requests run, newcomers included."""
         return self._num_running
 
     @property
     def next_row(self) -> int:
-        """The row that the next newcomer takes."""
         return self._free_rows[self._num_taken]
 
     @property
     def has_rows(self) -> bool:
-        """Whether a row is free."""
         return self._num_taken < len(self._free_rows)
 
     def could_ever_hold(self, live: LiveRequest) -> bool:
-        """Tell whether an empty executor of this size could run the request."""
         return live.fits(self._view.description)
 
     def fit(self, live: LiveRequest) -> Fit | Blocker:
-        """Return how the request fits now, or what is in its way. Changes nothing."""
+        """Return how the request fits now, or what blocks it. Changes nothing."""
         description = self._view.description
         if not self.could_ever_hold(live):
             return Blocker(f"{description.address} can never hold it", is_own=True)
@@ -116,7 +112,7 @@ class Capacity:
                 f"{allowed_s * 1e3:.0f} ms are allowed between tokens"
             )
         if self._num_taken and self._is_full(live):
-            return Blocker(f"the next plan of {description.address} holds as many prompts as one can")
+            return Blocker(f"the next plan of {description.address} has no room for another prompt")
         if live.request.key in self._view.leaving_keys:
             return Blocker(f"an earlier request of this id is still leaving {description.address}")
         if self._awaits_prompt(live):
@@ -131,7 +127,6 @@ class Capacity:
         return self._fit_blocks(live, hits, num_reserved)
 
     def take(self, live: LiveRequest, fit: Fit) -> None:
-        """Count a newcomer in."""
         self._num_taken += 1
         self._num_running += 1
         self._num_pairs += live.num_known_tokens
@@ -154,18 +149,17 @@ class Capacity:
         needed = num_new + len(revived) + self._num_running
         if needed > self._num_available:
             return Blocker(
-                f"{needed} blocks of {description.address} are needed, of which {self._num_running} are kept for what "
-                f"runs; {self._num_available} of {description.num_blocks} are free"
+                f"{description.address} needs {needed} free blocks, {self._num_running} of them for running requests; "
+                f"{self._num_available} of {description.num_blocks} are free"
             )
         if self._num_running and not self._growth.has_room_for(*self._held_and_rest(live, len(hits) - len(revived))):
             return Blocker(
-                f"what runs on {description.address} ({self._num_running}) is expected to need its "
-                f"{description.num_blocks} blocks before it ends"
+                f"the {self._num_running} running requests of {description.address} are expected to need all "
+                f"{description.num_blocks} blocks"
             )
         return fit
 
     def take_if_fits(self, live: LiveRequest) -> bool:
-        """Count the request in if it fits now."""
         fit = self.fit(live)
         if isinstance(fit, Blocker):
             return False
@@ -173,7 +167,6 @@ class Capacity:
         return True
 
     def _is_full(self, live: LiveRequest) -> bool:
-        """Tell whether the plan has placed as much as one plan may."""
         num_bytes = self._num_placed_bytes + live.num_placed_bytes
         return num_bytes > MAX_PLACED_BYTES or self._num_placed_tokens + live.num_known_tokens > MAX_PLACED_TOKENS
 
@@ -183,12 +176,11 @@ class Capacity:
         return self._view.step_time.predict_ns(self._num_running + 1, num_pairs) / 1e9
 
     def _allowed_step_s(self, live: LiveRequest) -> float:
-        """Return what a step may take: where one long request alone takes too long, company costs it little."""
         longest = max(self._longest, live.num_known_tokens)
         return max(self._limits.decode_only_step_s, _COMPANY * self._view.step_time.predict_ns(1, longest) / 1e9)
 
     def _awaits_prompt(self, live: LiveRequest) -> bool:
-        """Tell whether the blocks of its prompt are about to be filled, so that it need not compute them itself."""
+        """Tell whether another completion is computing its prompt."""
         if live.request.num_completions == 1 or live.computes_all:
             return False
         return live.request.key.whole in self._new_groups or any(
@@ -196,7 +188,7 @@ class Capacity:
         )
 
     def _with_copy(self, live: LiveRequest, fit: Fit) -> Fit:
-        """Let it start behind the prompt in a copy of the block in which another completion has the prompt's end."""
+        """Let it start behind the prompt, in a copy of another completion's last prompt block."""
         num_prompt, block_size = live.num_prompt_tokens, self._view.description.block_size
         num_cached = min(num_prompt, live.num_known_tokens - 1)
         if live.computes_all or len(fit.hits) != num_cached // block_size or not num_cached % block_size:
@@ -208,7 +200,7 @@ class Capacity:
         return fit
 
     def _siblings(self, live: LiveRequest) -> list[int]:
-        """Return the rows that run other completions of the same request."""
+        """Return the rows of other completions of the same request."""
         if live.request.num_completions == 1:
             return []
         running = (self._view.rows.state == RUNNING).nonzero()[0].tolist()
@@ -217,17 +209,15 @@ class Capacity:
         return [row for row, other in found if other is not None and other.request.key.whole == whole]
 
     def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
-        """Return the slots that a request would fill by itself and the tokens it is expected to add."""
         num_output = live.num_output_tokens
         at_most = live.max_tokens_on(self._view.description) - num_output
         held = live.num_known_tokens - num_shared * self._view.description.block_size
         return held, rest_of(self._view.output_lengths, num_output, at_most)
 
     def _reservation(self, live: LiveRequest, hits: tuple[int, ...]) -> int:
-        """Return for how many tokens a request that must not be preempted again gets blocks now, 0 for not yet.
-
-        With blocks for all it may ever compute it needs none later. One at a time may also grow like any other, since
-        those that can be preempted give way to it; two of them could block each other for ever.
+        """Return for how many tokens a request that must not be preempted again gets blocks now, 0 for not yet. One at
+        a time may grow like any other, since those that can be preempted give way to it; two could block each other for
+        ever.
         """
         whole = self._whole(live)
         num_new = -(-whole // self._view.description.block_size) - len(hits)
@@ -237,12 +227,10 @@ class Capacity:
         return 0 if self._has_unreserved else live.num_known_tokens
 
     def _whole(self, live: LiveRequest) -> int:
-        """Return how many tokens it may ever compute there."""
         return live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
 
     @cached_property
     def _growth(self) -> Growth:
-        """Put together when it is first asked for: most plans admit nobody."""
         rows, description = self._view.rows, self._view.description
         running = (rows.state == RUNNING).nonzero()[0]
         held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
@@ -273,6 +261,6 @@ def find_hits(view: ExecutorView, live: LiveRequest) -> tuple[int, ...]:
 
 
 def _has_unreserved(rows: RowColumns) -> bool:
-    """Tell whether a request that must not be preempted runs without blocks for its whole length."""
+    """Tell whether a request that must not be preempted runs without all of its blocks."""
     growing = ((rows.state == RUNNING) & (rows.num_slots < rows.limit)).nonzero()[0]
     return any(is_protected(rows.live[row]) for row in growing.tolist())

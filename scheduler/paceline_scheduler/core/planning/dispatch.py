@@ -38,7 +38,7 @@ class Dispatch:
         self._tokens_meant = dict.fromkeys(views, 0)
 
     def is_for_others(self, live: LiveRequest) -> bool:
-        """Tell whether the request is better left to another executor, and count it in where it is meant for."""
+        """Tell whether another executor should take the request, and count it in there."""
         if live.left_since_s is not None and self._now - live.left_since_s > MAX_LEFT_S:
             return False
         fits = {address: candidate.room.fit(live) for address, candidate in self._candidates.items()}
@@ -54,7 +54,6 @@ class Dispatch:
 
     @cached_property
     def _candidates(self) -> dict[str, _Candidate]:
-        """Put together when it is first asked for: an executor without a free row asks nothing."""
         return {
             address: _Candidate(
                 view, Capacity(view, view.pool.num_available, self._limits), load_of(view, self._limits)

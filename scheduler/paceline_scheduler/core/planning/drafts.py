@@ -16,9 +16,8 @@ from paceline_scheduler.core.tables.rows import RowIndex
 def fit_drafts(
     view: ExecutorView, decode_rows: RowIndex, growing_rows: RowIndex, num_spare_blocks: int, budget: StepBudget
 ) -> tuple[Int32Array, RowIndex]:
-    """Return the drafts of each decoding row, and the rows that get another block for them, once for each block.
-
-    `growing_rows` get a block for their one token already. What is returned is on the budget.
+    """Return the drafts of each decoding row, and the rows that get another block, once for each block. `growing_rows`
+    get a block for their one token already. The budget is charged.
     """
     rows, block_size = view.rows, view.description.block_size
     positions = rows.num_scheduled[decode_rows]

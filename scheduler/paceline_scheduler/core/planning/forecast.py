@@ -29,14 +29,14 @@ class Ahead:
     max_output_tokens: int = 0
 
     def share(self, num_executors: int) -> "Ahead":
-        """Return what one of so many executors has of it, all requests being taken for the mean one."""
+        """Return the share of one of so many executors, in requests of mean size."""
         num_requests = self.num_requests // num_executors
         part = num_requests / max(self.num_requests, 1)
         num_bounded = round(self.num_bounded * part)
         return Ahead(num_requests, self.num_tokens / num_executors, num_bounded, round(self.max_output_tokens * part))
 
     def mean_output(self, usual: float) -> float:
-        """Return how many tokens each generates: the usual number, or less where it may not."""
+        """Return the tokens that each generates: the usual number, or its bound."""
         if not self.num_requests:
             return usual
         bounded = min(self.max_output_tokens, self.num_bounded * usual)
@@ -57,9 +57,8 @@ class Load:
     usual_output: float  # tokens
 
     def begin_s(self, ahead: Ahead) -> float:
-        """Return when the prompt of a request is begun that has others ahead of it in the line.
-
-        Each waits for its row and for the prompts before it; these are taken to be of the same length.
+        """Return when the prompt of a request starts that has others ahead. Each waits for its row and for the prompts
+        before it; these are taken to be of the same length.
         """
         num_ahead = ahead.num_requests
         prompt_s = ahead.num_tokens / max(num_ahead, 1) / self.prefill_tokens_per_s
@@ -70,9 +69,8 @@ class Load:
         return begun_s + (self.full_planned_s if begun_s > 0 else self.planned_s)
 
     def _row_free_s(self, number: npt.NDArray[np.int64], hold_s: float) -> Float64Array:
-        """Return when there is a row for the waiting requests of these numbers, the first of which is 0.
-
-        `hold_s` is how long each keeps it.
+        """Return when there is a row for each of these requests, the first of which is 0. `hold_s` is how long each
+        keeps it.
         """
         free_s = np.concatenate((np.zeros(max(self.free_rows, 0)), self.ends_s))
         if not len(free_s):
@@ -104,14 +102,13 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
 
 
 def _planned_s(view: ExecutorView, limits: CoreLimits, step_s: float) -> float:
-    """Return how long steps take that are planned ahead, where each takes this long; nothing where nothing runs."""
     if not view.rows.num_running:
         return 0.0
     return step_s * limits.num_plans_ahead(step_s, view.description.max_plans_in_flight)
 
 
 def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int:
-    """Return how many more requests, as long as those that run, can decode without making steps too slow."""
+    """Return how many more requests of mean length can decode without making steps too slow."""
     rows = view.rows
     most = len(rows.state) - num_running
     if not most or not num_running:
@@ -124,7 +121,7 @@ def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int
 
 
 def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
-    """Return for how many more requests, as long as those that run, there are blocks."""
+    """Return how many more requests of mean length have blocks."""
     running = view.rows.state == RUNNING
     if not len(rest):
         return len(view.rows.state)
@@ -133,10 +130,7 @@ def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
 
 
 def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_pairs: int) -> float:
-    """Return how many tokens of prompts are computed per second beside so many decodes.
-
-    `num_pairs` are the pairs of the decodes, see `step_time`.
-    """
+    """Return the prompt tokens computed per second beside so many decodes; `num_pairs` as in `step_time`."""
     max_tokens = limits.max_num_batched_tokens or view.description.max_num_batched_tokens
     room = max(1, min(max_tokens, view.description.max_num_batched_tokens) - num_decodes)
     decodes_s = view.step_time.predict_ns(num_decodes, num_pairs) / 1e9
@@ -148,7 +142,7 @@ def prefill_rate(view: ExecutorView, limits: CoreLimits, num_decodes: int, num_p
 
 
 def prefill_s(view: ExecutorView, load: Load, num_cached: int, num_known: int) -> float:
-    """Return how long the known tokens behind the cached ones take, the attention to what is before them included."""
+    """Return the time for the known tokens behind the cached ones, their attention included."""
     num_tokens = max(1, num_known - num_cached)
     num_pairs = num_chunk_pairs(num_cached, num_tokens)
     alone_ns = view.step_time.predict_ns(num_tokens, num_pairs)
@@ -171,11 +165,10 @@ class Idle:
 
 
 def idle(view: ExecutorView, limits: CoreLimits) -> Idle:
-    """Return an executor with nothing else to do."""
     return Idle(view, prefill_rate(view, limits, 0, 0))
 
 
 def begin_s(loads: Sequence[Load], ahead: Ahead) -> float:
-    """Return when the prompt of a request is begun by executors that share the line ahead of it."""
+    """Return when executors that share the queue start the prompt of a request behind it."""
     share = ahead.share(len(loads))
     return min(load.begin_s(share) for load in loads)

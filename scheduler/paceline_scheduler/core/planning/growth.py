@@ -28,9 +28,8 @@ class OutputLengths:
         self.deviation += _GAIN * (abs(error) - self.deviation)
 
     def expected_rest(self, num_output_tokens: Int64Array, at_most: Int64Array) -> Int64Array:
-        """Return how many tokens each output will still get; `at_most` is what its request allows.
-
-        One that outlived the expectation is expected to go on by as much as outputs usually differ.
+        """Return how many more tokens each output will get; `at_most` is its bound. One that outlived the expectation
+        is expected to go on by the usual deviation.
         """
         usual = int(self.mean + self.deviation)
         beyond = max(1, int(self.deviation))
@@ -42,9 +41,8 @@ class Growth:
     """The requests that share a pool, and whether one more could be finished beside them."""
 
     def __init__(self, num_slots: int, block_size: int, num_held: Int64Array, rest: Int64Array) -> None:
-        """`num_held` are the slots that each request fills by itself, `rest` the tokens it will still add.
-
-        Slots that several fill together, as with shared prefixes, are taken off `num_slots` by the caller.
+        """`num_held` are the slots that each request fills by itself, `rest` the tokens it will still add. Slots that
+        several share are not in `num_slots`.
         """
         self._num_slots = num_slots
         # The last token of an output needs no slot, and the last block may hold a single token.
@@ -53,7 +51,6 @@ class Growth:
         self._rest = rest
 
     def has_room_for(self, num_held: int, rest: int) -> bool:
-        """Tell whether a newcomer that fills so many slots and adds so many tokens lets everybody finish."""
         held, left = np.append(self._num_held, num_held + self._num_idle), np.append(self._rest, rest)
         if int(held.sum() + left.sum()) <= self._num_slots:
             return True
@@ -63,12 +60,10 @@ class Growth:
         return int(at_its_end.max()) <= self._num_slots
 
     def add(self, num_held: int, rest: int) -> None:
-        """Count the newcomer in."""
         self._num_held = np.append(self._num_held, num_held + self._num_idle)
         self._rest = np.append(self._rest, rest)
 
 
 def rest_of(lengths: OutputLengths, num_output_tokens: int, at_most: int) -> int:
-    """Return `expected_rest` of one request."""
     rest = lengths.expected_rest(np.array([num_output_tokens]), np.array([at_most]))
     return int(rest[0])

@@ -77,15 +77,12 @@ class Decision:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is nothing to run and nobody to preempt."""
         return not (len(self.decode_rows) or len(self.chunk_rows) or self.preemptions or self.moves)
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
-    """Return the next step. Requests that executors may have died of get steps of their own, before all others.
-
-    Right after one of them failed alone a step of others comes first: it tells the request from the executor. Suspects
-    are tried a second time when each has been tried once.
+    """Return the next step. Suspects get steps of their own, before all others. After one failed alone, a step of
+    others comes first: it tells the request from the executor. Each suspect is tried once before any is tried twice.
     """
     if not (view.is_doubted or view.suspect_rows or any(live.is_suspect for live in waiting.line[:1])):
         return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)  # as nearly always
@@ -100,7 +97,7 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
 
 
 def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Iterator[tuple[Decision, bool]]:
-    """Yield steps in the order in which they are wanted, and whether there is anything to do in each."""
+    """Yield steps in the order of preference, each with whether it has anything to do."""
     decoding, prefilling = view.rows.decoding_and_prefilling()
     if view.is_doubted:
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
@@ -119,7 +116,7 @@ def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Ite
 def _without_suspects(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
-    """Return a step of those of which nothing bad is known."""
+    """Return a step without suspects."""
     suspects = sorted(view.suspect_rows)
     decoding, prefilling = (index[~np.isin(index, suspects)] for index in (decoding, prefilling))
     line = [live for live in islice(waiting.line, MAX_SCANNED) if not live.is_suspect]
@@ -129,7 +126,7 @@ def _without_suspects(
 def _decide(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
-    """Return a step of these rows and of some that wait."""
+    """Return a step of these rows and of waiting requests."""
     rows = view.rows
     max_num_tokens = min(
         limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
@@ -178,14 +175,13 @@ def _decide(
 
 
 def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int, ...]:
-    """Return the rows that a draining executor gives away now: those first that are computed again soonest."""
+    """Return the rows that a draining executor moves now, the cheapest to compute again first."""
     running = (rows.state == RUNNING).nonzero()[0]
     by_length = running[np.argsort(rows.num_known[running], kind="stable")][:MAX_MOVES].tolist()
     return tuple(row for row in by_length if takes(_off_row(rows, row)))
 
 
 def _off_row(rows: RowColumns, row: int) -> LiveRequest:
-    """Return a running request as it would be off its row."""
     return _live(rows, row).off_row_with(rows.output_token_ids(row))
 
 
@@ -196,7 +192,9 @@ def _live(rows: RowColumns, row: int) -> LiveRequest:
 
 
 def _num_ahead(rows: RowColumns, prefilling: RowIndex, line: Sequence[LiveRequest]) -> int:
-    """Return how many of those that wait are more urgent than every running request with known tokens to compute."""
+    """Return how many waiting requests are more urgent than every running one that still has known tokens to
+    compute.
+    """
     if not len(prefilling):
         return 0
     first = prefilling[0]
@@ -207,9 +205,8 @@ def _num_ahead(rows: RowColumns, prefilling: RowIndex, line: Sequence[LiveReques
 def _fit_blocks(
     view: ExecutorView, decode_rows: RowIndex, moves: tuple[int, ...]
 ) -> tuple[tuple[int, ...], RowIndex, int]:
-    """Choose whom to preempt so that every decoding row left has the block it needs.
-
-    Returns the preempted rows, the rows that decode and the number of blocks available before they grow.
+    """Preempt until every decoding row has its block. Returns the preempted rows, the decoding rows and the number of
+    available blocks before these grow.
     """
     rows = view.rows
     num_available = view.pool.num_available + sum(view.pool.num_freed_by(rows.tables[row]) for row in moves)
@@ -234,10 +231,9 @@ def _fit_blocks(
 
 
 def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
-    """Return who may be preempted, the least urgent first.
-
-    Who was preempted often enough is spared, so at most one of those needs blocks (see `Capacity`). For it alone
-    everybody else gives way; otherwise the most urgent of all stays, so that somebody always gets on.
+    """Return who may be preempted, the least urgent first. At most one request that was preempted too often needs
+    blocks (see `Capacity`): for it everybody else gives way. Otherwise the most urgent of all stays, so that somebody
+    always progresses.
     """
     running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
     victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
@@ -251,7 +247,7 @@ def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
 
 
 def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num_prefilling: int) -> RowIndex:
-    """Take on as many decodes as fit; when not all do, those that waited longest for a step, so that all take turns."""
+    """Take as many decodes as fit; if not all, those that waited longest for a step."""
     max_num_decodes = budget.max_num_tokens
     if num_prefilling and len(decode_rows) > max_num_decodes - MIN_CHUNK:
         # A bound on tokens so tight that decodes alone reach it must not keep prompts out for ever.
@@ -266,7 +262,7 @@ def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num
 def _continue_prefills(
     rows: RowColumns, prefilling: RowIndex, preempted: tuple[int, ...], budget: StepBudget
 ) -> list[tuple[int, int]]:
-    """Return (row, num_tokens) of running requests that still have known tokens to compute."""
+    """Return (row, num_tokens) of running requests with known tokens to compute."""
     chunks = []
     for row in prefilling.tolist():
         if row in preempted:
@@ -280,7 +276,7 @@ def _continue_prefills(
 
 
 def _wanted(rows: RowColumns, row: int) -> int:
-    """Return how many of its known tokens a row would compute in one step."""
+    """Return how many known tokens a row would compute in one step."""
     return min(int(rows.target[row] - rows.num_scheduled[row]), _live(rows, row).largest_chunk)
 
 
@@ -296,9 +292,8 @@ class _Admissions:
         self._num_passed = 0
 
     def admit(self, line: Sequence[LiveRequest]) -> None:
-        """Go through the line until something keeps its next request out.
-
-        The head is not passed over for want of room, since a big request would starve behind small ones.
+        """Admit from the head of the queue until a request does not fit. A head without room is not passed over, since
+        a big request would starve behind small ones.
         """
         for live in islice(line, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:

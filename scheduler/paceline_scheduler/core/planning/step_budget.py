@@ -24,9 +24,8 @@ class StepBudget:
         self._has_chunk = False
 
     def add_decodes(self, positions: Int32Array, max_num_decodes: int) -> int:
-        """Take on one token at each position, as many as fit, in place of those of the call before; returns how many.
-
-        At least one always fits.
+        """Take one token at each position, as many as fit but at least one, in place of the last call's; returns how
+        many.
         """
         fitting = min(len(positions), max_num_decodes)
         if not fitting:
@@ -41,10 +40,7 @@ class StepBudget:
         return fitting
 
     def add_drafts(self, positions: Int32Array, wanted: Int32Array) -> Int32Array:
-        """Take on drafts behind the decodes at these positions, all if time allows and in order as far as tokens do.
-
-        Returns how many each got.
-        """
+        """Take drafts behind the decodes at these positions, in order; returns how many each got."""
         room = self.max_num_tokens - self.num_reserved - self.num_tokens
         drafts = wanted - np.clip(np.cumsum(wanted) - room, 0, wanted)
         num_tokens = self.num_tokens + int(drafts.sum())
@@ -57,10 +53,8 @@ class StepBudget:
         return drafts
 
     def add_chunk(self, start: int, wanted: int) -> int:
-        """Take on up to `wanted` tokens from position `start`; returns how many.
-
-        The first chunk of a step gets a few tokens beyond the target, else prompts would starve behind decodes; only a
-        lone token gets a step past `max_step_s`.
+        """Take up to `wanted` tokens from position `start`; returns how many. The first chunk may exceed the target a
+        little, else prompts would starve behind decodes; only a lone token may exceed `max_step_s`.
         """
         room = min(wanted, self.max_num_tokens - self.num_tokens)
         if room <= 0:
@@ -77,5 +71,4 @@ class StepBudget:
         return count
 
     def predicted_ns(self) -> int:
-        """Return the expected time of the step as it stands."""
         return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs))

@@ -25,7 +25,7 @@ _PAIRS_SCALE = 32768.0
 
 
 def num_chunk_pairs(start: int, num_tokens: int) -> int:
-    """Return the attention pairs of a chunk: `num_tokens` tokens from position `start`, causal."""
+    """Causal attention pairs of `num_tokens` tokens from position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
@@ -40,12 +40,11 @@ class StepTimeModel:
         self._num_steps = 0
 
     def predict_ns(self, num_tokens: float, num_pairs: float) -> float:
-        """Return the expected time of a step."""
         base, per_token, per_pair = self._weights
         return base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
 
     def observe(self, num_tokens: int, num_pairs: int, duration_ns: int) -> None:
-        """Learn from a finished step; one outlier moves a prediction by a tenth of itself at most."""
+        """Learn from a finished step; one outlier moves a prediction by at most a tenth."""
         base, per_token, per_pair = self._weights
         tokens, pairs = num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
         predicted = base + per_token * tokens + per_pair * pairs
@@ -66,9 +65,8 @@ class StepTimeModel:
         return count, int(num_pairs[count - 1])
 
     def max_tokens_within(self, limit_ns: float, spent: tuple[int, int], start: int, wanted: int) -> int:
-        """Return the longest chunk from `start`, at most `wanted`, that keeps the step within `limit_ns`.
-
-        `spent` are tokens and pairs that the step has already.
+        """Return the longest chunk from `start`, at most `wanted`, that keeps the step within `limit_ns`; `spent` are
+        the step's tokens and pairs so far.
         """
         low, high = 0, wanted
         while low < high:

@@ -24,12 +24,12 @@ _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
 def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
-    """Refuse a request that no executor could ever hold, or that none would take now."""
+    """Refuse a request that no executor could hold, or that none takes now."""
     if not executors:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
     if not serving:
-        raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names those there are")
+        raise UnknownModelError(f"no executor serves the model {request.model!r}; ListModels names the models served")
     serving = [executor for executor in serving if not executor.draining]
     if not serving:
         raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
@@ -37,11 +37,11 @@ def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
     room = max(executor.description.max_request_tokens for executor in serving) - num_prompt
     if room < 1:
         raise InvalidRequestError(
-            "prompt", f"{num_prompt} tokens leave no room for output: at most {num_prompt + room - 1} fit"
+            "prompt", f"{num_prompt} tokens leave no room for output; at most {num_prompt + room - 1} fit"
         )
     if request.max_tokens is not None and request.max_tokens > room:
         raise InvalidRequestError(
-            "stopping.max_tokens", f"{request.max_tokens} after a prompt of {num_prompt} tokens exceeds {room}"
+            "stopping.max_tokens", f"is {request.max_tokens}; after a prompt of {num_prompt} tokens at most {room} fit"
         )
 
 
@@ -53,22 +53,21 @@ def check_queue(
     *,
     is_owed: bool = False,
 ) -> None:
-    """Refuse a request that would overfill the queue, or wait in it for longer than a first token may take.
-
-    What is owed its place, because it lost its scheduler, is only refused where there is none.
-
-    `serving` are the executors that take requests for its model now; without any nothing is known of the time.
+    """Refuse a request that would overfill the queue, or wait in it for too long. One that lost its scheduler keeps its
+    place and is refused only by a full queue. `serving` are the executors that take requests for its model now; without
+    any no time is forecast.
     """
     num_prompt = live.num_prompt_tokens
     if num_prompt > limits.max_num_queued_tokens:
         raise InvalidRequestError(
-            "prompt", f"{num_prompt} tokens are more than the {limits.max_num_queued_tokens} that may wait"
+            "prompt", f"has {num_prompt} tokens; the queue takes at most {limits.max_num_queued_tokens}"
         )
     if waiting.num_requests >= limits.max_num_queued_reqs:
         raise queue_full(waiting, limits, retry_after_s(waiting, limits, serving))
     if waiting.num_tokens + num_prompt > limits.max_num_queued_tokens:
         raise QueueFullError(
-            f"{waiting.num_tokens} prompt tokens are waiting, near the limit", retry_after_s(waiting, limits, serving)
+            f"{waiting.num_tokens} prompt tokens are waiting, the limit is {limits.max_num_queued_tokens}",
+            retry_after_s(waiting, limits, serving),
         )
     ahead = waiting.ahead_of(live)
     fitting = [executor for executor in serving if live.fits(executor.description)]
@@ -77,7 +76,7 @@ def check_queue(
 
 
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:
-    """Refuse any request behind `ahead` if that alone takes too long. Cheap: it is asked before a prompt is read."""
+    """Refuse any request behind `ahead` that would wait too long. Cheap: it comes before a prompt is read."""
     if ahead.num_requests and serving:
         loads = [load_of(executor.view(), limits) for executor in serving]
         _check_first_token(begin_s(loads, ahead), ahead, limits)
@@ -86,14 +85,14 @@ def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState
 def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> None:
     if expected_s > limits.expected_first_token_s:
         raise QueueFullError(
-            f"its first token is expected in {expected_s:.1f} s, {limits.expected_first_token_s:g} s are allowed: "
-            f"{ahead.num_requests} requests of {ahead.num_tokens} tokens are ahead",
+            f"the first token is expected in {expected_s:.1f} s, the limit is {limits.expected_first_token_s:g} s: "
+            f"{ahead.num_requests} requests with {ahead.num_tokens} tokens are ahead",
             _within(expected_s - limits.expected_first_token_s),
         )
 
 
 def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> QueueFullError:
-    """Return the refusal of a request for which the queue has no place, whatever it holds."""
+    """Return the refusal by a full queue."""
     return QueueFullError(
         f"{waiting.num_requests} requests are waiting, the limit is {limits.max_num_queued_reqs}", retry_s
     )
@@ -102,7 +101,7 @@ def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> Que
 def hopeless(
     waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
 ) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
-    """Return those whose deadline passes before any executor could bring them to their first output, even alone."""
+    """Return the requests that would miss their deadline before their first output, even alone."""
     executors = [idle(executor.view(), limits) for executor in serving]
     return [
         (live, DeadlineUnreachableError(_hopeless_sentence(live)))
@@ -134,7 +133,7 @@ def _hopeless_sentence(live: LiveRequest) -> str:
 
 
 def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> NoLongerServedError | None:
-    """Return why a waiting request can never run on what executors there are now, None if it can."""
+    """Return why a waiting request can never run on the present executors, None if it can."""
     descriptions = [executor.description for executor in executors]
     if any(live.fits(description) for description in descriptions):
         return None
@@ -142,15 +141,15 @@ def no_longer_served(live: LiveRequest, executors: Iterable[ExecutorState]) -> N
     largest = max((d.max_request_tokens for d in descriptions if d.model == request.model), default=0)
     if not largest:
         return NoLongerServedError(
-            f"the executors of the model {request.model!r} are gone; ListModels names what is left"
+            f"the executors of the model {request.model!r} are gone; ListModels names the models served"
         )
     return NoLongerServedError(
-        f"the executor that could hold this request is gone; what is left holds {largest} tokens of prompt and output"
+        f"the executor that could hold this request is gone; the others hold at most {largest} tokens"
     )
 
 
 def retry_after_s(waiting: WaitingQueue, limits: CoreLimits, executors: Iterable[ExecutorState]) -> float:
-    """Return when an eighth of what waits is expected to run: when those who come back find room."""
+    """Return when an eighth of the queue is expected to run, so that those who come back find room."""
     loads = [load_of(executor.view(), limits) for executor in executors if executor.attached]
     if not loads:
         return _MAX_RETRY_S

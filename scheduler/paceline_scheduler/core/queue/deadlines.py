@@ -18,11 +18,10 @@ class Deadlines:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is watched."""
         return not self._heap
 
     def watch(self, live: LiveRequest, at_s: float, num_open: int) -> None:
-        """Remember a time for a request; `num_open` is how many requests are open now."""
+        """`num_open` is how many requests are open now."""
         if len(self._heap) > 2 * num_open + _SLACK:
             # Most of these requests ended in time; what is left of them must not pile up.
             self._heap = [watched for watched in self._heap if self._is_due(watched[2], watched[0])]
@@ -31,7 +30,7 @@ class Deadlines:
         heapq.heappush(self._heap, (at_s, self._num_watched, live))
 
     def pop_passed(self, now: float) -> list[LiveRequest]:
-        """Return the requests whose time has come, each once; they are forgotten here."""
+        """Return the requests whose time has come, each once, and forget them."""
         passed: dict[LiveRequest, None] = {}
         while self._heap and self._heap[0][0] <= now:
             at_s, _, live = heapq.heappop(self._heap)
@@ -40,7 +39,6 @@ class Deadlines:
         return list(passed)
 
     def next_s(self) -> float | None:
-        """Return the soonest time that still counts."""
         while self._heap and not self._is_due(self._heap[0][2], self._heap[0][0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -22,7 +22,7 @@ def explain(
     position: int,
     limits: CoreLimits,
 ) -> Explanation:
-    """Return where a request stands; `position` is its place in the line, 0 unless it waits."""
+    """Return where a request stands; `position` is its index in the queue, 0 unless it waits."""
     executor = None if live.held is None else executors[live.held.address]
     state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
     if live.held is not None and executor is not None:
@@ -54,7 +54,7 @@ def estimate(
     limits: CoreLimits,
     refusal: SchedulerError | None,
 ) -> Estimate:
-    """Return what would become of a request behind `ahead`, on executors that are attached and take requests."""
+    """Return the estimate for a request behind `ahead`, on executors that take requests."""
     serving = [executor for executor in serving if live.fits(executor.description)]
     if not serving:
         return Estimate(0.0, 0.0, live.num_prompt_tokens, 0, refusal)
@@ -86,7 +86,7 @@ def _waiting_for(head: LiveRequest, executors: Mapping[str, ExecutorState], posi
 
 
 def _hindrance(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
-    """Return what keeps a request off every executor of its model, in one sentence for all."""
+    """Return what keeps a request off every executor of its model, in one sentence."""
     sentences = []
     for address, executor in sorted(executors.items()):
         if executor.description.model != live.request.model:
@@ -106,4 +106,4 @@ def _hindrance_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits
         case Blocker(sentence=sentence):
             return sentence
         case Fit():
-            return f"its turn on {executor.description.address}, which has room for it"
+            return f"the next plan of {executor.description.address}, which has room for it"

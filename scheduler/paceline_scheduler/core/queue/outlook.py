@@ -23,7 +23,7 @@ class Outlook:
 
 
 def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead, limits: CoreLimits) -> Outlook:
-    """Return what is to be expected if nothing else arrives; `serving` is not empty."""
+    """Return what is expected if nothing else arrives; `serving` is not empty."""
     views = [executor.view() for executor in serving]
     loads = [load_of(view, limits) for view in views]
     shared = live.num_known_tokens - live.num_own_tokens

@@ -24,11 +24,9 @@ class _Line:
     max_output: list[int] = field(default_factory=list)
 
     def index(self, place: tuple[float, int]) -> int:
-        """Return how many come before a place."""
         return bisect_left(self.requests, place, key=_place)
 
     def ahead_of(self, place: tuple[float, int]) -> Ahead:
-        """Return what is before a place."""
         index = self.index(place)
         bounds = self.max_output[:index]
         return Ahead(index, sum(self.num_tokens[:index]), index - bounds.count(0), sum(bounds))
@@ -43,7 +41,6 @@ class WaitingQueue:
         self._lines: dict[str, _Line] = {}
 
     def add(self, live: LiveRequest) -> None:
-        """Let a request wait at its place."""
         line = self._lines.setdefault(live.request.model, _Line())
         index, num_tokens = line.index(live.place), live.num_own_tokens
         live.status = Status.WAITING
@@ -54,7 +51,6 @@ class WaitingQueue:
         self.num_tokens += num_tokens
 
     def remove(self, live: LiveRequest) -> None:
-        """Take a request out, wherever it stands."""
         line, index = self._lines[live.request.model], self.position(live)
         del line.requests[index]
         self.num_requests -= 1
@@ -64,7 +60,6 @@ class WaitingQueue:
             del self._lines[live.request.model]
 
     def position(self, live: LiveRequest) -> int:
-        """Return how many requests of its model are ahead of one that waits."""
         line = self._lines[live.request.model]
         index = line.index(live.place)
         assert line.requests[index] is live, "only what waits has a position"
@@ -77,11 +72,9 @@ class WaitingQueue:
         return Ahead(self.num_requests, self.num_tokens, len(bounds) - bounds.count(0), sum(bounds))
 
     def models(self) -> tuple[str, ...]:
-        """Return the models that something waits for."""
         return tuple(self._lines)
 
     def ahead_of(self, live: LiveRequest) -> Ahead:
-        """Return what would be ahead of a request that does not wait yet."""
         return self._lines.get(live.request.model, _Line()).ahead_of(live.place)
 
     def ahead_of_usual(self, model: str, now: float) -> Ahead:
@@ -89,7 +82,6 @@ class WaitingQueue:
         return self._lines.get(model, _Line()).ahead_of((now + PATIENCE_S, 1 << 62))
 
     def all(self) -> tuple[LiveRequest, ...]:
-        """Return everything that waits."""
         return tuple(live for line in self._lines.values() for live in line.requests)
 
     def line(self, model: str) -> Sequence[LiveRequest]:
@@ -99,7 +91,6 @@ class WaitingQueue:
 
 
 def _max_rest(live: LiveRequest) -> int:
-    """Return how many more tokens a request may generate; 0: as many as there is room for."""
     most = live.request.max_tokens
     return 0 if most is None else max(1, most - live.num_output_tokens)
 

@@ -18,14 +18,14 @@ _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCEL
 
 
 def is_adoptable(seen: SeenRow) -> bool:
-    """Tell whether somebody may come back for a request, and it can be run or told to the end."""
+    """Tell whether a client may come back for a request, and it can be finished or replayed."""
     if seen.request_context is None or not seen.request_context.request.is_resumable:
         return False
     return seen.released is None or seen.released.reason in _ENDS_FOR_CLIENTS
 
 
 def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: float) -> LiveRequest:
-    """Return a request as the scheduler that placed it left it, off its row; `model` is the executor's."""
+    """Return a request as its former scheduler left it, off its row; `model` is the executor's."""
     context = seen.request_context
     assert context is not None, "only what is_adoptable is adopted"
     left_s = context.deadline_left_s
@@ -52,7 +52,7 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
 
 
 def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
-    """Tell whether a request should go on from this sighting, and not from where it is or waits with `output`."""
+    """Tell whether a request should go on from this row, and not with `output`."""
     if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
     is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.held is None)
@@ -61,7 +61,7 @@ def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
 
 
 def has_ended_elsewhere(seen: SeenRow, live: LiveRequest) -> bool:
-    """Tell whether the sighting is the end of a request that only seems to go on: in a row that somebody lost."""
+    """Tell whether this is the end of a request that only seems to go on, in a lost row."""
     is_unheard = live.detached_until_s is not None
     return is_unheard and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
 

@@ -24,9 +24,8 @@ _KEPT_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
 
 def heard_by(request: Request, again: Request) -> Request:
-    """Return a request with the listener that it has when it is sent again.
-
-    The prompt stays: rendered anew a chat may give other tokens, such as another date.
+    """Return a request with the listener of a later attachment. The prompt stays: a chat rendered again may give other
+    tokens, such as another date.
     """
     return replace(
         request,
@@ -50,25 +49,22 @@ class RequestTable:
         self._num_unheard = 0
 
     def __len__(self) -> int:
-        """Return how many requests are open."""
         return len(self._by_handle)
 
     def all(self) -> Iterable[LiveRequest]:
-        """Return every request that is open or has a row."""
         return self._by_key.values()
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether any request has a deadline."""
         return not self._deadlines.is_empty
 
     def new_handle(self) -> int:
-        """Return a handle for a request that nobody listens to yet."""
+        """Return a handle for a request without a listener."""
         self._num_unheard += 1
         return -self._num_unheard
 
     def add(self, live: LiveRequest) -> None:
-        """Take in a request; one of the same key is not found by it any more."""
+        """A former request of the same key is not found by it any more."""
         self._by_handle[live.request.handle] = self._by_key[live.request.key] = live
         self._watch(live)
 
@@ -77,41 +73,36 @@ class RequestTable:
         return self._by_handle.get(live.request.handle) is live
 
     def by_handle(self, handle: int) -> LiveRequest | None:
-        """Return the open request that a listener means."""
         return self._by_handle.get(handle)
 
     def by_key(self, key: RecordId) -> LiveRequest | None:
-        """Return the request of a key that is open or has a row."""
         return self._by_key.get(key)
 
     def close(self, live: LiveRequest) -> None:
-        """Its end is decided: nothing more is delivered for it."""
+        """Deliver nothing more for it."""
         self._by_handle.pop(live.request.handle, None)
 
     def remove(self, live: LiveRequest) -> None:
-        """It has left its row as well."""
+        """Forget it: it has left its row as well."""
         if self._by_key.get(live.request.key) is live:
             del self._by_key[live.request.key]
 
     # Listeners
 
     def heard(self) -> Iterable[LiveRequest]:
-        """Return the open requests that somebody listens to."""
         return (live for live in self._by_handle.values() if live.was_heard and live.detached_until_s is None)
 
     def heard_handles(self) -> list[int]:
-        """Return the handles of those that somebody listens to."""
         return [live.request.handle for live in self.heard()]
 
     def listen(self, live: LiveRequest, request: Request) -> None:
-        """The client has come back with `request`, the same one: it is delivered to that handle from now on."""
+        """Deliver a request from now on to the handle of `request`, which is the same one."""
         self.close(live)
         live.request, live.detached_until_s = heard_by(live.request, request), None
         self._by_handle[request.handle] = live
         self._watch(live)
 
     def detach(self, live: LiveRequest, now: float) -> None:
-        """Nobody listens any more, for a while."""
         live.detached_until_s = now + RESUME_WINDOW_S
         self._windows.watch(live, live.detached_until_s, len(self))
 
@@ -122,15 +113,13 @@ class RequestTable:
     # What is due
 
     def pop_late(self, now: float) -> list[LiveRequest]:
-        """Return the open requests whose deadline has passed."""
         return self._deadlines.pop_passed(now)
 
     def pop_abandoned(self, now: float) -> list[LiveRequest]:
-        """Return the open requests to which nobody has come back in time."""
+        """Return the open requests to which no client came back in time."""
         return self._windows.pop_passed(now)
 
     def next_s(self) -> float | None:
-        """Return when something is due next."""
         if self._deadlines.is_empty and self._windows.is_empty and not self._kept:
             return None
         times = [self._deadlines.next_s(), self._windows.next_s()]
@@ -141,7 +130,7 @@ class RequestTable:
     # Outputs that somebody may come back for
 
     def keep(self, live: LiveRequest, now: float) -> None:
-        """Keep the output of a request that is over, if its client may ask for it again."""
+        """Retain the output of an ended request, if its client may ask for it again."""
         wanted = live.request.is_resumable and not live.record.is_acknowledged
         if not wanted or live.final is None or live.final.reason not in _KEPT_REASONS:
             return
@@ -156,24 +145,23 @@ class RequestTable:
             self.drop_kept(next(iter(self._kept)))
 
     def kept(self, key: RecordId) -> LiveRequest | None:
-        """Return the request of a key that is over and whose output is kept."""
+        """Return the ended request of a key, if its output is retained."""
         found = self._kept.get(key)
         return None if found is None else found[1]
 
     def drop_kept(self, key: RecordId) -> None:
-        """Keep a request's output no longer, if it was kept."""
+        """Drop the retained output of a request, if any."""
         found = self._kept.pop(key, None)
         if found is not None:
             self._num_kept_bytes -= _num_bytes(found[1])
 
     def drop_old(self, now: float) -> None:
-        """Keep nothing past its time."""
+        """Drop what was retained for long enough."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self.drop_kept(next(iter(self._kept)))
 
 
 def _num_bytes(live: LiveRequest) -> int:
-    """Return what keeping a request costs, about."""
     num_alternatives = 1 + (live.request.num_logprobs or 0)
     num_logprobs = 0 if live.output.logprobs is None else len(live.output.logprobs.tokens) * num_alternatives
     num_logprobs += len(live.output.prompt_logprobs or ()) * (1 + (live.request.num_prompt_logprobs or 0))

@@ -26,9 +26,8 @@ class ResumeMode(Enum):
 
 
 def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resumption) -> ResumeMode:
-    """Return how a request goes on. `live` is the one of the same key, `output` what it has generated.
-
-    Raises StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
+    """Return how a request goes on. `live` is the one of the same key, `output` what it has generated. Raises
+    StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
     """
     request, progress = resumption.request, resumption.progress
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
@@ -48,22 +47,18 @@ def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resump
 
 
 def prior_of(progress: Progress) -> Int32Array:
-    """Return the output to go on from."""
     return _NO_TOKENS if progress.prior_output_token_ids is None else progress.prior_output_token_ids
 
 
 def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> FinishReason:
-    """Return how output that a client holds ended, if its finish was all that was missing.
-
-    `num_allowed` is how many output tokens the request may have.
-    """
+    """Return how output that a client holds ended, if only its finish was missing; `num_allowed` bounds the output."""
     if len(prior) > request.min_tokens and int(prior[-1]) in request.end_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(prior) >= num_allowed else FinishReason.NONE
 
 
 def holds_beginning(output: Int32Array, progress: Progress) -> bool:
-    """Tell whether what the client holds is how the output begins."""
+    """Tell whether the output begins with what the client holds."""
     offset = progress.resume_from
     return offset <= len(output) and rolling_hash(HASH_START, output[:offset]) == progress.resume_hash
 
@@ -72,7 +67,8 @@ def _check_attachment(live: LiveRequest, request: Request) -> None:
     key, current = request.key, live.request.attachment
     if request.attachment < current:
         raise StaleAttachmentError(
-            f"attachment {request.attachment} of request {key.request_id!r} came after {current}; the newer one has it"
+            f"attachment {request.attachment} of request_id {key.request_id!r} is too old: "
+            f"attachment {current} has the request"
         )
     if request.attachment == current and live.detached_until_s is None:
         raise DuplicateRequestError(
@@ -84,12 +80,14 @@ def _check_body(live: LiveRequest, request: Request, progress: Progress) -> None
     if live.request.body_digest == request.body_digest:
         return
     if request.attachment > 1 or progress.resume_from:
-        raise ResumeMismatchError(f"the request {request.key.request_id!r} that is known has another body")
+        raise ResumeMismatchError(
+            f"request_id {request.key.request_id!r} belongs to a request with another body; choose another one"
+        )
     raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
 
 
 def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) -> bool:
-    """Tell whether log-probabilities that were asked for are still there for what the client does not have."""
+    """Tell whether all log-probabilities that the client lacks are still there."""
     asked, offset = live.request, progress.resume_from
     if asked.num_prompt_logprobs is not None and not offset and len(output) and live.output.prompt_logprobs is None:
         return False

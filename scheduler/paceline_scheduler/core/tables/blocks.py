@@ -41,11 +41,11 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """How many blocks `allocate` could give now, evicting cached ones."""
+        """Cached ones that can be evicted included."""
         return len(self._free) + len(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Return blocks with a reference count of 1 and no key; the least recently used cached ones are evicted."""
+        """Return blocks with a reference count of 1 and no key; evicts the least recently used cached ones."""
         assert num_blocks <= self.num_available, "the planner grants only what is available"
         num_free = min(num_blocks, len(self._free))
         granted = self._free[-1 : -num_free - 1 : -1].tolist()
@@ -63,7 +63,7 @@ class BlockPool:
         self._ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one owner from each block of a table; the end of a table is evicted before its beginning."""
+        """Take one owner from each block of a table; its end is evicted first."""
         for block in reversed(blocks):
             assert self._ref_counts[block] > 0, "a block is released once per owner"
             self._ref_counts[block] -= 1
@@ -71,7 +71,7 @@ class BlockPool:
                 self._retire(block)
 
     def tag(self, block: int, key: bytes) -> bool:
-        """Give a used block its key; False when the block or another one has it already."""
+        """Give a used block its key; False when it or another block has it already."""
         if key in self._blocks_by_key or block in self._keys:
             return False
         assert self._ref_counts[block] > 0, "only owned blocks are tagged"
@@ -87,11 +87,10 @@ class BlockPool:
         return tagged
 
     def find(self, key: bytes) -> int | None:
-        """Return the block with this key."""
         return self._blocks_by_key.get(key)
 
     def is_cached(self, block: int) -> bool:
-        """Tell whether nobody owns the block but it can be hit."""
+        """Tell whether the block has no owner but can be hit."""
         return block in self._cached
 
     def num_freed_by(self, blocks: Iterable[int]) -> int:
@@ -99,17 +98,16 @@ class BlockPool:
         return sum(1 for block in blocks if self._ref_counts[block] == 1)
 
     def counts(self) -> BlockCounts:
-        """Return how many blocks are in each state."""
         used = self.num_blocks - len(self._free) - len(self._cached)
         return BlockCounts(self.num_blocks, len(self._free), len(self._cached), used)
 
     def adopt(self, blocks: Iterable[int]) -> None:
-        """Take over a block table from a snapshot: each block gains an owner, whether or not it had one."""
+        """Take over a block table from a snapshot: each block gains an owner."""
         for block in blocks:
             self._ref_counts[block] += 1
 
     def rebuild(self, tags: Iterable[tuple[int, bytes]]) -> None:
-        """After all tables of a snapshot were adopted: take over its tags and sort the rest into free and cached."""
+        """Take over the tags, after all tables were adopted, and sort the rest into free and cached."""
         for block, key in tags:
             if key not in self._blocks_by_key and block not in self._keys:
                 self._remember(block, key)
@@ -119,7 +117,7 @@ class BlockPool:
         self._cached = OrderedDict((b, None) for b in sorted(self._keys) if not self._ref_counts[b])
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert conservation against the block tables that own blocks; for tests and idle moments."""
+        """Assert conservation against the tables that own blocks; for tests and idle moments."""
         owners = [0] * self.num_blocks
         for table in tables:
             for block in table:
@@ -149,5 +147,4 @@ class BlockPool:
 
 
 def _ids(blocks: npt.NDArray[np.intp] | Int32Array) -> "array[int]":
-    """Return blocks as what is popped from its end and added to as quickly as a list."""
     return array("i", blocks.astype(np.int32, copy=False).tobytes())

@@ -67,21 +67,20 @@ class RowColumns:
 
     @property
     def num_free(self) -> int:
-        """How many rows can take a request."""
         return len(self._free_rows)
 
     @property
     def num_running(self) -> int:
-        """How many rows run."""
         return int(np.count_nonzero(self.state == RUNNING))
 
     def free_rows(self, count: int) -> list[int]:
-        """Return the rows that the next `count` placements will take, in order."""
+        """Return the rows of the next `count` placements, in order."""
         return self._free_rows[: -count - 1 : -1]
 
     def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
-        """Return the rows that can compute their next token now, ascending, and those with known tokens left to
-        schedule, the most urgent first."""
+        """Return the rows that can compute their next token, ascending, and those with known tokens left, the most
+        urgent first.
+        """
         running, is_behind = self.state == RUNNING, self.num_scheduled < self.target
         prefilling = _indices(running & is_behind)
         if len(prefilling) > 1:
@@ -94,9 +93,8 @@ class RowColumns:
         return ordered
 
     def occupy(self, row: int, live: LiveRequest, known: Int32Array, num_cached: int, max_tokens: int) -> None:
-        """Put a request on a row, to run for `max_tokens` of output; a stranger, to leave.
-
-        `known` are prompt and output so far, of which `num_cached` are computed already.
+        """Put a request on a row, for `max_tokens` of output, or an orphan. `known` are prompt and output so far, of
+        which `num_cached` are computed.
         """
         if row == self._free_rows[-1]:
             self._free_rows.pop()
@@ -121,26 +119,25 @@ class RowColumns:
         self._token_ids[row, : len(known)] = known
 
     def vacate(self, row: int) -> None:
-        """Make a row free again."""
         self.state[row] = FREE
         self.live[row] = None
         self.prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
     def set_table(self, row: int, blocks: list[int], block_size: int, num_tagged: int) -> None:
-        """Give a row its block table, of which the first `num_tagged` blocks are tagged already."""
+        """The first `num_tagged` blocks are tagged already."""
         self.tables[row] = blocks
         self.num_slots[row] = len(blocks) * block_size
         self.set_tagged(row, num_tagged, block_size)
 
     def set_tagged(self, row: int, num_blocks: int, block_size: int) -> None:
-        """The first `num_blocks` blocks are tagged; prompt blocks follow as they fill, the output's when it ends."""
+        """The first `num_blocks` blocks are tagged; the output's follow when it ends."""
         self.num_tagged_blocks[row] = num_blocks
         next_end = (num_blocks + 1) * block_size
         self.tag_at[row] = next_end if next_end <= self.target[row] else NOT_WHILE_RUNNING
 
     def append(self, rows: RowIndex, token_ids: Int32Array) -> None:
-        """Add one confirmed output token to each of `rows`, which are distinct."""
+        """Append one confirmed output token to each of `rows`, which are distinct."""
         positions = self.num_known[rows]
         self._most_known += 1
         if self._most_known > self._token_ids.shape[1]:  # so it seems: the longest may have left its row
@@ -151,19 +148,18 @@ class RowColumns:
         self.output_hash[rows] = rolling_hashes(self.output_hash[rows], token_ids)
 
     def token_ids(self, row: int) -> Int32Array:
-        """Return the known tokens of a row: a view that the next step may extend."""
+        """Return the known tokens of a row: a view that the next step may change."""
         return self._token_ids[row, : self.num_known[row]]
 
     def output_token_ids(self, row: int) -> Int32Array:
-        """Return a copy of the known output tokens of a row."""
+        """Return a copy."""
         return self._token_ids[row, self.num_prompt[row] : self.num_known[row]].copy()
 
     def num_output(self, row: int) -> int:
-        """Return the number of known output tokens of a row."""
         return int(self.num_known[row] - self.num_prompt[row])
 
     def _widen(self, width: int) -> None:
-        """Make room for `width` tokens per row, doubling, so that memory follows the longest context in use."""
+        """Make room for `width` tokens per row, doubling, so that memory follows the longest context."""
         current = self._token_ids.shape[1]
         if width <= current:
             return
@@ -174,6 +170,5 @@ class RowColumns:
 
 
 def _indices(mask: npt.NDArray[np.bool_]) -> RowIndex:
-    """Return where the mask is set; three times as fast as numpy.flatnonzero on a few hundred rows."""
     indices: RowIndex = mask.nonzero()[0]
     return indices
