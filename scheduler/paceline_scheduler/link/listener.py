@@ -81,7 +81,7 @@ class Listener:
     def draining(self, address: str) -> None:
         """Place nothing new on an executor, unless it has been given up."""
         if self._runtime.views.description(address) is not None:
-            self._runtime.feed(DrainExecutor(address))
+            self._runtime.feed(DrainExecutor(address, is_leaving=True))
 
     def detached(self, address: str, reason: str) -> None:
         """Plan nothing for an executor until it attaches again."""
