@@ -10,6 +10,7 @@ SchedulerError
 │   ├── UnknownRequestError      no such request for this tenant
 │   ├── UnknownModelError        no attached executor serves this model
 │   ├── UnknownExecutorError     no executor of this address
+│   ├── ExecutorLeavingError     the executor goes by itself, and cannot be taken back
 │   ├── QueueFullError           try again later (says when)
 │   ├── NoExecutorError          nothing to run it on now (says when to try again)
 │   │   └── StandbyError         another scheduler drives the executors (says where)
@@ -89,6 +90,10 @@ class UnknownModelError(RequestRefusedError):
 
 class UnknownExecutorError(RequestRefusedError):
     """The scheduler knows no executor of this address."""
+
+
+class ExecutorLeavingError(RequestRefusedError):
+    """The executor drains because it was told to end, not because an operator drained it here."""
 
 
 class RetryableRefusalError(RequestRefusedError):

@@ -29,7 +29,7 @@ from paceline_cli.supervisor.log_lines import (
         ({"event": "executor_unreachable", "level": "warning",
           "reason": "UNAVAILABLE: failed to connect; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"},
          Progress("waiting for an executor (Connection refused)", None)),
-        ({"event": "executor_unreachable", "reason": "UNAVAILABLE: the model is still loading; wait"},
+        ({"event": "waiting_for_executor", "reason": "UNAVAILABLE: the model is still loading; wait"},
          Progress("waiting for an executor (the model is still loading)", None)),
         ({"event": "listening", "level": "info"}, Said(Level.INFO, "listening")),
         ({"event": "executor_lost", "level": "warning"}, Said(Level.WARNING, "executor_lost")),

@@ -171,13 +171,20 @@ def test_events_are_json_lines_and_so_is_the_word_of_lost_ones(tmp_path, logs_ag
 
 
 def test_a_line_begins_with_when_and_what(pipe, logs_again):
-    """Time, level, event, then the rest."""
+    """Time, level, event, then the rest by name and a traceback last, in whatever order a program names its fields."""
     reading, writing = pipe
     log = set_up_logs("info", writing)
-    structlog.get_logger().info("ready", port=5)
+    structlog.get_logger().info("ready", port=5, model="m", pid=1)
+    structlog.get_logger().info("ready", pid=1, port=5, model="m")
     structlog.get_logger().debug("too much")
+    try:
+        raise ValueError("of the test")
+    except ValueError:
+        structlog.get_logger().exception("failed", method="m", address="a")
     log.close(GENEROUS_S)
-    assert list(json.loads(os.read(reading, PIPE_BYTES))) == ["timestamp", "level", "event", "port"]
+    *ready, failed = (list(json.loads(line)) for line in os.read(reading, PIPE_BYTES).splitlines())
+    assert ready == [["timestamp", "level", "event", "model", "pid", "port"]] * 2
+    assert failed == ["timestamp", "level", "event", "address", "method", "exception"]
 
 
 def test_lines_that_a_full_disk_does_not_take_are_told_once_there_is_room(pipe, logs_again):

@@ -16,7 +16,8 @@ PHASES = {
     "model_fetch": "fetching the model",
     "model_load": "loading the model",
     "warm_up": "warming up",
-    # A scheduler comes up long before its executors; that it does not reach them yet is no reason to worry.
+    "waiting_for_executor": "waiting for an executor",
+    # Beside its programs `up` says what becomes of them; that a scheduler does not reach one is no news of its own.
     "executor_unreachable": "waiting for an executor",
     "waiting_in_line": "waiting in line at an executor",
 }

@@ -18,6 +18,7 @@ import structlog
 from paceline.process.log_bounds import CauseLimit, shortened
 
 MAX_WAITING_LINES = 1024
+_FIRST_KEYS, _LAST_KEY = ("timestamp", "level", "event"), "exception"
 
 
 class LineWriter:
@@ -183,5 +184,6 @@ def _short(
 def _in_reading_order(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
-    return {**first, **event}
+    """One order for every program: when and what, then the fields by name, then a traceback, which is long."""
+    named = sorted(key for key in event if key not in (*_FIRST_KEYS, _LAST_KEY))
+    return {key: event[key] for key in (*_FIRST_KEYS, *named, _LAST_KEY) if key in event}

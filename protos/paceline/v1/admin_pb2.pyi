@@ -347,6 +347,45 @@ class DrainExecutorResponse(_message.Message):
 Global___DrainExecutorResponse: _TypeAlias = DrainExecutorResponse  # noqa: Y015
 
 @_typing.final
+class UndrainExecutorRequest(_message.Message):
+    """UndrainExecutorRequest names an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """address is as in ExecutorView."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainExecutorRequest: _TypeAlias = UndrainExecutorRequest  # noqa: Y015
+
+@_typing.final
+class UndrainExecutorResponse(_message.Message):
+    """UndrainExecutorResponse says that the executor takes requests again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainExecutorResponse: _TypeAlias = UndrainExecutorResponse  # noqa: Y015
+
+@_typing.final
 class Limits(_message.Message):
     """Limits are bounds that can change while running."""
 

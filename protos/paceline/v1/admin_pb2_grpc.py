@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.UndrainExecutor = channel.unary_unary(
+                '/paceline.v1.AdminService/UndrainExecutor',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
+                _registered_method=True)
         self.GetLimits = channel.unary_unary(
                 '/paceline.v1.AdminService/GetLimits',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.GetLimitsRequest.SerializeToString,
@@ -81,6 +86,14 @@ class AdminServiceServicer:
     def DrainExecutor(self, request, context):
         """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
         have room; without others it finishes there. NOT_FOUND when it is unknown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainExecutor(self, request, context):
+        """UndrainExecutor takes a DrainExecutor back: requests are placed on the executor again, at once. NOT_FOUND when it is
+        unknown. FAILED_PRECONDITION, reason EXECUTOR_LEAVING, when the executor drains by itself, because it was told to end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +139,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainExecutor,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.DrainExecutorRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'UndrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainExecutor,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.UndrainExecutorRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.UndrainExecutorResponse.SerializeToString,
             ),
             'GetLimits': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLimits,
@@ -203,6 +221,33 @@ class AdminService:
             '/paceline.v1.AdminService/DrainExecutor',
             paceline_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/UndrainExecutor',
+            paceline_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class AdminServiceStub:
     """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
     have room; without others it finishes there. NOT_FOUND when it is unknown.
     """
+    UndrainExecutor: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainExecutorRequest, _admin_pb2.UndrainExecutorResponse]
+    """UndrainExecutor takes a DrainExecutor back: requests are placed on the executor again, at once. NOT_FOUND when it is
+    unknown. FAILED_PRECONDITION, reason EXECUTOR_LEAVING, when the executor drains by itself, because it was told to end.
+    """
     GetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLimitsRequest, _admin_pb2.GetLimitsResponse]
     """GetLimits returns the scheduler's bounds."""
     SetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLimitsRequest, _admin_pb2.SetLimitsResponse]
@@ -58,6 +62,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DrainExecutor: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainExecutorRequest, _admin_pb2.DrainExecutorResponse]  # type: ignore[assignment]
     """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
     have room; without others it finishes there. NOT_FOUND when it is unknown.
+    """
+    UndrainExecutor: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainExecutorRequest, _admin_pb2.UndrainExecutorResponse]  # type: ignore[assignment]
+    """UndrainExecutor takes a DrainExecutor back: requests are placed on the executor again, at once. NOT_FOUND when it is
+    unknown. FAILED_PRECONDITION, reason EXECUTOR_LEAVING, when the executor drains by itself, because it was told to end.
     """
     GetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLimitsRequest, _admin_pb2.GetLimitsResponse]  # type: ignore[assignment]
     """GetLimits returns the scheduler's bounds."""
@@ -87,6 +95,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.DrainExecutorResponse, _abc.Awaitable[_admin_pb2.DrainExecutorResponse]]:
         """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
         have room; without others it finishes there. NOT_FOUND when it is unknown.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainExecutor(
+        self,
+        request: _admin_pb2.UndrainExecutorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainExecutorResponse, _abc.Awaitable[_admin_pb2.UndrainExecutorResponse]]:
+        """UndrainExecutor takes a DrainExecutor back: requests are placed on the executor again, at once. NOT_FOUND when it is
+        unknown. FAILED_PRECONDITION, reason EXECUTOR_LEAVING, when the executor drains by itself, because it was told to end.
         """
 
     @_abc_1.abstractmethod

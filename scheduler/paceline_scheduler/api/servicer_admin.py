@@ -18,7 +18,7 @@ from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.backend import Backend, Executors
-from paceline_scheduler.core.events import DrainExecutor, SetLimits
+from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
 from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
 
@@ -68,6 +68,17 @@ class AdminServicer(AdminServiceServicer):
         num_running = self._backend.feed(DrainExecutor(address))
         _log.info("executor_draining", address=address, reason="an operator asked for it", by=OPERATOR)
         return pb.DrainExecutorResponse(num_running_requests=num_running)
+
+    @override
+    async def UndrainExecutor(
+        self, request: pb.UndrainExecutorRequest, context: _Context
+    ) -> pb.UndrainExecutorResponse:
+        """Place requests on an executor again."""
+        address = request.address
+        self._check_address(address)
+        self._backend.feed(UndrainExecutor(address))
+        _log.info("executor_undrained", address=address, reason="an operator asked for it", by=OPERATOR)
+        return pb.UndrainExecutorResponse()
 
     @override
     async def GetLimits(self, request: pb.GetLimitsRequest, context: _Context) -> pb.GetLimitsResponse:

@@ -30,6 +30,7 @@ from paceline_scheduler.core.events import (
     StreamEnded,
     Submit,
     Tick,
+    UndrainExecutor,
 )
 from paceline_scheduler.core.executor.results import apply_result
 from paceline_scheduler.core.executor.state import StepInFlight
@@ -85,8 +86,10 @@ class Core:
                 outputs, to_plan = recovery.lose(state, address, now), None
             case ExecutorRemoved(address):
                 outputs, to_plan = recovery.remove(state, address, now), None
-            case DrainExecutor(address):
-                reply = state.executors.drain(address)
+            case DrainExecutor(address, is_leaving):
+                reply = state.executors.drain(address, is_leaving=is_leaving)
+            case UndrainExecutor(address):
+                state.executors.undrain(address)
             case SetLimits(limits):
                 state.limits, to_plan = changed(state.limits, state.limits_in_force, limits), None
             case BeginDrain():

@@ -152,9 +152,21 @@ class ExecutorRemoved(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class DrainExecutor(Event[int]):
-    """Place nothing new on an executor until it comes back as another process, and move what runs there to others.
+    """Place nothing new on an executor, and move what runs there to others; over once it comes back as another process.
 
-    Answers how many requests run there now. Raises NoExecutorError where it has not been attached yet.
+    An operator asked for it, who may undo it, or the executor `is_leaving` by itself. Answers how many requests run
+    there now. Raises NoExecutorError where it has not been attached yet.
+    """
+
+    address: str
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainExecutor(Event[None]):
+    """Place requests on an executor again; no error where it does not drain.
+
+    Raises NoExecutorError where it has not been attached yet, ExecutorLeavingError where it goes by itself.
     """
 
     address: str

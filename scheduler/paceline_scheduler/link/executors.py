@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.plan.values import BatchPlan, Model
 from paceline_scheduler.backend import Arrival, ExecutorStatus, ServedModel
-from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event
+from paceline_scheduler.core.events import BeginDrain, DrainExecutor, Effects, Event, UndrainExecutor
 from paceline_scheduler.errors import NoExecutorError, StandbyError, UnlikeExecutorError
 from paceline_scheduler.link.attachment import Attachment, served_models, status
 from paceline_scheduler.link.leadership import Leadership, Readiness, ServingStatus
@@ -46,9 +46,9 @@ class Executors:
         port.send_plan(plan)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        """A draining executor takes nothing new."""
+        """A draining executor takes nothing new until an operator takes that back."""
         del now, effects
-        if isinstance(event, DrainExecutor | BeginDrain):
+        if isinstance(event, DrainExecutor | UndrainExecutor | BeginDrain):
             self.changed()
 
     # What a new request would meet

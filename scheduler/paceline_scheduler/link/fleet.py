@@ -96,7 +96,7 @@ class Fleet:
         try:
             return (await connection.get_info(GET_INFO_TIMEOUT_S)).term
         except (LinkError, DivergenceError) as error:
-            log.info("executor_unreachable", address=address, reason=str(error), attempts=0)
+            log.info("waiting_for_executor", address=address, reason=str(error), attempts=0)
             return None
         finally:
             await connection.close()

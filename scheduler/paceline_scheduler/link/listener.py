@@ -73,7 +73,7 @@ class Listener:
 
     def draining(self, address: str) -> None:
         if self._runtime.views.description(address) is not None:
-            self._runtime.feed(DrainExecutor(address))
+            self._runtime.feed(DrainExecutor(address, is_leaving=True))
 
     def detached(self, address: str, reason: str) -> None:
         executor = self._executors.by_address[address]

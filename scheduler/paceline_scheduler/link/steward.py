@@ -17,15 +17,21 @@ from paceline_scheduler.link.leadership import Detached, Displaced, EndStream, I
 from paceline_scheduler.link.link_listener import LinkListener
 
 _LOG_REMINDER_S = 10.0
+_PATIENCE_S = 10.0  # so long it is no news that an executor which was never attached is not there yet
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class UnreachableLog:
-    """Logs that an executor cannot be reached: at once, then now and then, so that the log stays readable."""
+    """Logs that an executor cannot be reached: at once, then now and then, so that the log stays readable.
+
+    An executor that starts beside its scheduler is waited for first: a warning that every start has is read by nobody.
+    """
 
     address: str
+    expected_s: float
+    _was_attached: bool = False
     _reason: str = ""
     _num_attempts: int = 0
     _logged_s: float = 0.0
@@ -33,13 +39,16 @@ class UnreachableLog:
     def note(self, reason: str, now_s: float) -> None:
         """An attempt or a stream ended."""
         self._num_attempts += 1
-        if reason != self._reason or now_s - self._logged_s >= _LOG_REMINDER_S:
-            self._reason, self._logged_s = reason, now_s
-            log.warning("executor_unreachable", address=self.address, reason=reason, attempts=self._num_attempts)
+        if reason == self._reason and now_s - self._logged_s < _LOG_REMINDER_S:
+            return
+        self._reason, self._logged_s = reason, now_s
+        is_starting = not self._was_attached and now_s - self.expected_s < _PATIENCE_S
+        tell, event = (log.info, "waiting_for_executor") if is_starting else (log.warning, "executor_unreachable")
+        tell(event, address=self.address, reason=reason, attempts=self._num_attempts)
 
     def settle(self) -> None:
         """It is attached: the next failure is news."""
-        self._reason, self._num_attempts = "", 0
+        self._was_attached, self._reason, self._num_attempts = True, "", 0
 
 
 class Steward:
@@ -63,7 +72,7 @@ class Steward:
 
     def expect(self, address: str) -> None:
         """An executor is looked for from now on."""
-        self._unreachable[address] = UnreachableLog(address)
+        self._unreachable[address] = UnreachableLog(address, self.clock())
         self._leadership.expect(address, self.clock())
         self.listener.expected(address)
         self._carry_out(())

@@ -23,6 +23,7 @@ from paceline_scheduler.core.events import (
     Resume,
     SetLimits,
     Submit,
+    UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
@@ -94,6 +95,7 @@ class Asked:
     cancelled: list[RecordId] = field(default_factory=list)
     acknowledged: list[RecordId] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
+    undrained: list[str] = field(default_factory=list)
 
 
 class _ScriptedViews(CoreViews):
@@ -226,6 +228,8 @@ class ScriptedBackend:
                 self.asked.acknowledged += keys
             case DrainExecutor(address):
                 reply = self._drain(address)
+            case UndrainExecutor(address):
+                self.asked.undrained.append(address)
             case SetLimits(limits):
                 self.limit_values = limits
             case _:

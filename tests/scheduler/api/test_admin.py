@@ -109,12 +109,17 @@ async def test_an_executor_that_is_not_attached_now_is_not_called_unknown(stub, 
     assert await call.details() == f"executor '{EXECUTOR.address}' is known but not attached now; try again"
 
 
-@pytest.mark.parametrize("method", ["DrainExecutor", "WatchSteps"])
+async def test_a_drain_is_taken_back(stub, backend):
+    """By the executor's address."""
+    await stub.UndrainExecutor(pb.UndrainExecutorRequest(address=EXECUTOR.address))
+    assert backend.asked.undrained == [EXECUTOR.address]
+
+
+@pytest.mark.parametrize("method", ["DrainExecutor", "UndrainExecutor", "WatchSteps"])
 @pytest.mark.parametrize("address", ["nowhere", "x" * 1_000_000, "\n" * 1_000_000])
 async def test_an_address_that_nobody_knows_is_answered_with_those_there_are(stub, backend, method, address):
     """However long it is: a status has to fit into headers."""
-    requests = {"DrainExecutor": pb.DrainExecutorRequest, "WatchSteps": pb.WatchStepsRequest}
-    call = getattr(stub, method)(requests[method](address=address))
+    call = getattr(stub, method)(getattr(pb, f"{method}Request")(address=address))
     code, details = await refusal(call.read() if method == "WatchSteps" else call)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR")
     assert (await call.details()).endswith(f"known are {EXECUTOR.address}")

@@ -23,6 +23,7 @@ REFUSALS_AND_FAILURES = [
     (errors.UnknownRequestError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST"),
     (errors.UnknownModelError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
     (errors.UnknownExecutorError("x"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_EXECUTOR"),
+    (errors.ExecutorLeavingError("x"), grpc.StatusCode.FAILED_PRECONDITION, "EXECUTOR_LEAVING"),
     (errors.QueueFullError("x", 0.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (errors.NoExecutorError("x", 0.5), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),
     (errors.StandbyError(Holder("a", 7, "host:1"), 0.5), grpc.StatusCode.UNAVAILABLE, "STANDBY"),

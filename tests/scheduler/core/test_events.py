@@ -27,6 +27,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
     Submit,
+    UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.planner import decide
@@ -100,6 +101,7 @@ REFUSED = {
     ),
     "a cancel of what is not there": (lambda _: Cancel(RecordId("", "nobody's")), UnknownRequestError),
     "a drain of what is not there": (lambda _: DrainExecutor("nobody:1"), NoExecutorError),
+    "an end of the drain of what is not there": (lambda _: UndrainExecutor("nobody:1"), NoExecutorError),
     "a result of nobody": (lambda h: StepFinished("nobody:1", due(h)), DivergenceError),
     "a result of another epoch": (lambda h: StepFinished(FIRST, due(h, epoch=99)), DivergenceError),
     "a result of another step": (lambda h: StepFinished(FIRST, due(h, step_id=99)), DivergenceError),
@@ -165,7 +167,9 @@ def test_views_change_nothing(harness):
 
 OPERATIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 12)),
-    st.tuples(st.sampled_from(["plan", "run", "complete", "die", "drain", "wait"]), st.integers(0, 1), st.just(0)),
+    st.tuples(
+        st.sampled_from(["plan", "run", "complete", "die", "drain", "undrain", "wait"]), st.integers(0, 1), st.just(0)
+    ),
 )
 
 
@@ -182,6 +186,8 @@ def disturb(harness, name, number, other):
             harness.attach(address)
         case "drain":
             harness.feed(DrainExecutor(address))
+        case "undrain":
+            harness.feed(UndrainExecutor(address))
         case "wait":
             harness.clock.advance(0.3)
         case _:

@@ -7,9 +7,9 @@ import pytest
 from both_sides.audited import expected_output, make_executor
 from both_sides.harness import CoreHarness
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, StreamEnded
+from paceline_scheduler.core.events import DrainExecutor, ExecutorLost, StreamEnded, UndrainExecutor
 from paceline_scheduler.core.planning.dispatch import MAX_LEFT_S
-from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.errors import ExecutorLeavingError, InvalidRequestError
 from paceline_scheduler.testing.requests import make_request
 
 BOTH = ("executor-0", "executor-1")
@@ -132,6 +132,47 @@ def test_draining_the_only_executor_lets_what_runs_end_there():
     harness.feed(DrainExecutor("executor-0"))
     harness.finish()
     assert tuple(harness.client.token_ids[1]) == expected_output(request)
+
+
+def test_an_executor_that_an_operator_drained_is_taken_back():
+    """What waits is placed there again at once, and what has not moved yet stays."""
+    harness = pair()
+    running, waiting = make_request(3, 20, handle=1), make_request(4, 20, handle=2)
+    harness.feed(DrainExecutor("executor-1"))
+    harness.submit(running)
+    harness.step("executor-0")
+    harness.feed(DrainExecutor("executor-0"))
+    harness.feed(UndrainExecutor("executor-0"))
+    harness.feed(UndrainExecutor("executor-0"))  # asked twice it is no error
+    harness.submit(waiting)
+    for _ in range(3):
+        harness.step("executor-0")
+    assert harness.views.counts("executor-0").num_running_requests == 2
+    assert harness.views.explain(running.key).preemption_reason == ""
+    assert harness.views.counts("executor-1").num_running_requests == 0
+    harness.finish()
+    assert outputs(harness) == {request.handle: expected_output(request) for request in (running, waiting)}
+
+
+@pytest.mark.parametrize("is_drained_by_operator", [False, True])
+def test_an_executor_that_goes_by_itself_is_not_taken_back(is_drained_by_operator):
+    """It would refuse what is placed there; it serves again as another process."""
+    harness = CoreHarness(make_executor())
+    if is_drained_by_operator:
+        harness.feed(DrainExecutor("executor-0"))
+    harness.feed(DrainExecutor("executor-0", is_leaving=True))
+    if is_drained_by_operator:
+        harness.feed(DrainExecutor("executor-0"))
+    harness.feed(StreamEnded("executor-0"))
+    harness.attach("executor-0")
+    with pytest.raises(ExecutorLeavingError, match="restart it"):
+        harness.feed(UndrainExecutor("executor-0"))
+    assert harness.views.drains("executor-0")
+    harness.feed(ExecutorLost("executor-0"))
+    harness.executors["executor-0"].restart()
+    harness.attach("executor-0")
+    harness.feed(UndrainExecutor("executor-0"))
+    assert not harness.views.drains("executor-0")
 
 
 def test_a_move_does_not_count_as_a_preemption():

@@ -20,6 +20,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
     Tick,
+    UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
@@ -352,6 +353,11 @@ class CoreMachine(ServingMachine):
     def executor_drains(self, address):
         """What runs there moves to the other one, if it can; it serves again as another process."""
         self.harness.feed(DrainExecutor(address))
+
+    @rule(address=SOME_ADDRESS)
+    def executor_serves_again(self, address):
+        """An operator takes a drain back, or there was none."""
+        self.harness.feed(UndrainExecutor(address))
 
     @rule(address=SOME_ADDRESS)
     def executor_restarts(self, address):

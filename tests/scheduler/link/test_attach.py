@@ -6,9 +6,9 @@ import pytest
 
 from both_sides.audited import expected_output
 from both_sides.deployment import Deployment, scenario
-from paceline_scheduler.core.events import DrainExecutor
+from paceline_scheduler.core.events import DrainExecutor, UndrainExecutor
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.errors import NoExecutorError
+from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.leadership import Readiness, ServingStatus
@@ -258,6 +258,8 @@ async def test_a_drain_notice_that_comes_with_the_welcome_is_not_lost():
         await rig.until(lambda: bool(deployment[FIRST].holder_scheduler_id))
         deployment[FIRST].drain("going away")
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
+        with pytest.raises(ExecutorLeavingError):
+            rig.runtime.feed(UndrainExecutor(FIRST))
 
 
 @scenario
@@ -272,6 +274,8 @@ async def test_an_operators_drain_survives_a_broken_stream():
         await rig.until(lambda: rig.states()[FIRST] is ExecutorState.DRAINING)
         with pytest.raises(NoExecutorError):
             rig.runtime.feed(DrainExecutor("nobody:1"))
+        rig.runtime.feed(UndrainExecutor(FIRST))
+        assert rig.statuses[-1] is ServingStatus.SERVING
 
 
 @scenario

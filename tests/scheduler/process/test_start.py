@@ -156,9 +156,9 @@ async def test_an_unreachable_executor_is_tried_again_and_again_without_flooding
     try:
         listening = await process.event("listening")
         assert {"port", "admin_port", "health_port", "pid", "scheduler_id"} <= listening.keys()
-        complaint = await process.event("executor_unreachable", lambda event: event["attempts"] >= 1)
+        complaint = await process.event("waiting_for_executor", lambda event: event["attempts"] >= 1)
         assert "refused" in complaint["reason"].lower()
         assert "ready" not in process.names()
     finally:
         await process.stop()
-    assert process.names().count("executor_unreachable") <= 2
+    assert process.names().count("waiting_for_executor") <= 2

@@ -12,7 +12,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.dispatch import Dispatch
 from paceline_scheduler.core.planning.planner import Waiting
-from paceline_scheduler.errors import NoExecutorError
+from paceline_scheduler.errors import ExecutorLeavingError, NoExecutorError
 
 _NOT_ATTACHED_RETRY_S = 1.0
 
@@ -53,22 +53,34 @@ class ExecutorGroup:
         self.has_word(address)
         self.by_address.pop(address, None)
 
-    def drain(self, address: str) -> int:
-        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError."""
-        executor = self.by_address.get(address)
-        if executor is None:
-            sentence = f"executor {address!r} is known but not attached now; try again"
-            raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S)
+    def drain(self, address: str, *, is_leaving: bool) -> int:
+        """Place nothing new on an executor; returns how many requests run there. Raises NoExecutorError if unknown."""
+        executor = self._attached_once(address)
         executor.draining = True
+        executor.leaving = executor.leaving or is_leaving
         return executor.rows.num_running
+
+    def undrain(self, address: str) -> None:
+        """Take a drain back. Raises NoExecutorError if it is unknown, ExecutorLeavingError if it goes by itself."""
+        executor = self._attached_once(address)
+        if executor.leaving:
+            raise ExecutorLeavingError(f"executor {address!r} was told to end and is going away; restart it")
+        executor.draining = False
 
     def drains(self, address: str) -> bool:
         """Tell whether this process of an executor was told to drain."""
         executor = self.by_address.get(address)
         return executor is not None and executor.draining
 
+    def _attached_once(self, address: str) -> ExecutorState:
+        executor = self.by_address.get(address)
+        if executor is None:
+            sentence = f"executor {address!r} is known but not attached now; try again"
+            raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S)
+        return executor
+
     def has_word(self, address: str) -> None:
-        """Its state is known, or that it runs nothing."""
+        """Its state is known, or it runs nothing."""
         self._awaited.pop(address, None)
 
     def serving(self, model: str) -> list[ExecutorState]:

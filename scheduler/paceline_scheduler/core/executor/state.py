@@ -94,6 +94,7 @@ class ExecutorState:
         self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False
+        self.leaving = False  # it drains by itself, so no operator can take that back
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
         self._ones.setflags(write=False)  # parts of it travel with plans
         self._planned = _Planned()
@@ -127,7 +128,7 @@ class ExecutorState:
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
-            self.draining = before.draining
+            self.draining, self.leaving = before.draining, before.leaving
             self.suspects.carry_on(before.suspects)
 
     def end_row(self, row: int, final: FinalRelease) -> None:
