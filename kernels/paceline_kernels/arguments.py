@@ -5,6 +5,7 @@ Knows shapes, types and layouts. What the numbers mean is the caller's affair.
 
 import torch
 
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError
 
 
@@ -23,9 +24,13 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, s
 def float_type(op: str, name: str, tensor: torch.Tensor) -> torch.dtype:
     """The tensor's type, if it is one of those computed with on its device: float32 on a CPU, two of 16 bits elsewhere.
 
+    Where a CPU stands for a GPU, one of those two and float32: Triton's interpreter computes bfloat16 wrongly.
     Raises KernelArgumentError.
     """
-    types = (torch.float32,) if tensor.device.type == "cpu" else (torch.bfloat16, torch.float16)
+    if tensor.device.type == "cpu":
+        types = (torch.float32,) if is_cpu(tensor.device) else (torch.float16, torch.float32)
+    else:
+        types = (torch.bfloat16, torch.float16)
     if tensor.dtype not in types:
         raise KernelArgumentError(op, f"{name} must be {' or '.join(map(str, types))}, not {tensor.dtype}")
     return tensor.dtype
@@ -45,7 +50,7 @@ def check_caches(
     Raises KernelArgumentError.
     """
     cache = keys[0]
-    quantised = cache.device.type != "cpu" and cache.dtype in (torch.float8_e4m3fn, torch.int8)
+    quantised = not is_cpu(cache.device) and cache.dtype in (torch.float8_e4m3fn, torch.int8)
     shape = (None, None, None, head_dim) if cache.ndim != 4 else (*cache.shape[:3], head_dim)
     scales_shape = shape[1:2] if cache.dtype == torch.float8_e4m3fn else shape[:3]
     for name, (stored, scales) in (("key", keys), ("value", values)):

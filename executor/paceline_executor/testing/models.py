@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
 from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, Rope
+from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -54,6 +55,18 @@ def default_model_path(environ: Mapping[str, str]) -> Path:
     return resolve_model(DEFAULT_MODEL, cache_dir=default_cache_dir(environ), on_progress=lambda _: None)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryBytes:
+    """A `ByteSource` without a file."""
+
+    data: bytes
+    path: Path = Path("memory")
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """See `ByteSource`."""
+        buffer[:] = self.data[start : start + buffer.nbytes]
+
+
 class RandomCheckpoint:
     """A checkpoint of random weights: the same for the same configuration and seed, whatever is read first."""
 
@@ -68,6 +81,11 @@ class RandomCheckpoint:
     @property
     def quantization(self) -> str:
         return ""
+
+    def stored(self, name: str) -> StoredTensor:
+        """See `Checkpoint.stored`: float32, in memory."""
+        values = self.tensor(name)
+        return StoredTensor(name, FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0)
 
     def tensor(self, name: str) -> Float32Array:
         """See `Checkpoint.tensor`. Matrices have unit gain on average, norms lie around 1."""

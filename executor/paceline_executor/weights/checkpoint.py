@@ -1,7 +1,7 @@
 """What a model is made of: its configuration and its tensors by name.
 
-Knows the Hugging Face tensor names of a decoder-only transformer and float32 arrays. It refuses to know file formats
-(`gguf_file` does), torch, and how a model computes.
+Knows the Hugging Face tensor names of a decoder-only transformer, stored tensors and float32 arrays. It refuses to know
+file formats (`gguf_file` does), torch, and how a model computes.
 """
 
 import enum
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_executor.weights.quantized_rows import QuantizedRows
+from paceline_executor.weights.stored_tensor import StoredTensor
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -178,19 +179,26 @@ class Checkpoint(Protocol):
 
     @property
     def quantization(self) -> str:
-        """The type that most weights are stored in, such as "Q4_1"; empty for floating-point numbers."""
+        """The type that most weights are stored in, such as "Q4_1"; empty for floats of 16 and 32 bits."""
+        ...
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor of this Hugging Face name as it is stored: nothing is read yet, and nothing converted.
+
+        Raises KeyError for a name that `config.tensor_shapes()` does not list.
+        """
         ...
 
     def tensor(self, name: str) -> Float32Array:
-        """The tensor of this Hugging Face name, C-contiguous, newly made at each call, hence the caller's to keep.
+        """The same tensor as float32, C-contiguous, newly made at each call, hence the caller's to keep.
 
-        Raises KeyError for a name that `config.tensor_shapes()` does not list.
+        Raises KeyError as `stored` does.
         """
         ...
 
     def quantized(self, name: str) -> QuantizedRows | None:
         """The same tensor as it is stored, where that is as integers in groups of 32; None where it is not.
 
-        Raises KeyError as `tensor` does.
+        Raises KeyError as `stored` does.
         """
         ...

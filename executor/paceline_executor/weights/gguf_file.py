@@ -1,21 +1,17 @@
-"""A model out of a GGUF file: its tensors as float32, or as the integers that are stored.
+"""A model out of a GGUF file: which of its tensors is which of the model's.
 
-Knows GGUF's tensor names, as docs/gguf.md of the ggml project lists them, and what converting a Hugging Face model to
-GGUF did to the rows of a Llama's query and key projections. Dequantising is the gguf library's. It does not know the
-file layout (`gguf_header` does), the metadata (`gguf_config`), the tokenizer, or how the model computes.
+Knows GGUF's tensor names, as docs/gguf.md of the ggml project lists them, and that converting a Hugging Face model to
+GGUF interleaved the rows of a Llama's query and key projections. It does not know the file layout (`gguf_header` does),
+the metadata (`gguf_config`), the tokenizer, or how the model computes.
 """
 
-import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from gguf import dequantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from paceline_executor.errors import ModelCorruptError
-from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.gguf_config import (
     FREQUENCY_FACTORS,
     LONG_FACTORS,
@@ -24,12 +20,15 @@ from paceline_executor.weights.gguf_config import (
     read_gguf_config,
 )
 from paceline_executor.weights.gguf_header import GgufHeader, TensorInfo
-from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
 from paceline_executor.weights.refusals import damaged, shown, unsupported
+from paceline_executor.weights.stored_checkpoint import StoredCheckpoint, as_float32
+from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredTensor
 
-_FLOATING_POINT = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
-# Rows are dequantised in groups by the library; longer rows than the model's make fewer, larger groups.
-_TARGET_ROW_ELEMENTS = 8192
+_FLOATING_POINT = {
+    GGMLQuantizationType.F32: FloatType.FLOAT32,
+    GGMLQuantizationType.F16: FloatType.FLOAT16,
+    GGMLQuantizationType.BF16: FloatType.BFLOAT16,
+}
 
 _TOP_LEVEL_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -58,7 +57,7 @@ _FACTOR_TENSORS = {FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 _MAX_FACTORS = 1 << 16  # of rotary frequencies: half a head's dimensions
 
 
-def checkpoint_from_gguf(header: GgufHeader) -> "GgufCheckpoint":
+def checkpoint_from_gguf(header: GgufHeader) -> StoredCheckpoint:
     """Check what the header says of the weights, and return them ready to be read.
 
     Raises ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
@@ -67,97 +66,21 @@ def checkpoint_from_gguf(header: GgufHeader) -> "GgufCheckpoint":
     config = read_gguf_config(header, _frequency_factors(header))
     stored_names = {name: _stored_name(name, config) for name in config.tensor_shapes()}
     _check_tensors(header, config, stored_names)
-    return GgufCheckpoint(header, config, stored_names)
+    return StoredCheckpoint(config, _stored_tensors(header, config, stored_names))
 
 
-class GgufCheckpoint:
-    """Reads tensors from the file on demand; holds no weight and no open file between calls."""
-
-    def __init__(self, header: GgufHeader, config: ModelConfig, stored_names: dict[str, str]) -> None:
-        self._path = header.path
-        self._infos = {name: header.tensors[stored] for name, stored in stored_names.items()}
-        self._config = config
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._config
-
-    @property
-    def quantization(self) -> str:
-        """See `Checkpoint.quantization`."""
-        sizes: Counter[GGMLQuantizationType] = Counter()
-        for info in self._infos.values():
-            sizes[info.quantization] += math.prod(info.shape)
-        ((most_common, _),) = sizes.most_common(1)
-        return "" if most_common in _FLOATING_POINT else most_common.name
-
-    def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
-        info = self._infos[name]
-        values = _dequantized(self._ordered_rows(name), info)
-        if not np.isfinite(values).all():
-            raise self._not_finite(info)
-        return values
-
-    def quantized(self, name: str) -> QuantizedRows | None:
-        """See `Checkpoint.quantized`. Raises ModelCorruptError for scales that are not finite."""
-        info = self._infos[name]
-        rows = take_apart(self._ordered_rows(name), info.quantization)
-        if rows is not None and not np.isfinite(rows.scales).all():
-            raise self._not_finite(info)
-        if isinstance(rows, Int4Rows) and not np.isfinite(rows.minima).all():
-            raise self._not_finite(info)
-        return rows
-
-    def _not_finite(self, info: TensorInfo) -> ModelCorruptError:
-        return damaged(self._path, f"tensor {info.name} holds values that are not finite")
-
-    def _ordered_rows(self, name: str) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes, [rows, bytes per row], rows in Hugging Face order."""
-        info = self._infos[name]
-        rows = _read_bytes(self._path, info).reshape(_num_rows(info), -1)
-        num_heads = {"q_proj": self._config.num_heads, "k_proj": self._config.num_kv_heads}.get(name.split(".")[-2])
-        if self._config.architecture != "llama" or num_heads is None:  # only a Llama's are reordered
-            return rows
-        # A bias is one row, and its numbers move as the rows of the matrix do.
-        return _unpermuted(rows.reshape(info.shape[0], -1), num_heads).reshape(rows.shape)
+def _stored_tensors(header: GgufHeader, config: ModelConfig, stored_names: dict[str, str]) -> dict[str, StoredTensor]:
+    """By Hugging Face name. A Llama's queries and keys are interleaved; of a bias, its numbers are."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if config.architecture == "llama" else {}
+    return {
+        name: _stored_tensor(header.path, header.tensors[stored], heads.get(name.split(".")[-2], 0))
+        for name, stored in stored_names.items()
+    }
 
 
-def _read_bytes(path: Path, info: TensorInfo) -> npt.NDArray[np.uint8]:
-    # Read, not mapped: a file that shrinks under a mapping kills the process instead of raising.
-    try:
-        data = np.fromfile(path, np.uint8, info.num_bytes, offset=info.start)
-    except OSError as error:
-        raise damaged(path, f"reading it failed ({error.strerror or error})") from error
-    if data.size != info.num_bytes:
-        raise damaged(path, "it became shorter after it was opened")
-    return data
-
-
-def _num_rows(info: TensorInfo) -> int:
-    return 1 if len(info.shape) == 1 else info.shape[0]
-
-
-def _unpermuted(rows: npt.NDArray[np.uint8], num_heads: int) -> npt.NDArray[np.uint8]:
-    """Undo the converter's reordering of q and k rows: it interleaves the two halves of each head.
-
-    Rows move whole, so this works on their quantised bytes. rows: [num_heads * head_dim, bytes per row].
-    """
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def _dequantized(rows: npt.NDArray[np.uint8], info: TensorInfo) -> Float32Array:
-    block_elements, block_bytes = GGML_QUANT_SIZES[info.quantization]
-    num_blocks = rows.size // block_bytes
-    blocks_per_row = max(1, _TARGET_ROW_ELEMENTS // block_elements)
-    while num_blocks % blocks_per_row:
-        blocks_per_row //= 2
-    # Garbage in a damaged file overflows here; the caller looks at what came out.
-    with np.errstate(all="ignore"):
-        values = dequantize(rows.reshape(-1, blocks_per_row * block_bytes), info.quantization)
-    return np.ascontiguousarray(values, np.float32).reshape(info.shape)
+def _stored_tensor(path: Path, info: TensorInfo, interleaved_heads: int = 0) -> StoredTensor:
+    stored = _FLOATING_POINT.get(info.quantization, info.quantization)
+    return StoredTensor(info.name, stored, info.shape, FileBytes(path), info.start, interleaved_heads)
 
 
 def _stored_name(name: str, config: ModelConfig) -> str:
@@ -177,10 +100,7 @@ def _frequency_factors(header: GgufHeader) -> dict[str, tuple[float, ...]]:
         info = header.tensors[name]
         if len(info.shape) != 1 or info.shape[0] > _MAX_FACTORS or info.quantization != GGMLQuantizationType.F32:
             raise damaged(header.path, f"tensor {name} is not a list of float32 numbers")
-        values = _read_bytes(header.path, info).view(np.float32)
-        if not np.isfinite(values).all():
-            raise damaged(header.path, f"tensor {name} holds values that are not finite")
-        factors[name] = tuple(values.tolist())
+        factors[name] = tuple(as_float32(_stored_tensor(header.path, info)).tolist())
     return factors
 
 

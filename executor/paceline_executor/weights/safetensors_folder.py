@@ -1,24 +1,21 @@
 """A model out of a Hugging Face folder: config.json and safetensors files, one or several with an index.
 
 Knows the names of tensors and files in such folders. The headers are checked by the safetensors library: every tensor
-inside its file, no two on the same bytes, none left over. Weights are read tensor by tensor, never mapped: a file that
-shrinks under a mapping kills the process instead of raising. It does not know tokenizers, nor how a model computes.
+inside its file, no two on the same bytes, none left over. It does not know tokenizers, nor how a model computes.
 """
 
-import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.checkpoint import ModelConfig
 from paceline_executor.weights.hf_config import read_hf_config
 from paceline_executor.weights.json_fields import JsonFields
 from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
+from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
+from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredTensor
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -28,25 +25,11 @@ MAX_HEADER_BYTES = 32 << 20  # the largest models in use need a twentieth of it
 MAX_FILES = 1 << 12
 _LENGTH_BYTES = 8  # the header's length, little-endian, comes first in a file
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
-_DTYPES: dict[str, np.dtype[np.number]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES = {"F32": FloatType.FLOAT32, "F16": FloatType.FLOAT16, "BF16": FloatType.BFLOAT16}
 # An image model around a text model names the text model's tensors so; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # a table that older files carry and everybody computes anew
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    """Where one tensor lies; checked to be inside its file."""
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: str
-    start: int  # byte offset from the beginning of the file
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
 
 def is_safetensors_folder(folder: Path) -> bool:
@@ -54,22 +37,22 @@ def is_safetensors_folder(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (INDEX_FILE, WEIGHTS_FILE))
 
 
-def checkpoint_from_folder(folder: Path) -> "SafetensorsCheckpoint":
+def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
     """Check the configuration and the headers against each other, and return the weights ready to be read.
 
     Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError, before memory is taken for any weight.
     """
     config = read_hf_config(folder / CONFIG_FILE)
-    tensors: dict[str, _StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name in shard_names(folder):
         for stored_name, tensor in _read_header(folder / name):
             known_as = _known_as(stored_name)
             if known_as in tensors:
-                raise damaged(tensor.path, f"tensor {shown(stored_name)} appears twice")
+                raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
             if known_as is not None:
                 tensors[known_as] = tensor
     _check_tensors(folder, config, tensors)
-    return SafetensorsCheckpoint(config, tensors)
+    return StoredCheckpoint(config, tensors)
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -94,57 +77,7 @@ def _are_texts(places: dict[object, object]) -> bool:
     return all(isinstance(name, str) for name in places.values())
 
 
-class SafetensorsCheckpoint:
-    """Reads tensors from the files on demand; holds no weight and no open file between calls."""
-
-    def __init__(self, config: ModelConfig, tensors: dict[str, _StoredTensor]) -> None:
-        self._config = config
-        self._tensors = {name: tensors[name] for name in config.tensor_shapes()}
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._config
-
-    @property
-    def quantization(self) -> str:
-        """See `Checkpoint.quantization`: all weights are floats."""
-        return ""
-
-    def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`. Raises ModelCorruptError for values that are not finite."""
-        stored = self._tensors[name]
-        values = _as_float32(_read_bytes(stored), stored.dtype).reshape(stored.shape)
-        if not np.isfinite(values).all():
-            raise damaged(stored.path, f"tensor {name} holds values that are not finite")
-        return values
-
-    def quantized(self, name: str) -> None:
-        """See `Checkpoint.quantized`: no tensor is stored as integers."""
-        if name not in self._tensors:
-            raise KeyError(name)
-
-
-def _as_float32(data: npt.NDArray[np.uint8], dtype: str) -> Float32Array:
-    if dtype == "BF16":  # the upper half of a float32
-        words = data.view("<u2").astype(np.uint32)
-        np.left_shift(words, 16, out=words)
-        return words.view(np.float32)
-    values: Float32Array = data.view(_DTYPES[dtype]).astype(np.float32, copy=False)
-    return values
-
-
-def _read_bytes(stored: _StoredTensor) -> npt.NDArray[np.uint8]:
-    try:
-        data = np.fromfile(stored.path, np.uint8, stored.num_bytes, offset=stored.start)
-    except OSError as error:
-        raise damaged(stored.path, f"reading it failed ({error.strerror or error})") from error
-    if data.size != stored.num_bytes:
-        raise damaged(stored.path, "it became shorter after it was opened")
-    return data
-
-
-def _read_header(path: Path) -> Iterator[tuple[str, _StoredTensor]]:
+def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of one file, in the order of their bytes."""
     start = _LENGTH_BYTES + _header_length(path)
     try:
@@ -156,7 +89,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, _StoredTensor]]:
                     raise unsupported(
                         path, f"tensor {shown(name)} is of type {shown(dtype)}; {', '.join(_DTYPES)} are read"
                     )
-                tensor = _StoredTensor(path, tuple(part.get_shape()), dtype, start)
+                tensor = StoredTensor(name, _DTYPES[dtype], tuple(part.get_shape()), FileBytes(path), start)
                 # The library has made sure that the next tensor begins where this one ends.
                 start += tensor.num_bytes
                 yield name, tensor
@@ -185,7 +118,7 @@ def _known_as(stored_name: str) -> str | None:
     return stored_name
 
 
-def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, _StoredTensor]) -> None:
+def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
     shapes = config.tensor_shapes()
     for name, shape in shapes.items():
         tensor = tensors.get(name)

@@ -9,6 +9,7 @@ import torch
 from paceline_kernels import gpu
 from paceline_kernels.activation.gates import Gate
 from paceline_kernels.arguments import check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
 __all__ = ["Gate", "gate_and_multiply", "softcap"]
@@ -26,7 +27,7 @@ def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
     )
     if gate_up.shape[1] % 2:
         raise KernelArgumentError("gate_and_multiply", f"gate_up must have an even width, not {gate_up.shape[1]}")
-    if gate_up.device.type == "cpu":
+    if is_cpu(gate_up.device):
         from paceline_kernels.activation import cpu
 
         return cpu.gate_and_multiply(gate_up, int(gate))
@@ -45,7 +46,7 @@ def softcap(x: torch.Tensor, cap: float) -> None:
     check_tensor("softcap", "x", x, torch.float32, (None, None))
     if cap <= 0:
         raise KernelArgumentError("softcap", f"the cap must be above 0, not {cap}")
-    if x.device.type == "cpu":
+    if is_cpu(x.device):
         from paceline_kernels.activation import cpu
 
         cpu.softcap(x, cap)

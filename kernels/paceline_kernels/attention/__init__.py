@@ -23,6 +23,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_caches, check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
 
@@ -71,7 +72,7 @@ def paged_attention(
     if (window is not None and window < 1) or (softcap is not None and softcap <= 0) or short_tokens < 1:
         problem = f"a window of {window}, a softcap of {softcap} or {short_tokens} short tokens leaves nothing"
         raise KernelArgumentError(op, problem)
-    if query.device.type == "cpu":
+    if is_cpu(query.device):
         from paceline_kernels.attention import cpu
 
         return cpu.paged_attention(query, key_cache, value_cache, *rows, scale, window, softcap)

@@ -7,6 +7,7 @@ import importlib.util
 
 import torch
 
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError
 
 # What operations without an implementation for CPUs have, and those with one, for their refusals of other devices.
@@ -15,12 +16,13 @@ DEVICES = f"cpu, and {GPU_ONLY}"
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether operations have an implementation for the device: it speaks CUDA, and Triton is installed.
+    """Whether operations have kernels for the device: it speaks CUDA or stands for what does, and Triton is installed.
 
     Raises KernelArgumentError for a GPU that is not the current one: a launch goes to that one's stream.
     """
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    stands_in = device.type == "cpu" and not is_cpu(device)
+    if (device.type != "cuda" and not stands_in) or importlib.util.find_spec("triton") is None:
         return False
-    if device.index != torch.cuda.current_device():
+    if not stands_in and device.index != torch.cuda.current_device():
         raise KernelArgumentError("a launch", f"the tensors are on {device}, which is not the current device")
     return True

@@ -4,6 +4,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import UnsupportedDeviceError
 from paceline_kernels.gpu.splits import Splits
 
@@ -22,14 +23,14 @@ def linear(
     Splits.FIXED; with Splits.EVEN the product is whichever is fastest for as many rows.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    if x.device.type != "cpu" and not gpu.has_kernels(x.device):
+    if not is_cpu(x.device) and not gpu.has_kernels(x.device):
         raise UnsupportedDeviceError("linear", x.device, gpu.DEVICES)
     dtype = float_type("linear", "x", x)
     check_tensor("linear", "weight", weight, dtype, (None, None))
     check_tensor("linear", "x", x, dtype, (None, weight.shape[1]))
     if bias is not None:
         check_tensor("linear", "bias", bias, dtype, (weight.shape[0],))
-    if x.device.type == "cpu":
+    if is_cpu(x.device):
         from paceline_kernels.linear import cpu
 
         return cpu.linear(x, weight, bias)

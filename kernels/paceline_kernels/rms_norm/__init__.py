@@ -7,6 +7,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
 
@@ -25,7 +26,7 @@ def rms_norm(
     check_tensor("rms_norm", "x", x, dtype, (None, weight.shape[0]))
     if residual is not None:
         check_tensor("rms_norm", "residual", residual, dtype, (x.shape[0], weight.shape[0]))
-    if x.device.type == "cpu":
+    if is_cpu(x.device):
         from paceline_kernels.rms_norm import cpu
 
         return cpu.rms_norm(x, weight, eps, residual)
@@ -53,7 +54,7 @@ def rms_norm_heads(
     check_tensor(op, "key_weight", key_weight, dtype, (head_dim,))
     if qkv.shape[1] <= 2 * num_kv_heads:
         raise KernelArgumentError(op, f"qkv of shape {list(qkv.shape)} does not fit {num_kv_heads} KV heads")
-    if qkv.device.type == "cpu":
+    if is_cpu(qkv.device):
         from paceline_kernels.rms_norm import cpu
 
         cpu.rms_norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)

@@ -11,6 +11,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_caches, check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.rms_norm import rms_norm_heads
 
@@ -87,7 +88,7 @@ def rope_and_write_kv(
         check_tensor(op, "key_weight", norms.key_weight, dtype, (head_dim,))
     if head_dim % 2 or qkv.shape[1] <= 2 * key_cache.shape[1]:
         raise KernelArgumentError(op, f"qkv of shape {list(qkv.shape)} does not fit {key_cache.shape[1]} KV heads")
-    if qkv.device.type == "cpu":
+    if is_cpu(qkv.device):
         from paceline_kernels.rope import cpu
 
         if norms is not None:

@@ -34,6 +34,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import (
     PENALTIES,
@@ -91,7 +92,7 @@ def sample(
         _check_draw_rules(rules, num_rows)
     elif rules is not None:
         _check_rules(rules, num_rows)
-    if logits.device.type == "cpu" and not isinstance(rules, DrawRules):
+    if is_cpu(logits.device) and not isinstance(rules, DrawRules):
         from paceline_kernels.sampling import cpu
 
         return cpu.sample(logits, parameters, rules, max_logprobs)
@@ -115,7 +116,7 @@ def token_logprobs(
     check_tensor("token_logprobs", "logits", logits, torch.float32, (None, None))
     check_tensor("token_logprobs", "token_ids", token_ids, torch.int32, (num_rows,))
     check_tensor("token_logprobs", "num_logprobs", num_logprobs, torch.int32, (num_rows,))
-    if logits.device.type == "cpu":
+    if is_cpu(logits.device):
         from paceline_kernels.sampling import cpu
 
         return cpu.token_logprobs(logits, token_ids, num_logprobs, max_logprobs)

@@ -4,6 +4,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor, float_type
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import UnsupportedDeviceError
 from paceline_kernels.take_rows import cpu
 
@@ -18,7 +19,7 @@ def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) ->
     """
     check_tensor("take_rows", "table", table, float_type("take_rows", "table", table), (None, None))
     check_tensor("take_rows", "indices", indices, torch.int32, (None,))
-    if table.device.type == "cpu":
+    if is_cpu(table.device):
         return cpu.take_rows(table, indices, scale)
     if gpu.has_kernels(table.device):
         from paceline_kernels.take_rows import triton

@@ -18,7 +18,8 @@ from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import tiny_checkpoint
 from paceline_executor.weights import load_checkpoint, load_model
 from paceline_executor.weights.checkpoint import Rope
-from paceline_executor.weights.safetensors_folder import _as_float32
+from paceline_executor.weights.stored_checkpoint import floats_of
+from paceline_executor.weights.stored_tensor import FloatType
 
 SIZES = {
     "vocab_size": 96,
@@ -92,7 +93,7 @@ def test_a_bfloat16_is_the_upper_half_of_a_float32(words):
     """Whatever its bits are, as torch has it."""
     stored = np.array(words, np.uint16)
     expected = torch.from_numpy(stored.view(np.int16).copy()).view(torch.bfloat16).float().numpy()
-    assert _as_float32(stored.view(np.uint8), "BF16").tobytes() == expected.tobytes()
+    assert floats_of(stored.view(np.uint8), FloatType.BFLOAT16).tobytes() == expected.tobytes()
 
 
 def test_a_read_model_answers_as_transformers_does(tmp_path):

@@ -1,0 +1,112 @@
+"""From stored bytes to numbers by torch operations, which run on any device.
+
+Knows the blocks of ggml's types, as ggml-common.h of the ggml project defines them. The arithmetic is float32, in the
+order of the gguf library, so that the values have the same bits. It refuses to know files and models.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.weights.stored_tensor import FloatType, StoredTensor, StoredType, block_sizes
+
+TORCH_TYPES: Mapping[FloatType, torch.dtype] = {
+    FloatType.FLOAT32: torch.float32,
+    FloatType.FLOAT16: torch.float16,
+    FloatType.BFLOAT16: torch.bfloat16,
+    FloatType.FLOAT8_E4M3FN: torch.float8_e4m3fn,
+}
+
+
+def check_convertible(tensor: StoredTensor) -> None:
+    """Raise UnsupportedModelError for a type that `numbers_of` does not know."""
+    if not isinstance(tensor.stored, FloatType) and tensor.stored not in _BLOCKS:
+        known = ", ".join(sorted(kind.name for kind in _BLOCKS))
+        raise UnsupportedModelError(
+            f"{tensor.source.path} cannot be served from this device: tensor {tensor.name} is stored as "
+            f"{tensor.stored.name}, and {known} are dequantised there; choose another file of the model"
+        )
+
+
+def numbers_of(rows: torch.Tensor, stored: StoredType) -> torch.Tensor:
+    """The numbers of these rows [rows, numbers]: of their own type for floats, float32 for blocks.
+
+    rows: [rows, bytes per row] uint8, contiguous, on any device. Floats are a view of them.
+    """
+    if isinstance(stored, FloatType):
+        return rows.view(TORCH_TYPES[stored])
+    blocks = rows.view(-1, block_sizes(stored)[1])
+    return _BLOCKS[stored](blocks).view(rows.shape[0], -1)
+
+
+def _halves(columns: torch.Tensor) -> torch.Tensor:
+    """float16 numbers [blocks, 2 * n] as float32 [blocks, n]."""
+    return columns.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """[…, n] bytes -> [… , 2 * n]: all low halves first."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]).float() - 8)
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]).float() + _halves(blocks[:, 2:4])
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks[:, 2:].contiguous().view(torch.int8).float() * _halves(blocks[:, :2])
+
+
+def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    """144 bytes: scale, scale of minima, 12 bytes of eight 6-bit scales and minima, 128 of integers."""
+    scales, minima = _six_bits(blocks[:, 4:16])
+    integers = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    return _scaled(blocks, scales, minima, integers)
+
+
+def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    """176 bytes: as of Q4_K, with 32 of the integers' fifth bits before the integers."""
+    scales, minima = _six_bits(blocks[:, 4:16])
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    eight = torch.arange(8, dtype=torch.uint8, device=blocks.device)[None, :, None]
+    fifth = blocks[:, 16:48].reshape(-1, 1, 32) >> eight & 1
+    return _scaled(blocks, scales, minima, low | fifth << 4)
+
+
+def _scaled(blocks: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
+    """integers: [blocks, 8, 32] by scales and minima [blocks, 8], which have a scale of their own for each block."""
+    multiplied = (_halves(blocks[:, :2]) * scales.float())[:, :, None] * integers.float()
+    return multiplied - (_halves(blocks[:, 2:4]) * minima.float())[:, :, None]
+
+
+def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight scales and eight minima out of 12 bytes: [blocks, 8] each."""
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), dim=1)
+    return scales, torch.cat((second & 63, rest >> 4 | second >> 2 & 48), dim=1)
+
+
+def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    """210 bytes: 128 of lower four bits, 64 of upper two, sixteen scales of 8 bits, a scale."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 8, 32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[None, None, :, None]
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).view(-1, 8, 32)
+    integers = (low | high << 4).view(-1, 16, 16).float() - 32
+    scales = _halves(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    return scales[:, :, None] * integers
+
+
+_BLOCKS: Mapping[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q5_K: _q5_k,
+    GGMLQuantizationType.Q6_K: _q6_k,
+}

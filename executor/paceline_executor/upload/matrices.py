@@ -1,0 +1,156 @@
+"""A checkpoint's tensors on a device: each row at its place in the one tensor that it belongs to, and checked.
+
+Knows which tensors go side by side, and how they become dense or 8-bit numbers. It refuses to know what a model does
+with them, and how bytes come to the device (`staging` does).
+
+Everything is allocated once, in its last type and shape: matrices that take the same input are written into one, and
+a part of a matrix becomes 8-bit numbers as it arrives. So a model takes its own size of the device, and a little.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from paceline_executor.upload.conversion import check_convertible, numbers_of
+from paceline_executor.upload.staging import Staging
+from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
+from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
+
+# Numbers that are converted at a time; what that takes beside them is a few times as many float32.
+_NUMBERS_AT_ONCE = 16 << 20
+
+
+class MatrixKind(enum.Enum):
+    """What matrices become on the device."""
+
+    DENSE = "dense"  # floats of the type that is computed with, whatever they were
+    AS_STORED = "as stored"  # float8_e4m3fn stays so, all others become dense
+    FLOAT8 = "float8"  # float8_e4m3fn; what is not stored so is rounded, with a scale for each row
+
+
+class Uploader:
+    """Reads tensors of a checkpoint onto a device. One thread at a time."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        staging: Staging,
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        """dtype: of dense numbers. on_progress: told how many bytes of how many have been read, often.
+
+        Raises UnsupportedModelError, before anything is read, for numbers that are not dequantised on a device.
+        """
+        self._checkpoint = checkpoint
+        self._device = device
+        self._dtype = dtype
+        self._staging = staging
+        self._on_progress = on_progress
+        tensors = [checkpoint.stored(name) for name in checkpoint.config.tensor_shapes()]
+        for tensor in tensors:
+            check_convertible(tensor)
+        self._num_bytes, self._total_bytes = 0, sum(tensor.num_bytes for tensor in tensors)
+        self._checked: list[tuple[StoredTensor, torch.Tensor]] = []  # on the device: whether all numbers are finite
+
+    def dense(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensors of these Hugging Face names, one below the other: [all rows, …] of `dtype`, else that of all.
+
+        Raises ModelCorruptError.
+        """
+        tensors = [self._checkpoint.stored(name) for name in names]
+        shape = (sum(tensor.num_rows for tensor in tensors), *tensors[0].shape[1:])
+        out = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        first = 0
+        for tensor in tensors:
+            self._write_dense(tensor, out[first : first + tensor.num_rows].view(tensor.num_rows, -1))
+            first += tensor.num_rows
+        return out
+
+    def matrix(self, *names: str, kind: MatrixKind) -> torch.Tensor | ScaledWeight:
+        """The matrices of these Hugging Face names, one below the other: one product instead of several.
+
+        Raises ModelCorruptError.
+        """
+        tensors = [self._checkpoint.stored(name) for name in names]
+        stays_float8 = any(tensor.stored is FloatType.FLOAT8_E4M3FN for tensor in tensors)
+        if kind is MatrixKind.DENSE or (kind is MatrixKind.AS_STORED and not stays_float8):
+            return self.dense(*names)
+        num_rows, width = sum(tensor.num_rows for tensor in tensors), tensors[0].shape[1]
+        values = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=self._device)
+        scales = torch.empty((num_rows,), dtype=torch.float32, device=self._device)
+        first = 0
+        for tensor in tensors:
+            rows = slice(first, first + tensor.num_rows)
+            self._write_float8(tensor, ScaledWeight(values[rows], scales[rows]))
+            first = rows.stop
+        return ScaledWeight(values, scales)
+
+    def check(self) -> None:
+        """Wait for the device. Raises ModelCorruptError for the first tensor that holds numbers that are not finite."""
+        if self._checked and not torch.stack([is_finite for _, is_finite in self._checked]).all():
+            raise not_finite(next(tensor for tensor, is_finite in self._checked if not is_finite))
+        self._checked.clear()
+
+    def _write_dense(self, tensor: StoredTensor, out: torch.Tensor) -> None:
+        """out: [rows, numbers], rows in the order of the model."""
+        scales = self._scales(tensor)
+        for first, numbers in self._parts(tensor):
+            values = numbers if scales is None else numbers.float() * scales[first : first + numbers.shape[0], None]
+            rounded = values.to(out.dtype)
+            self._note(tensor, rounded.isfinite().all())
+            _put_rows(out, rounded, self._places(tensor, first, numbers.shape[0]))
+
+    def _write_float8(self, tensor: StoredTensor, out: ScaledWeight) -> None:
+        is_float8 = tensor.stored is FloatType.FLOAT8_E4M3FN
+        scales = self._scales(tensor)
+        for first, numbers in self._parts(tensor):
+            num_rows = numbers.shape[0]
+            if is_float8:
+                of_rows = torch.ones(num_rows, device=self._device) if scales is None else scales[first:][:num_rows]
+                part = ScaledWeight(numbers, of_rows)
+                self._note(tensor, ((numbers.view(torch.uint8) & 127) != 127).all())
+            else:
+                part = quantize_rows(numbers, torch.float8_e4m3fn)
+                self._note(tensor, numbers.isfinite().all())
+            places = self._places(tensor, first, num_rows)
+            _put_rows(out.values.view(torch.uint8), part.values.view(torch.uint8), places)
+            _put_rows(out.scales, part.scales, places)
+
+    def _parts(self, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, numbers [rows, numbers]) of the whole tensor, in the order of the file."""
+        rows_at_once = max(1, _NUMBERS_AT_ONCE // tensor.row_numbers)
+        for first, rows in self._staging.stream(tensor):
+            for start in range(0, rows.shape[0], rows_at_once):
+                yield first + start, numbers_of(rows[start : start + rows_at_once], tensor.stored)
+            self._num_bytes += rows.numel()
+            self._on_progress(self._num_bytes, self._total_bytes)
+
+    def _scales(self, tensor: StoredTensor) -> torch.Tensor | None:
+        """What each row's numbers are to be multiplied with, [rows] float32, in the order of the file."""
+        if tensor.scales is None:
+            return None
+        scales = torch.from_numpy(as_float32(tensor.scales).reshape(-1)).to(self._device)
+        return scales.expand(tensor.num_rows)
+
+    def _places(self, tensor: StoredTensor, first: int, num_rows: int) -> slice | torch.Tensor:
+        """Where these rows of the file belong among the rows of the tensor."""
+        if not tensor.interleaved_heads:
+            return slice(first, first + num_rows)
+        places = tensor.place_of_row(np.arange(first, first + num_rows))
+        return torch.from_numpy(places).to(self._device)
+
+    def _note(self, tensor: StoredTensor, is_finite: torch.Tensor) -> None:
+        self._checked.append((tensor, is_finite))
+
+
+def _put_rows(out: torch.Tensor, rows: torch.Tensor, places: slice | torch.Tensor) -> None:
+    if isinstance(places, slice):
+        out[places] = rows
+    else:
+        out.index_copy_(0, places, rows)

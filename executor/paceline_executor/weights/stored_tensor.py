@@ -1,0 +1,144 @@
+"""A tensor as a file stores it: which numbers it is made of, how many, and where their bytes lie.
+
+Knows number types, and how bytes are read. It refuses to know file formats, and what the numbers become: the float32
+of a CPU (`stored_checkpoint`), or whatever a device makes of them.
+
+Bytes are read into memory of the caller's and never mapped: a file that shrinks under a mapping kills the process
+instead of raising, and a device takes bytes faster from pinned memory that they were read into than from a mapping.
+"""
+
+import enum
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from paceline_executor.weights.refusals import damaged
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+class FloatType(enum.Enum):
+    """Floating-point numbers, each by itself."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+
+
+StoredType = FloatType | GGMLQuantizationType
+"""Floats, or the blocks of numbers that GGUF files have. GGUF's own floats are `FloatType`s, too."""
+
+_ITEM_BYTES = {FloatType.FLOAT32: 4, FloatType.FLOAT16: 2, FloatType.BFLOAT16: 2, FloatType.FLOAT8_E4M3FN: 1}
+
+
+def block_sizes(stored: StoredType) -> tuple[int, int]:
+    """(numbers, bytes) of the smallest part that can be read by itself."""
+    if isinstance(stored, FloatType):
+        return 1, _ITEM_BYTES[stored]
+    numbers, num_bytes = GGML_QUANT_SIZES[stored]
+    return numbers, num_bytes
+
+
+class ByteSource(Protocol):
+    """Where the bytes of tensors lie, such as a file. Any number of threads may read at a time."""
+
+    @property
+    def path(self) -> Path:
+        """What errors name."""
+        ...
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill the buffer with the bytes from `start` on. Raises ModelCorruptError where they are not there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """The bytes of a file, which is open only while they are read."""
+
+    path: Path
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """See `ByteSource`."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                while buffer:
+                    num_read = os.preadv(file.fileno(), [buffer], start)
+                    if num_read == 0:
+                        raise damaged(self.path, "it became shorter after it was opened")
+                    buffer, start = buffer[num_read:], start + num_read
+        except OSError as error:
+            raise damaged(self.path, f"reading it failed ({error.strerror or error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor. Whoever makes it has checked that its bytes are there and fit the shape.
+
+    A row is what shares the first index; of a list of numbers each is one.
+    """
+
+    name: str  # in the file
+    stored: StoredType
+    shape: tuple[int, ...]
+    source: ByteSource
+    start: int  # of its bytes in the source
+    # Where not 0, the two halves of each of so many heads are interleaved: row 2 i + j of a head stands for its row
+    # j * head_dim / 2 + i.
+    interleaved_heads: int = 0
+    # What float8_e4m3fn numbers are to be multiplied with: one number for all, or one for each row; None is 1.
+    scales: "StoredTensor | None" = None
+
+    @property
+    def num_rows(self) -> int:
+        """At least 1."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_numbers(self) -> int:
+        """How many numbers a row has."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes a row takes."""
+        numbers, num_bytes = block_sizes(self.stored)
+        return self.row_numbers // numbers * num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes all rows take."""
+        return self.num_rows * self.row_bytes
+
+    def read_rows_into(self, buffer: memoryview, first_row: int) -> None:
+        """Fill the buffer with the bytes of rows from `first_row` on, in the order of the file.
+
+        Raises ModelCorruptError, and ValueError for more than there is.
+        """
+        start = first_row * self.row_bytes
+        if not 0 <= start <= start + buffer.nbytes <= self.num_bytes:
+            raise ValueError(f"{buffer.nbytes} bytes from row {first_row} on are not all of {self.name}")
+        self.source.read_into(buffer, self.start + start)
+
+    def read(self) -> ByteArray:
+        """All bytes, [rows, bytes per row], rows in the order of the file. Raises ModelCorruptError."""
+        rows = np.empty((self.num_rows, self.row_bytes), np.uint8)
+        if rows.size:
+            self.read_rows_into(rows.reshape(-1).data, 0)
+        return rows
+
+    def place_of_row(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which row of the model each of these rows of the file is."""
+        if not self.interleaved_heads:
+            return rows
+        head_dim = self.num_rows // self.interleaved_heads
+        heads, within = np.divmod(rows, head_dim)
+        places: npt.NDArray[np.int64] = heads * head_dim + within % 2 * (head_dim // 2) + within // 2
+        return places
