@@ -95,8 +95,8 @@ def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
     """In one line, instead of a traceback."""
     folder = installed(tmp_path, *wheels.values())
     for program, arguments in (("scheduler", "--executors localhost:1"), ("executor", "--model some")):
-        code = f"import sys; sys.modules['structlog'] = None; sys.argv[1:] = {arguments.split()}\nfrom paceline_{program} import __main__"
-        ended = run_beside(folder, f"{code}; __main__.main()")
+        without = f"import sys; sys.modules['structlog'] = None; sys.argv[1:] = {arguments.split()}"
+        ended = run_beside(folder, f"{without}\nfrom paceline_{program}.__main__ import main; main()")
         assert ended.stderr == (
             f"paceline-{program}: error: structlog not installed: pip install 'paceline[{program}]'\n"
         )
