@@ -50,8 +50,9 @@ class OpenRequests:
         stream.outbox.num_open += len(stream.handles)
 
     def run(self, stream: RequestStream, completions: list[Completion]) -> None:
-        """A stream gets output from now on, a completion for each of its handles."""
+        """A stream gets output from now on, of the completions whose end its client does not have."""
         stream.state = StreamState.RUNNING
+        stream.outbox.num_open -= len(stream.handles) - len(completions)
         stream.running = completions
         self.running.update((completion.handle, completion) for completion in completions)
 
