@@ -1,5 +1,6 @@
 """The `paceline` command: its subcommands and its version."""
 
+import inspect
 from importlib.metadata import version
 from typing import Annotated
 
@@ -55,6 +56,11 @@ def paceline(
     """
 
 
+def _paragraphs(text: str) -> str:
+    """A docstring as help: where its lines end is for the reader of the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
+
+
 for command in (up, chat, generate, models, explain, estimate, bench, demo, chaos):
-    app.command()(command)
+    app.command(help=_paragraphs(command.__doc__ or ""))(command)
 app.command("serve", help="The same as [bold]up[/bold].")(up)

@@ -161,8 +161,8 @@ def describe(event: ChildEvent) -> str | None:
             return "ready, and stands by for the other" if stands_by else "ready"
         case TookOver():
             return "took over, and serves now"
-        case StillRunning(_, seconds):
-            return f"still finishing what it runs, for {seconds:.0f} s at most"
+        case StillRunning(_, seconds, num_requests):
+            return f"{_what_runs(num_requests)}, for {seconds:.0f} s at most"
         case Said(_, level, text):
             return text if level >= Level.WARNING else None
         case Exited(_, exit_code, error, pause) if pause is not None:
@@ -171,3 +171,9 @@ def describe(event: ChildEvent) -> str | None:
             return f"{describe_exit(exit_code)}{why}; starting it again {when}"
     # What a process prints is shown where it means something, and an end for good is an error of the whole command.
     return None
+
+
+def _what_runs(num_requests: int) -> str:
+    if num_requests == 0:
+        return "still finishing what it runs"
+    return "1 request still runs" if num_requests == 1 else f"{num_requests:,} requests still run"

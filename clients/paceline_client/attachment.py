@@ -17,6 +17,8 @@ class Held:
     """Of these tokens."""
     last_attempt: int
     """The highest attempt seen, 1 or more."""
+    is_finished: bool = False
+    """Whether its finish has arrived too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Transcript:
     @property
     def held(self) -> Held:
         """All that has arrived."""
-        return Held(self._index, tuple(self._token_ids), self._hash, self._attempt)
+        return Held(self._index, tuple(self._token_ids), self._hash, self._attempt, self.completion is not None)
 
     def accept(self, received: ReceivedDelta) -> None:
         """Append a delta; `StreamCorruptedError` when tokens are missing, doubled or changed."""

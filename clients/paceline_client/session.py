@@ -88,11 +88,11 @@ class SessionEnd:
 
 @dataclass(slots=True)
 class _Running:
-    """A request on this stream whose end has not arrived, and how many ends of completions are to come on it."""
+    """A request on this stream whose end has not arrived, and the completions whose ends are to come on it."""
 
     request: Request
     inbox: Inbox
-    num_owed_finishes: int
+    owed_finishes: set[int]
 
 
 class Session:
@@ -106,8 +106,8 @@ class Session:
         # Bounded by `submit`: a request leaves at most itself and its cancellation here.
         self._outbox: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
         self._unacknowledged: list[str] = []
-        # Of requests that were left: how many ends the server still owes. It pays, or the session breaks.
-        self._num_owed_finishes: dict[str, int] = {}
+        # Of requests that were left: the completions whose ends the server still owes. It pays, or the session breaks.
+        self._owed_finishes: dict[str, set[int]] = {}
         self._was_answered = False
         self._had_output = False
         self._end: SessionEnd | None = None
@@ -148,7 +148,7 @@ class Session:
         """
         if request.request_id in self._running:
             raise invalid("request_id", f"request {request.request_id!r} is running in this session already")
-        if request.request_id in self._num_owed_finishes:
+        if request.request_id in self._owed_finishes:
             # Its end would be taken for that of the new one.
             sentence = f"request {request.request_id!r} was left, and its end has not arrived yet; choose another id"
             raise invalid("request_id", sentence)
@@ -162,7 +162,8 @@ class Session:
         if request.request_id in self._unacknowledged:
             # The id is used again: its earlier end must not be acknowledged after the new beginning.
             self._acknowledge()
-        self._running[request.request_id] = _Running(request, inbox, request.num_completions)
+        finished = {held.index for held in attachment.held if held.is_finished}
+        self._running[request.request_id] = _Running(request, inbox, set(range(request.num_completions)) - finished)
         self._outbox.put_nowait(message)
 
     def release(self, inbox: Inbox) -> bool:
@@ -174,7 +175,7 @@ class Session:
         if running is None or running.inbox is not inbox:
             return False
         del self._running[inbox.request_id]
-        self._num_owed_finishes[inbox.request_id] = running.num_owed_finishes
+        self._owed_finishes[inbox.request_id] = running.owed_finishes
         self.cancel(running.request.tenant, inbox.request_id)
         return True
 
@@ -299,32 +300,34 @@ class Session:
         if running is None:
             # Released here while the delta was on its way.
             if received.finish is not None:
-                self._count_finish(received.request_id)
+                self._finished(received.request_id, received.delta.index)
             return
         self._had_output = True
         running.inbox.accept(received)
         if received.finish is not None:
-            running.num_owed_finishes -= 1
-            if not running.num_owed_finishes:
+            running.owed_finishes.discard(received.delta.index)
+            if not running.owed_finishes:
                 self._unacknowledged.append(received.request_id)
         if not running.inbox.has_ended:
             return
-        if running.num_owed_finishes:
-            # It ended because the delta was refused, or had its other ends before this attachment: the server goes on.
+        if running.owed_finishes:
+            # It ended because the delta was refused: the server goes on.
             self.release(running.inbox)
         else:
             del self._running[received.request_id]
 
-    def _count_finish(self, request_id: str) -> None:
+    def _finished(self, request_id: str, index: int) -> None:
         """The end of a completion of a request that was left: with the last one it is acknowledged."""
-        num_owed = self._num_owed_finishes.pop(request_id, 0)
-        if num_owed > 1:
-            self._num_owed_finishes[request_id] = num_owed - 1
-        elif num_owed == 1:
+        owed = self._owed_finishes.get(request_id)
+        if owed is None:
+            return
+        owed.discard(index)
+        if not owed:
+            del self._owed_finishes[request_id]
             self._unacknowledged.append(request_id)
 
     def _fail(self, request_id: str, error: PacelineError) -> None:
-        self._num_owed_finishes.pop(request_id, None)
+        self._owed_finishes.pop(request_id, None)
         running = self._running.pop(request_id, None)
         if running is not None:
             running.inbox.interrupt(error)

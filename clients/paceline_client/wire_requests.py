@@ -57,6 +57,7 @@ def _set_held(message: pb.GenerateRequest | pb.ResumePoint, held: Held) -> None:
     message.resume_hash = held.rolling_hash
     message.last_attempt = held.last_attempt
     message.prior_output_token_ids.extend(held.token_ids)
+    message.resume_finished = held.is_finished
 
 
 def set_field(message: object, name: str, value: object, path: str = "") -> None:

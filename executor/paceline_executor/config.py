@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
+from paceline.process.help import HelpParser
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
@@ -28,21 +28,36 @@ Serves one model on one device to Paceline schedulers, which attach to it and de
 
 Prints JSON lines on stdout (readable ones on a terminal); "ready" means that the model is loaded and warmed up.
 Drains on SIGTERM or SIGINT; a second one ends the process at once."""
-_EPILOG = """\
-exit codes:
-  0  drained and ended in good order        4  a port is in use, or the address is not this machine's
-  1  unexpected failure, logged             5  too little memory or too few cores for this configuration
-  2  usage, or a limit the model forbids    6  --shutdown-timeout passed before all work was finished
-  3  the model is missing, corrupt or not   7  the model could not be fetched
-     supported                            130, 143  a second SIGINT or SIGTERM ended it at once
-After 2, 3 and 5 a start with the same arguments ends the same way; after the others it may succeed.
-
-environment:
-  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline
-  HF_TOKEN            token for gated and private models of the Hugging Face hub; else that of 'hf auth login'
-  HF_ENDPOINT         URL of another hub than https://huggingface.co
-  HF_HUB_OFFLINE      1: as --offline
-  GOMP_SPINCOUNT      how long threads of float32 products spin before they sleep (default: 1000)"""
+_PANELS = (
+    (
+        "Exit codes",
+        (
+            ("0", "Drained and ended in good order."),
+            ("1", "Unexpected failure, logged."),
+            ("2", "Usage, or a limit the model forbids."),
+            ("3", "The model is missing, corrupt or not supported."),
+            ("4", "A port is in use, or the address is not this machine's."),
+            ("5", "Too little memory or too few cores for this configuration."),
+            ("6", "--shutdown-timeout passed before all work was finished."),
+            ("7", "The model could not be fetched."),
+            ("130, 143", "A second SIGINT or SIGTERM ended it at once."),
+            (
+                "",
+                "After 2, 3 and 5 a start with the same arguments ends the same way; after others it may succeed.",
+            ),
+        ),
+    ),
+    (
+        "Environment",
+        (
+            ("PACELINE_CACHE_DIR", "Default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."),
+            ("HF_TOKEN", "Token for gated and private models of the Hugging Face hub; else that of 'hf auth login'."),
+            ("HF_ENDPOINT", "URL of another hub than https://huggingface.co."),
+            ("HF_HUB_OFFLINE", "1: as --offline."),
+            ("GOMP_SPINCOUNT", f"How long threads of float32 products spin before they sleep. [default: {_SPINS}]"),
+        ),
+    ),
+)
 
 
 class RunnerKind(enum.Enum):
@@ -81,19 +96,12 @@ class Config:
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
     """The configuration of this process; a mistake in it is explained on stderr and exits with code 2."""
-    parser = argparse.ArgumentParser(
-        prog="paceline-executor",
-        usage="%(prog)s [--model NAME_OR_PATH] [option ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=118),
-        allow_abbrev=False,
-    )
-    _add_model(parser.add_argument_group("model"))
-    _add_network(parser.add_argument_group("network"))
-    _add_limits(parser.add_argument_group("limits and memory"))
-    _add_process(parser.add_argument_group("process"))
-    _add_simulation(parser.add_argument_group("trying it without a model"))
+    parser = HelpParser(prog="paceline-executor", description=_DESCRIPTION, panels=_PANELS)
+    _add_model(parser.add_argument_group("Model"))
+    _add_network(parser.add_argument_group("Network"))
+    _add_limits(parser.add_argument_group("Limits and memory"))
+    _add_process(parser.add_argument_group("Process"))
+    _add_simulation(parser.add_argument_group("Trying it without a model"))
     values = parser.parse_args(arguments)
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
@@ -123,51 +131,56 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         metavar="NAME_OR_PATH",
-        help="known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face hub: "
-        f"org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M (default: {DEFAULT_MODEL})",
+        help="Known name; GGUF file; folder with one, or with safetensors files; or model of the Hugging Face hub: "
+        f"org/name, of one with GGUF files org/name:FILE.gguf or org/name:Q4_K_M. [default: {DEFAULT_MODEL}]",
     )
     group.add_argument(
-        "--revision", metavar="NAME", help="branch, tag or commit of a model of the Hugging Face hub (default: main)"
+        "--revision", metavar="NAME", help="Branch, tag or commit of a model of the Hugging Face hub. [default: main]"
     )
     group.add_argument(
         "--offline",
         action="store_true",
         default=os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
-        help="fetch nothing: use only models that are here already",
+        help="Fetch nothing: use only models that are here already.",
     )
     group.add_argument(
         "--served-model-name",
         type=_name,
         metavar="NAME",
-        help="what requests call the model (default: its name or file name)",
+        help="What requests call the model. [default: its name or file name]",
     )
     group.add_argument(
         "--cache-dir",
         type=Path,
         default=default_cache_dir(os.environ),
         metavar="DIR",
-        help="where fetched models are kept (default: %(default)s)",
+        help="Where fetched models are kept. [default: %(default)s]",
     )
     group.add_argument(
         "--quantization",
         type=_choice(Quantization),
         default=Quantization.AUTO,
         metavar="KIND",
-        help="auto: weights stay as small as the file has them, activations become int8; none: float32 (default: auto)",
+        help="How products are computed. auto: weights stay as small as the file has them, activations become int8;"
+        " none: float32. [default: auto]",
     )
 
 
 def _add_network(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to bind (default: %(default)s)")
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to bind. [default: %(default)s]")
     group.add_argument(
-        "--port", type=_number(0, 65535), default=50061, metavar="N", help="gRPC port; 0: any (default: %(default)s)"
+        "--port",
+        type=_number(0, 65535),
+        default=50061,
+        metavar="N",
+        help="Port of ExecutorService; 0: any. [default: %(default)s]",
     )
     group.add_argument(
         "--health-port",
         type=_number(0, 65535),
         default=50063,
         metavar="N",
-        help="port that answers health checks only, for probes; 0: any (default: %(default)s)",
+        help="Port that answers health checks only, for probes; 0: any. [default: %(default)s]",
     )
 
 
@@ -177,38 +190,43 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=_number(1, 256),
         default=16,
         metavar="TOKENS",
-        help="slots per block (default: %(default)s)",
+        help="Slots per block. [default: %(default)s]",
     )
     group.add_argument(
-        "--max-num-seqs", type=_number(1, 4096), default=256, metavar="ROWS", help="rows (default: %(default)s)"
+        "--max-num-seqs",
+        type=_number(1, 4096),
+        default=256,
+        metavar="ROWS",
+        help="How many requests run at once. [default: %(default)s]",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=_number(1, 65536),
         default=2048,
         metavar="TOKENS",
-        help="tokens of a step; schedulers plan shorter ones on a slow device (default: %(default)s)",
+        help="Tokens of a step; schedulers plan shorter ones on a slow device. [default: %(default)s]",
     )
     group.add_argument(
         "--max-model-len",
         type=_number(2, 2**24),
         metavar="TOKENS",
-        help="prompt and output of a request together (default: what the model was trained for, if it fits)",
+        help="Prompt and output of a request together. [default: what the model was trained for, if it fits]",
     )
     group.add_argument(
         "--kv-cache-memory",
         type=_size,
         metavar="SIZE",
-        help="memory for the KV cache, such as 512MiB or 4GiB (default: a quarter of what is free, at most 2GiB)",
+        help="Memory for the KV cache, such as 512MiB or 4GiB. [default: a quarter of what is free, at most 2GiB]",
     )
     group.add_argument(
         "--kv-cache-dtype",
         type=_kv_dtype,
         metavar="DTYPE",
-        help="auto, float32, float16 or int8 (default: auto, which is int8; float32 with --quantization none)",
+        help="Type of its numbers: auto, float32, float16 or int8. [default: auto, which is int8; float32 with"
+        " --quantization none]",
     )
     group.add_argument(
-        "--num-threads", type=_number(1, 1024), metavar="N", help="threads of a CPU device (default: its usable CPUs)"
+        "--num-threads", type=_number(1, 1024), metavar="N", help="Threads of a CPU device. [default: its usable CPUs]"
     )
 
 
@@ -218,10 +236,14 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
-        help="how long a drain waits for running work (default: %(default)g)",
+        help="How long a drain waits for running work. [default: %(default)g]",
     )
     group.add_argument(
-        "--log-level", choices=_LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
+        "--log-level",
+        choices=_LOG_LEVELS,
+        default="info",
+        metavar="LEVEL",
+        help="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
     )
 
 
@@ -231,13 +253,15 @@ def _add_simulation(group: argparse._ArgumentGroup) -> None:
         type=_choice(RunnerKind),
         default=RunnerKind.CPU,
         metavar="KIND",
-        help="cpu; simulated: no model, nothing to fetch, tokens are hashes of the tokens before them (default: cpu)",
+        help="What computes the steps. cpu; simulated: no model, nothing to fetch, tokens are hashes of earlier ones."
+        " [default: cpu]",
     )
     group.add_argument(
         "--step-times",
         type=Path,
         metavar="FILE",
-        help="JSON file that says how long simulated steps take, as executor/README.md describes it (default: no time)",
+        help="JSON file that says how long simulated steps take, as executor/README.md describes it."
+        " [default: no time]",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.process.help import HelpParser
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
 
@@ -20,17 +21,25 @@ Decides, step by step, what the executors run, and serves clients over gRPC.
 
 Prints JSON lines on stdout (readable ones on a terminal): "listening", then "ready" when an executor is attached.
 Drains on SIGTERM or SIGINT: new requests are refused, running ones finish; a second signal gives them up."""
-_EPILOG = """\
-exit codes:
-  0  drained and ended in good order, or    4  a port is in use, or the address is not this machine's
-     asked to stop before it had started    6  --shutdown-timeout passed, or a second signal came, before all requests
-  1  unexpected failure, logged                were finished
-  2  usage
-After 2 a start with the same arguments ends the same way; after the others it may succeed.
-
-environment:
-  PACELINE_CACHE_DIR  default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline
-  GRPC_VERBOSITY      what gRPC itself says on stderr: NONE (default), ERROR, INFO or DEBUG"""
+_PANELS = (
+    (
+        "Exit codes",
+        (
+            ("0", "Drained and ended in good order, or asked to stop before it had started."),
+            ("1", "Unexpected failure, logged."),
+            ("2", "Usage. A start with the same arguments ends the same way; after the others it may succeed."),
+            ("4", "A port is in use, or the address is not this machine's."),
+            ("6", "--shutdown-timeout passed, or a second signal came, before all requests were finished."),
+        ),
+    ),
+    (
+        "Environment",
+        (
+            ("PACELINE_CACHE_DIR", "Default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."),
+            ("GRPC_VERBOSITY", "What gRPC itself says on stderr: NONE, ERROR, INFO or DEBUG. [default: NONE]"),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +155,19 @@ def prepare_structlog() -> None:
             sys.modules["rich"] = rich
 
 
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaints are one line."""
+class _Parser(HelpParser):
+    """A HelpParser whose complaints are one line."""
 
     def error(self, message: str) -> None:  # type: ignore[override]  # raises instead of exiting
         raise ConfigError(message)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="paceline-scheduler",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_executors(parser.add_argument_group("executors"))
-    _add_ports(parser.add_argument_group("ports (0 takes any free one)"))
-    _add_limits(parser.add_argument_group("limits"))
-    _add_process(parser.add_argument_group("process"))
+    parser = _Parser(prog="paceline-scheduler", description=_DESCRIPTION, panels=_PANELS)
+    _add_executors(parser.add_argument_group("Executors"))
+    _add_ports(parser.add_argument_group("Ports (0 takes any free one)"))
+    _add_limits(parser.add_argument_group("Limits"))
+    _add_process(parser.add_argument_group("Process"))
     return parser
 
 
@@ -173,18 +176,18 @@ def _add_executors(group: argparse._ArgumentGroup) -> None:
         "--executors",
         required=True,
         metavar="ADDRESSES",
-        help="executors to drive: host:port,host:port, or dns:///name:port for all addresses of a name, looked up"
-        " every 5 seconds",
+        help="Executors to drive: host:port,host:port, or dns:///name:port for all addresses of a name, looked up"
+        " every 5 seconds.",
     )
     group.add_argument(
         "--takeover",
         action="store_true",
-        help="take the executors from the scheduler that drives them, once; without it, wait until that one is gone",
+        help="Take the executors from the scheduler that drives them, once; without it, wait until that one is gone.",
     )
     group.add_argument(
         "--standby",
         action="store_true",
-        help="also report ready to health checks while another scheduler drives the executors",
+        help="Report ready to health checks also while another scheduler drives the executors.",
     )
 
 
@@ -193,29 +196,32 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address that clients and health probes reach; 0.0.0.0 for all (default: %(default)s)",
+        help="Address that clients and health probes reach; 0.0.0.0 for all. [default: %(default)s]",
     )
     group.add_argument(
-        "--port", type=int, default=50051, metavar="N", help="port of InferenceService (default: %(default)s)"
+        "--port", type=int, default=50051, metavar="N", help="Port of InferenceService. [default: %(default)s]"
     )
     group.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="where clients reach this scheduler; standby schedulers send their clients there"
-        " (default: --host, or this machine's name where that is all addresses, and the port)",
+        help="Where clients reach this scheduler; standby schedulers send their clients there."
+        " [default: --host, or this machine's name where that is all addresses, and the port]",
     )
     group.add_argument(
-        "--admin-host", default="127.0.0.1", metavar="ADDRESS", help="address operators reach (default: %(default)s)"
+        "--admin-host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="Address that operators reach. [default: %(default)s]",
     )
     group.add_argument(
-        "--admin-port", type=int, default=50052, metavar="N", help="port of AdminService (default: %(default)s)"
+        "--admin-port", type=int, default=50052, metavar="N", help="Port of AdminService. [default: %(default)s]"
     )
     group.add_argument(
         "--health-port",
         type=int,
         default=50053,
         metavar="N",
-        help="plaintext port that answers health checks only, for probes (default: %(default)s)",
+        help="Plaintext port that answers health checks only, for probes. [default: %(default)s]",
     )
 
 
@@ -224,36 +230,36 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--max-num-batched-tokens",
         type=int,
         metavar="TOKENS",
-        help="largest step, in tokens (default: what each executor allows)",
+        help="Largest step, in tokens. [default: what each executor allows]",
     )
     group.add_argument(
         "--max-num-queued-reqs",
         type=int,
         default=1024,
         metavar="REQUESTS",
-        help="requests that may wait; more are refused with a time to try again (default: %(default)s)",
+        help="Requests that may wait; more are refused with a time to try again. [default: %(default)s]",
     )
     group.add_argument(
         "--max-num-queued-tokens",
         type=int,
         default=4_194_304,
         metavar="TOKENS",
-        help="prompt tokens that may wait (default: %(default)s)",
+        help="Prompt tokens that may wait. [default: %(default)s]",
     )
     group.add_argument(
         "--ttft-budget",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="a request whose first token is expected later than this is refused (default: %(default)g)",
+        help="A request whose first token is expected later than this is refused. [default: %(default)g]",
     )
     group.add_argument(
         "--itl-budget",
         type=float,
         default=0.25,
         metavar="SECONDS",
-        help="so many requests run together that each still gets its next token within this time"
-        " (default: %(default)g)",
+        help="So many requests run together that each still gets its next token within this time."
+        " [default: %(default)g]",
     )
 
 
@@ -263,18 +269,22 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         type=Path,
         default=default_cache_dir(os.environ),
         metavar="DIR",
-        help="where tokenizers are kept, so that the next start is quicker; what cannot be kept is fetched again"
-        " (default: %(default)s)",
+        help="Where tokenizers are kept, so that the next start is quicker; what cannot be kept is fetched again."
+        " [default: %(default)s]",
     )
     group.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long running requests may go on after SIGTERM (default: %(default)g)",
+        help="How long running requests may go on after SIGTERM. [default: %(default)g]",
     )
     group.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="info", help="least serious event to print (default: %(default)s)"
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="info",
+        metavar="LEVEL",
+        help="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
     )
 
 

@@ -45,6 +45,7 @@ from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
+_TELL_S = 1.0
 _SETTLE_S = 0.5  # for executors to hear how the last requests ended
 
 _log = structlog.get_logger(__name__)
@@ -92,7 +93,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     links = asyncio.create_task(fleet.run(), name="links")
     try:
         await until_set_or_ended(stopping, links, broken)
-        _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s)
+        _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s, num_requests=len(edge.requests))
         waited_for = links, broken
         return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
@@ -151,12 +152,14 @@ async def _drain(
     edge.drain("the scheduler is shutting down", timeout_s)
     finished = asyncio.create_task(edge.drained())
     handing_off = asyncio.create_task(fleet.until_handoff(runtime.views))
+    telling = asyncio.create_task(_tell_what_runs(edge))
     try:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until_set_or_ended(hurrying, finished, handing_off, links, broken), timeout_s)
         is_succeeded = handing_off.done()
     finally:
         handing_off.cancel()
+        telling.cancel()
     if not finished.done():
         await _end(links)
         listener.give_up("the scheduler is shutting down; send the request again")
@@ -166,6 +169,16 @@ async def _drain(
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(runtime.until_settled(), _SETTLE_S)
     return True
+
+
+async def _tell_what_runs(edge: Edge) -> NoReturn:
+    """Log how many requests are still waited for, whenever that has changed."""
+    num_told = len(edge.requests)
+    while True:
+        await asyncio.sleep(_TELL_S)
+        if len(edge.requests) != num_told:
+            num_told = len(edge.requests)
+            _log.info("still_running", num_requests=num_told)
 
 
 async def _end(links: asyncio.Task[NoReturn]) -> None:

@@ -3,7 +3,8 @@
 They take the options of the real ones, refuse unknown ones with exit code 2 as those do, and print the same events. The
 scheduler answers every request with the same sentence; a model called "broken" makes the executor end as it would for a
 missing one, one called "crash" makes it crash. ATTACH_WHEN_THERE, in the environment, names a file without which the
-scheduler serves no model. DRAIN_SECONDS and DRAIN_EXIT_CODE say how long the scheduler takes to end, and how it ends.
+scheduler serves no model. DRAIN_SECONDS and DRAIN_EXIT_CODE say how long the scheduler takes to end, and how it ends;
+DRAIN_REQUESTS how many requests it says to run then.
 """
 
 import argparse
@@ -50,6 +51,8 @@ def scheduler(arguments):
     model = pb.Model(name="fake", num_executors=len(options.executors.split(",")))
     with FakeServer(say("The capital of France is Paris."), models=[], port=int(options.port)) as server:
         wait_for_sigterm(lambda: server.set_models([model] if may_attach() else []))
+    if "DRAIN_REQUESTS" in os.environ:
+        log("still_running", num_requests=int(os.environ["DRAIN_REQUESTS"]))
     time.sleep(float(os.environ.get("DRAIN_SECONDS", "0")))
     return int(os.environ.get("DRAIN_EXIT_CODE", "0"))
 

@@ -312,15 +312,17 @@ def test_up_with_a_standby_says_how_to_reach_both(fake_scripts):
     assert "One scheduler drives the executors, the other one stands by." in text
 
 
-def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts):
+@pytest.mark.parametrize(
+    ("num_requests", "waits_for"),
+    [("0", "still finishing what it runs"), ("1", "1 request still runs"), ("3", "3 requests still run")],
+)
+def test_up_says_what_it_waits_for_and_that_it_stopped(fake_scripts, num_requests, waits_for):
     """From a second after Ctrl-C on; what finishes in time is no failure."""
-    with start_up(fake_scripts, DRAIN_SECONDS="1.5") as process:
+    with start_up(fake_scripts, DRAIN_SECONDS="1.5", DRAIN_REQUESTS=num_requests) as process:
         read_until(process.stdout, "Ctrl-C stops everything")
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "Stopping; what runs may finish")
-        assert re.search(
-            r"scheduler: still finishing what it runs, for \d+ s at most", read_until(process.stderr, "still")
-        )
+        assert re.search(rf"scheduler: {waits_for}, for \d+ s at most", read_until(process.stderr, "at most"))
         read_until(process.stderr, "Stopped.")
         assert process.wait(30) == 0
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline_cli.supervisor.log_lines import (
     MAX_LINE_BYTES,
+    Finishing,
     Level,
     LineSplitter,
     Progress,
@@ -31,6 +32,11 @@ from paceline_cli.supervisor.log_lines import (
          Progress("waiting for an executor (Connection refused)", None)),
         ({"event": "waiting_for_executor", "reason": "UNAVAILABLE: the model is still loading; wait"},
          Progress("waiting for an executor (the model is still loading)", None)),
+        ({"event": "draining", "num_requests": 3, "shutdown_timeout_s": 30.0}, Finishing(3)),
+        ({"event": "still_running", "num_requests": 2}, Finishing(2)),
+        ({"event": "still_running", "num_requests": "many"}, Said(Level.INFO, "still_running")),
+        ({"event": "still_running", "num_requests": True}, Said(Level.INFO, "still_running")),
+        ({"event": "draining"}, Said(Level.INFO, "draining")),
         ({"event": "listening", "level": "info"}, Said(Level.INFO, "listening")),
         ({"event": "executor_lost", "level": "warning"}, Said(Level.WARNING, "executor_lost")),
         ({"event": "failed", "level": "error", "error": "no room"}, Said(Level.ERROR, "failed: no room")),

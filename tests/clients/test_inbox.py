@@ -201,6 +201,7 @@ async def test_an_interruption_is_read_after_what_came_before_it():
             await inbox.get()
         assert caught.value.error is inbox.interruption
     assert [(held.index, held.token_ids, held.last_attempt) for held in inbox.held()] == [(0, (1,), 1), (1, (5,), 1)]
+    assert [held.is_finished for held in inbox.held()] == [False, True]
     inbox.go_on()
     assert inbox.is_empty
     for delta in (received([7, 7], 0, [], FINISH, index=1), received([2], 1, [1], FINISH)):

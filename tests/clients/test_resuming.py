@@ -149,6 +149,7 @@ def test_each_completion_says_what_is_held_of_it():
     result, request = play(scenario)
     assert (request.resume_from, list(request.prior_output_token_ids)) == (1, [1])
     [point] = request.resume_points
+    assert (request.resume_finished, point.resume_finished) == (True, False)
     assert (point.index, point.resume_from, point.last_attempt) == (2, 2, 1)
     assert (point.resume_hash, list(point.prior_output_token_ids)) == (rolling_hash([7, 8]), [7, 8])
     assert [completion.text for completion in result.completions] == ["a", "", "xy"]
@@ -158,8 +159,8 @@ def _ends_of(*completions):
     return [End(completion=index) for index in completions]
 
 
-def test_a_request_that_has_all_its_ends_is_cancelled_where_it_goes_on():
-    """A server that lost all memory makes more of a completion that has ended: nobody wants it."""
+def test_a_completion_that_has_its_end_is_not_begun_anew_by_a_server_that_lost_all_memory():
+    """Nobody wants more of it: the server is told of the end, and the rest is all there is to do."""
 
     def script(request):
         end = Tokens((2,), "b") if request.resume_from else End()
@@ -169,7 +170,7 @@ def test_a_request_that_has_all_its_ends_is_cancelled_where_it_goes_on():
         result, deltas, rig = await collect(script, n=2)
         assert [completion.text for completion in result.completions] == ["a", "x"]
         assert joined(deltas, 0)[1] == (1,)
-        assert rig.seen.cancelled == ["r"]
+        assert (rig.seen.cancelled, rig.seen.acknowledged) == ([], ["r"])
 
     play(scenario)
 

@@ -238,4 +238,4 @@ def test_help_loads_nothing_heavy_and_names_every_exit_code():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stdout.endswith("[]\n")
-    assert all(f"  {code.value}  " in done.stdout for code in ExitCode)
+    assert all(f"│ {code.value}  " in done.stdout for code in ExitCode)

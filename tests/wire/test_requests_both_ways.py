@@ -102,13 +102,14 @@ def test_every_value_arrives():
 
 def test_a_client_that_comes_back_is_taken_at_its_word():
     """With what it holds of each completion; another attachment makes no other request of it."""
-    held = (Held(0, (5, 6), rolling_hash((5, 6)), 2), Held(2, (7,), rolling_hash((7,)), 1))
+    held = (Held(0, (5, 6), rolling_hash((5, 6)), 2), Held(2, (7,), rolling_hash((7,)), 1, is_finished=True))
     first = sent(sampling=Sampling(n=3))
     again = sent(attachment=Attachment(4, 1.5, held), sampling=Sampling(n=3))
 
     assert body_of(again) == body_of(first)
     valid = check_resumption(again, 3, OutputBounds(max_tokens=9, vocab_size=8))
     assert (valid.is_resumable, valid.attachment, valid.waited_s, valid.is_begun) == (True, 4, 1.5, True)
+    assert valid.is_finished == (False, False, True)
     assert [(each.resume_from, each.last_attempt) for each in valid.progress] == [(2, 2), (0, 0), (1, 1)]
     first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.progress)
     assert (first_prior.tolist(), no_prior, last_prior.tolist()) == ([5, 6], None, [7])

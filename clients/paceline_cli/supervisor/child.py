@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline_cli.supervisor.events import (
     BecameReady,
+    FinishingRequests,
     Listener,
     Printed,
     Program,
@@ -21,7 +22,7 @@ from paceline_cli.supervisor.events import (
     Started,
     TookOver,
 )
-from paceline_cli.supervisor.log_lines import Level, LineSplitter, Progress, Ready, parse_line
+from paceline_cli.supervisor.log_lines import Finishing, Level, LineSplitter, Progress, Ready, parse_line
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _STDOUT, _STDERR = 1, 2
@@ -129,6 +130,8 @@ class _Output(asyncio.SubprocessProtocol):
                 took_over = self._stands_by and not stands_by
                 self._stands_by = stands_by
                 self._listener.on_event(TookOver(self._name) if took_over else BecameReady(self._name, stands_by))
+            case Finishing(num_requests):
+                self._listener.on_event(FinishingRequests(self._name, num_requests))
             case _ if line.text:
                 if fd == _STDERR and (found := _LAST_WORDS.match(line.text)):
                     # It goes out with the end of the process, which it explains.

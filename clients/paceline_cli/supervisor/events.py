@@ -77,14 +77,23 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishingRequests:
+    """It ends once so many requests have."""
+
+    name: str
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class StillRunning:
-    """It was asked to end and has not yet; after so many seconds it is killed."""
+    """It was asked to end and has not yet; after so many seconds it is killed. 0 requests: it did not say how many."""
 
     name: str
     seconds: float
+    num_requests: int = 0
 
 
-ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited | StillRunning
+ChildEvent = Started | Progressed | BecameReady | TookOver | Printed | Said | Exited | FinishingRequests | StillRunning
 
 
 class Listener(Protocol):

@@ -23,6 +23,7 @@ PHASES = {
 }
 _MAX_DETAIL_CHARS = 40
 READY_EVENT = "ready"
+_FINISHING = ("draining", "still_running")
 
 
 class Level(enum.IntEnum):
@@ -59,7 +60,14 @@ class Said:
     text: str
 
 
-Line = Progress | Ready | Said
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """The child ends once so many requests have."""
+
+    num_requests: int
+
+
+Line = Progress | Ready | Finishing | Said
 
 
 def parse_line(raw: bytes, default_level: Level) -> Line:
@@ -77,6 +85,9 @@ def parse_line(raw: bytes, default_level: Level) -> Line:
         return Ready(fields.get("standby") is True)
     if event in PHASES:
         return Progress(_phase(fields), _fraction(fields.get("fraction")))
+    num_requests = fields.get("num_requests")
+    if event in _FINISHING and isinstance(num_requests, int) and not isinstance(num_requests, bool):
+        return Finishing(num_requests)
     level = fields.get("level")
     return Said(_LEVELS.get(level, Level.INFO) if isinstance(level, str) else Level.INFO, _words(fields))
 

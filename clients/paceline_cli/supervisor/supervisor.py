@@ -18,6 +18,7 @@ from paceline_cli.supervisor.events import (
     BecameReady,
     ChildEvent,
     Exited,
+    FinishingRequests,
     Listener,
     Program,
     StillRunning,
@@ -141,7 +142,9 @@ class Supervisor:
             if not any(task.done() for task in tasks):
                 pause = _WORD_SECONDS
                 for slot in running:
-                    self._listener.on_event(StillRunning(slot.name, max(deadline - loop.time(), 0.0)))
+                    self._listener.on_event(
+                        StillRunning(slot.name, max(deadline - loop.time(), 0.0), slot.num_requests)
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,7 @@ class _Slot:
         self._child: Child | None = None
         self.became_ready = asyncio.Event()
         self.failed_to_finish: ChildFailedError | None = None
+        self.num_requests = 0  # that it finishes before it ends
 
     @property
     def name(self) -> str:
@@ -202,6 +206,8 @@ class _Slot:
     def on_event(self, event: ChildEvent) -> None:
         """Tell whoever listens, and note when the program is ready."""
         self._listener.on_event(event)
+        if isinstance(event, FinishingRequests):
+            self.num_requests = event.num_requests
         if isinstance(event, BecameReady):
             self._policy.became_ready(time.monotonic())
             self.became_ready.set()

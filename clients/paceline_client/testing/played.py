@@ -69,13 +69,14 @@ class PlayedRequest:
         self._spent = spent
         held = _held(request)
         for part in held:
-            _check_prior(part)
+            if not part.resume_finished:
+                _check_prior(part)
         num_completions = request.sampling.n or 1
         priors = {index: tuple(part.prior_output_token_ids) for index, part in enumerate(held)}
         self._outputs = [list(priors.get(index, ())) for index in range(num_completions)]
         self._played = self._steps_after([len(output) for output in self._outputs])
         self._attempt = 1 + max((part.last_attempt for part in held), default=0)
-        self._ended: set[int] = set()
+        self._ended = {index for index, part in enumerate(held) if part.resume_finished}
         self._said: list[pb.Delta] = []
         self._task = asyncio.create_task(self._play())
 
@@ -92,7 +93,8 @@ class PlayedRequest:
     def attach(self, listener: Listener, request: pb.GenerateRequest) -> None:
         """Tell this listener from now on, and first what its client does not hold yet. `RefusedError`."""
         offsets = [0] * len(self._outputs)
-        for index, part in enumerate(_held(request)):
+        held = _held(request)
+        for index, part in enumerate(held):
             self._check_held(index, part)
             offsets[index] = part.resume_from
         if _body(request) != self._body:
@@ -102,6 +104,8 @@ class PlayedRequest:
         self.attachment = max(request.attachment, 1)
         self.listener = listener
         for delta in self._said:
+            if held[delta.index].resume_finished:
+                continue
             if not delta.token_ids or delta.offset + len(delta.token_ids) > offsets[delta.index]:
                 listener.tell(self.request_id, delta)
 
@@ -143,6 +147,8 @@ class PlayedRequest:
     async def _play(self) -> None:
         for index, step in self._played:
             match step:
+                case Tokens() | End() if step.completion in self._ended:
+                    pass  # its client has all of it
                 case Tokens():
                     output = self._outputs[step.completion]
                     self._say(tokens_delta(step, output, self._attempt))
@@ -226,4 +232,5 @@ def _body(request: pb.GenerateRequest) -> pb.GenerateRequest:
     body.ClearField("last_attempt")
     body.ClearField("prior_output_token_ids")
     body.ClearField("resume_points")
+    body.ClearField("resume_finished")
     return body

@@ -113,6 +113,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     TRACE_STATE_FIELD_NUMBER: _builtins.int
+    RESUME_FINISHED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model names the model; unset takes the only one there is. At most 256 bytes."""
     request_id: _builtins.str
@@ -158,6 +159,10 @@ class GenerateRequest(_message.Message):
     """
     trace_state: _builtins.str
     """trace_state is the W3C `tracestate` that belongs to trace_parent. At most 512 bytes; unset: none."""
+    resume_finished: _builtins.bool
+    """resume_finished says that the client has the completion's finish too: nothing more of it is told, and its output may
+    be forgotten. Of a completion without it the finish is told again. Not for all completions: INVALID_ARGUMENT.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """chat is rendered through the model's chat template."""
@@ -202,8 +207,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def resume_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumePoint]:
-        """resume_points say for completions 1 to n - 1 what the fields resume_from to last_attempt and
-        prior_output_token_ids say for completion 0. At most n - 1.
+        """resume_points say for completions 1 to n - 1 what the fields resume_from to last_attempt, prior_output_token_ids and
+        resume_finished say for completion 0. At most n - 1.
         """
 
     @_builtins.property
@@ -239,10 +244,11 @@ class GenerateRequest(_message.Message):
         speculation: _sampling_pb2.SpeculationParams | None = ...,
         trace_parent: _builtins.str | None = ...,
         trace_state: _builtins.str | None = ...,
+        resume_finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "chat", b"chat", "last_attempt", b"last_attempt", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_last_attempt", b"_last_attempt", "_priority", b"_priority", "_resume_from", b"_resume_from", "_resume_hash", b"_resume_hash", "_trace_parent", b"_trace_parent", "_trace_state", b"_trace_state", "adapter", b"adapter", "attachment", b"attachment", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "chat", b"chat", "last_attempt", b"last_attempt", "model", b"model", "output", b"output", "prior_output_token_ids", b"prior_output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resumable", b"resumable", "resume_finished", b"resume_finished", "resume_from", b"resume_from", "resume_hash", b"resume_hash", "resume_points", b"resume_points", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "structured", b"structured", "tenant", b"tenant", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "trace_parent", b"trace_parent", "trace_state", b"trace_state", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -290,6 +296,7 @@ class ResumePoint(_message.Message):
     RESUME_HASH_FIELD_NUMBER: _builtins.int
     LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     PRIOR_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RESUME_FINISHED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """index is the completion: 1 to n - 1."""
     resume_from: _builtins.int
@@ -298,6 +305,8 @@ class ResumePoint(_message.Message):
     """resume_hash is the rolling hash of the output tokens before resume_from."""
     last_attempt: _builtins.int
     """last_attempt is the highest attempt the client has seen in a delta of the completion. Unset: it has seen none."""
+    resume_finished: _builtins.bool
+    """resume_finished says that the client has the completion's finish too: nothing more of it is told."""
     @_builtins.property
     def prior_output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prior_output_token_ids are the output tokens the client already holds; generation continues after them."""
@@ -310,10 +319,11 @@ class ResumePoint(_message.Message):
         resume_hash: _builtins.int = ...,
         last_attempt: _builtins.int | None = ...,
         prior_output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        resume_finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "last_attempt", b"last_attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "index", b"index", "last_attempt", b"last_attempt", "prior_output_token_ids", b"prior_output_token_ids", "resume_from", b"resume_from", "resume_hash", b"resume_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt", "index", b"index", "last_attempt", b"last_attempt", "prior_output_token_ids", b"prior_output_token_ids", "resume_finished", b"resume_finished", "resume_from", b"resume_from", "resume_hash", b"resume_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_attempt: _TypeAlias = _typing.Literal["last_attempt"]  # noqa: Y015
     _WhichOneofArgType__last_attempt: _TypeAlias = _typing.Literal["_last_attempt", b"_last_attempt"]  # noqa: Y015

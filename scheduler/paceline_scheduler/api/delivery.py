@@ -21,7 +21,7 @@ from paceline.plan.values import FinishReason
 from paceline_scheduler.api.completion import StopMatch
 from paceline_scheduler.api.outbox import Finish, Outbox, PendingDelta
 from paceline_scheduler.api.registry import OpenRequests
-from paceline_scheduler.api.resumption import claimed_end
+from paceline_scheduler.api.resumption import claimed_end, has_finish
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.events import Detach, End
@@ -198,9 +198,14 @@ class Delivery:
         stream.outbox.fail(stream.key.request_id, error)
 
     def cancel_unsubmitted(self, stream: RequestStream) -> None:
-        """End a request that the backend does not run for this stream, as CANCELLED."""
+        """End a request that the backend does not run for this stream, as CANCELLED.
+
+        Completions whose finish the client has are left out.
+        """
         request_id, outbox = stream.key.request_id, stream.outbox
         for index, handle in enumerate(stream.handles):
+            if has_finish(stream.request, index):
+                continue
             offset, hash_ = claimed_end(stream.request, index)
             finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, offset)
             outbox.put(handle, PendingDelta(request_id, offset, 0, hash_, [], "", finish=finish, index=index))

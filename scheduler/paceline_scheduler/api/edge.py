@@ -40,7 +40,7 @@ from paceline_scheduler.api.validation import (
 )
 from paceline_scheduler.backend import Arrival, Backend, Executors
 from paceline_scheduler.core.answers import Estimate, Explanation, RequestState
-from paceline_scheduler.core.events import Cancel, Resume, Submit
+from paceline_scheduler.core.events import Acknowledge, Cancel, Resume, Submit
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.errors import (
     DrainingError,
@@ -215,15 +215,26 @@ class Edge:
     def _run(self, stream: RequestStream, valid: ValidRequest, token_ids: Int32Array, text_model: TextModel) -> None:
         stream.num_prompt_tokens = len(token_ids)
         stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
-        requests = core_requests(valid, token_ids, stream.handles)
+        resumption = valid.resumption
+        parts = list(zip(core_requests(valid, token_ids, stream.handles), resumption.is_finished, strict=True))
+        requests = tuple(request for request, is_finished in parts if not is_finished)
         self.requests.run(stream, [_completion(stream, request, valid, text_model) for request in requests])
-        if not valid.resumption.is_attachment:
+        if not resumption.is_attachment:
             self.backend.feed(Submit(requests))
             return
-        resumptions = tuple(Resumption(*pair) for pair in zip(requests, valid.resumption.progress, strict=True))
+        resumptions = tuple(Resumption(request, resumption.progress[request.key.index]) for request in requests)
         found = self.backend.feed(Resume(resumptions))
         self.delivery.take_over(stream)
         self.delivery.go_on(stream, resumptions, found)
+        self._let_go([request.key for request, is_finished in parts if is_finished])
+
+    def _let_go(self, keys: list[RecordId]) -> None:
+        """Forget completions whose finish the client has; an executor that has not heard of the end may run one yet."""
+        for key in keys:
+            with contextlib.suppress(UnknownRequestError):
+                self.backend.feed(Cancel(key))
+        if keys:
+            self.backend.feed(Acknowledge(tuple(keys)))
 
     async def cancel(self, key: RecordId) -> None:
         """End a request as CANCELLED, whoever listens to it. Raises UnknownRequestError, InvalidRequestError, and

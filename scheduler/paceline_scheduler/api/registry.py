@@ -45,8 +45,9 @@ class OpenRequests:
         stream.outbox.num_open += len(stream.handles)
 
     def run(self, stream: RequestStream, completions: list[Completion]) -> None:
-        """Give a stream output from now on, a completion for each handle."""
+        """Give a stream output from now on, of the completions whose finish its client does not have."""
         stream.state = StreamState.RUNNING
+        stream.outbox.num_open -= len(stream.handles) - len(completions)
         stream.running = completions
         self.running.update((completion.handle, completion) for completion in completions)
 

@@ -30,6 +30,7 @@ _OF_AN_ATTACHMENT = (
     "waited",
     "prior_output_token_ids",
     "resume_points",
+    "resume_finished",
 )
 _OF_A_TRACE = ("trace_parent", "trace_state")
 _OF_A_PROMPT = ("text", "chat", "token_ids")
@@ -40,6 +41,7 @@ _NOTHING = Progress(0, HASH_START)
 class ValidResumption:
     """How a client is attached to its request. `progress` is what it holds of each completion, by index.
 
+    `is_finished`, by index: it has the completion's finish as well.
     `is_begun`: the client says that the request was taken once already.
     """
 
@@ -48,6 +50,7 @@ class ValidResumption:
     waited_s: float
     is_begun: bool
     progress: tuple[Progress, ...]
+    is_finished: tuple[bool, ...]
 
     @property
     def is_attachment(self) -> bool:
@@ -71,7 +74,7 @@ def number_of(request: inference_pb2.GenerateRequest) -> int:
 def is_begun(request: inference_pb2.GenerateRequest) -> bool:
     """Return whether the client says that the request was taken once already."""
     return number_of(request) > 1 or bool(
-        request.resume_from or request.prior_output_token_ids or request.resume_points
+        request.resume_from or request.prior_output_token_ids or request.resume_points or request.resume_finished
     )
 
 
@@ -111,13 +114,24 @@ def check_resumption(
                 f"{claim.path}index", f"is {point.index}, as in another resume point; send one for each completion"
             )
         progress[point.index] = claim.check(bounds)
+    is_finished = tuple(has_finish(request, index) for index in range(num_completions))
+    if all(is_finished):
+        raise InvalidRequestError("resume_finished", "is set for every completion, so nothing is left to come back for")
     return ValidResumption(
         is_resumable=request.resumable,
         attachment=number_of(request),
         waited_s=read_duration(request.waited),
         is_begun=is_begun(request),
         progress=tuple(progress.get(index, _NOTHING) for index in range(num_completions)),
+        is_finished=is_finished,
     )
+
+
+def has_finish(request: inference_pb2.GenerateRequest, index: int) -> bool:
+    """Return whether the client says that it has the finish of a completion."""
+    if index == 0:
+        return request.resume_finished
+    return any(point.resume_finished for point in request.resume_points if point.index == index)
 
 
 def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:

@@ -46,6 +46,7 @@ class OutputCopy:
             resume_hash=self.rolling_hash,
             last_attempt=1,
             prior_output_token_ids=self.token_ids if prior else (),
+            resume_finished=self.finish is not None,
         )
 
 
@@ -83,6 +84,7 @@ class ReturningClient:
             last_attempt=first.last_attempt,
             prior_output_token_ids=first.prior_output_token_ids,
             resume_points=others,
+            resume_finished=first.resume_finished,
         )
 
     async def come(self, claim: GenerateRequest | None = None) -> None:

@@ -29,6 +29,7 @@ TOKENIZER = byte_level_tokenizer()
 END = TOKENIZER.token_to_id("<|im_end|>")
 MODEL = served_model(tokenizer_source(TOKENIZER, eos_token="<|im_end|>"), max_model_len=4096)
 KEY = RecordId("", "r1")
+STOP = FinishReason.STOP
 
 
 def encode(text):
@@ -318,6 +319,58 @@ async def test_every_completion_goes_on_where_its_client_is(edge, backend):
     assert client.copies[1].finish.stop_text == "STOP"
     assert (client.copies[2].finish, client.call.outbox.num_open) == (None, 1)
     assert backend.asked.ended == [(client.handles[1], len(encode("b") + encode(" STOP")), FinishReason.STOP)]
+
+
+async def test_a_finish_that_the_client_has_is_not_told_again(edge, backend):
+    """Of that completion nothing is resumed; whoever still had its output may forget it."""
+    client = ReturningClient(edge, asking(3))
+    await client.come()
+    first, second, third = client.handles
+    backend.step({first: [*encode("a"), END], second: encode("b"), third: [END]}, dict.fromkeys((first, third), STOP))
+    client.read()
+    client.call.leave()
+    await client.come()
+    assert client.call.outbox.num_open == 1
+    assert [resumption.request.key.index for resumption in backend.asked.resumptions[3:]] == [1]
+    assert backend.asked.acknowledged == [KEY, RecordId("", "r1", 2)]
+    backend.step({client.handles[1]: [*encode("c"), END]}, {client.handles[1]: STOP})
+    client.read()
+    assert [copy.text for copy in client.copies] == ["a", "bc", ""]
+    assert (len(edge.requests), client.call.outbox.num_open) == (0, 0)
+
+
+async def test_what_goes_on_of_a_completion_whose_finish_the_client_has_is_ended(edge, backend):
+    """An executor may run it still that has not heard of the end."""
+    client = ReturningClient(edge, asking(2))
+    await client.come()
+    first, _ = client.handles
+    backend.step({first: encode("a")})
+    client.read()
+    client.call.leave()
+    claim = client.claim()
+    claim.resume_finished = True
+    await client.come(claim)
+    assert backend.asked.cancelled == [KEY]
+    assert client.call.collect().deltas == ()
+
+
+async def test_a_cancel_while_a_client_comes_back_tells_no_finish_that_it_has(edge, backend):
+    """Those of the other completions are."""
+    client = ReturningClient(edge, asking(2))
+    await client.come()
+    first, _ = client.handles
+    backend.step({first: [END]}, {first: STOP})
+    client.read()
+    client.call.leave()
+    backend.synced.clear()
+    coming = asyncio.create_task(client.come())
+    await asyncio.sleep(0)
+    cancelling = asyncio.create_task(edge.cancel(KEY))
+    await asyncio.sleep(0)
+    backend.synced.set()
+    await asyncio.gather(coming, cancelling)
+    client.read()
+    assert [copy.finish.reason for copy in client.copies] == [STOP, FinishReason.CANCELLED]
 
 
 @pytest.mark.parametrize(("end", "told"), [(" STOP", ("STOP", None)), ("<|im_end|>", (None, END))])

@@ -65,7 +65,12 @@ def test_a_request_that_comes_first_holds_nothing():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"attachment": 2}, {"resume_from": 1, "resume_hash": 5}, {"prior_output_token_ids": (7,)}],
+    [
+        {"attachment": 2},
+        {"resume_from": 1, "resume_hash": 5},
+        {"prior_output_token_ids": (7,)},
+        {"n": 2, "resume_finished": True},
+    ],
 )
 def test_a_client_that_says_so_has_begun_the_request(fields):
     """Whether it is to be resumable or not."""
@@ -92,6 +97,17 @@ def test_each_completion_has_a_point_of_its_own():
         (1, 55, 4, None),
         (0, hash_by_the_rule(), 0, None),
     ]
+
+
+def test_a_client_says_of_each_completion_whether_it_has_the_finish():
+    """One at least is left, else there is nothing to come back for."""
+    finished = pb.ResumePoint(index=2, resume_finished=True)
+    assert resumption(n=3).is_finished == (False, False, False)
+    assert resumption(n=3, resume_finished=True, resume_points=(finished,)).is_finished == (True, False, True)
+    for fields in ({}, {"n": 2, "resume_points": (pb.ResumePoint(index=1, resume_finished=True),)}):
+        with pytest.raises(InvalidRequestError) as caught:
+            resumption(resume_finished=True, **fields)
+        assert caught.value.field == "resume_finished"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +191,7 @@ def body(**fields):
         {"waited": {"seconds": 1}},
         {"prior_output_token_ids": [1, 2]},
         {"resume_points": [{"index": 1}]},
+        {"resume_finished": True},
     ],
 )
 def test_what_differs_between_attachments_makes_no_other_request_of_it(fields):

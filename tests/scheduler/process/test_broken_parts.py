@@ -15,6 +15,7 @@ class EndlessDrain:
     """A runtime and an edge whose requests do not end."""
 
     views = Core(CoreLimits()).views
+    requests = ()
 
     def feed(self, event):
         """As a runtime."""

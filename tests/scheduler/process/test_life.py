@@ -126,6 +126,21 @@ async def test_requests_that_outlast_the_shutdown_timeout_are_given_up_with_a_hi
         assert executor.table.num_rows_in_use == 1, "the executor keeps what another scheduler may go on with"
 
 
+async def test_a_process_that_drains_tells_how_many_requests_it_waits_for():
+    """At once, and whenever there are fewer."""
+    async with deployment("--shutdown-timeout", "60", step_ms=40.0) as (_, process, channel):
+        started = asyncio.Semaphore(0)
+        requests = [a_request(1, 20), a_request(2, 1000)]
+        running = [asyncio.create_task(generate(channel, request, started)) for request in requests]
+        for _ in requests:
+            await started.acquire()
+        process.signal(signal.SIGTERM)
+        assert (await process.event("draining"))["num_requests"] == 2
+        assert (await process.event("still_running"))["num_requests"] == 1
+        process.signal(signal.SIGINT)
+        await asyncio.gather(*running, return_exceptions=True)
+
+
 async def test_a_second_signal_does_not_wait():
     """Whatever the timeout is."""
     async with deployment("--shutdown-timeout", "3600", step_ms=40.0) as (_, process, channel):

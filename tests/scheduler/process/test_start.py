@@ -25,7 +25,7 @@ def test_help_names_every_option_and_exit_code():
     done = run_scheduler("--help")
     assert done.returncode == 0
     assert len(options(done.stdout)) <= MAX_KNOBS
-    for word in ("--executors", "dns:///", "--shutdown-timeout", "exit codes", "SIGTERM"):
+    for word in ("--executors", "dns:///", "--shutdown-timeout", "Exit codes", "SIGTERM"):
         assert word in done.stdout
 
 
