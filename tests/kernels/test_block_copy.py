@@ -36,3 +36,9 @@ def test_impossible_and_ambiguous_copies_are_refused(sources, destinations, prob
     cache = torch.zeros(1, 7, 1, 1, 1)
     with pytest.raises(KernelArgumentError, match=problem):
         block_copy(cache, int32(*sources), int32(*destinations))
+
+
+def test_block_ids_on_a_device_are_not_looked_at_for_a_cache_in_host_memory():
+    """They would be waited for."""
+    with pytest.raises(KernelArgumentError, match="sources must be in host memory"):
+        block_copy(torch.zeros(1, 7, 1), int32(1).to("meta"), int32(2).to("meta"))

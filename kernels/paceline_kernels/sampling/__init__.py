@@ -70,8 +70,9 @@ def sample(
     *,
     max_logprobs: int | None = None,
 ) -> Samples:
-    """Draw a token for every row of logits, [num_rows, vocab] float32, contiguous, as the module defines.
+    """Draw a token for every row of logits, [num_rows, vocab] contiguous, as the module defines.
 
+    logits: float32; on a GPU bfloat16 and float16, too, of which the same becomes as of the same numbers in float32.
     Batch-invariant: rows do not influence each other. num_logprobs beyond the vocabulary counts as the vocabulary.
     max_logprobs: what num_logprobs counts as at most, and how many columns the best tokens have (none below 1). None
     looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
@@ -80,7 +81,7 @@ def sample(
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
-    check_tensor("sample", "logits", logits, torch.float32, (None, None))
+    _check_logits("sample", logits)
     check_tensor("sample", "temperature", parameters.temperature, torch.float32, (num_rows,))
     check_tensor("sample", "top_k", parameters.top_k, torch.int32, (num_rows,))
     check_tensor("sample", "top_p", parameters.top_p, torch.float32, (num_rows,))
@@ -107,13 +108,13 @@ def sample(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: torch.Tensor, *, max_logprobs: int | None = None
 ) -> Logprobs:
-    """The log-probability of a token per row of logits, [num_rows, vocab] float32, and of the likeliest ones.
+    """The log-probability of a token per row of logits, [num_rows, vocab], and of the likeliest ones.
 
-    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters, max_logprobs as in `sample`. A row
-    with a logit that is NaN or +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
+    token_ids, num_logprobs: [num_rows] int32; num_logprobs as in SamplingParameters, logits and max_logprobs as in
+    `sample`. A row with a logit that is NaN or +inf gives NaN. Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
-    check_tensor("token_logprobs", "logits", logits, torch.float32, (None, None))
+    _check_logits("token_logprobs", logits)
     check_tensor("token_logprobs", "token_ids", token_ids, torch.int32, (num_rows,))
     check_tensor("token_logprobs", "num_logprobs", num_logprobs, torch.int32, (num_rows,))
     if is_cpu(logits.device):
@@ -125,6 +126,13 @@ def token_logprobs(
 
         return triton.token_logprobs(logits, token_ids, num_logprobs, _known("token_logprobs", max_logprobs))
     raise UnsupportedDeviceError("token_logprobs", logits.device, gpu.DEVICES)
+
+
+def _check_logits(op: str, logits: torch.Tensor) -> None:
+    types = (torch.float32,) if logits.device.type == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
+    if logits.dtype not in types:
+        raise KernelArgumentError(op, f"logits must be {' or '.join(map(str, types))}, not {logits.dtype}")
+    check_tensor(op, "logits", logits, logits.dtype, (None, None))
 
 
 def _known(op: str, max_logprobs: int | None) -> int:

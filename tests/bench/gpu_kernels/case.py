@@ -35,13 +35,6 @@ class Bound(enum.Enum):
         return self.value.removeprefix("fp8 ")
 
 
-class Capture(enum.Enum):
-    """How calls get to the device while they are timed."""
-
-    GRAPH = "graph"  # captured once and replayed, so that the host has no part in the time
-    STREAM = "stream"  # called one after another, for what takes arguments from host memory
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where tensors are, and the type of activations."""
@@ -96,7 +89,6 @@ class Case:
     build: Callable[[int], Work]  # the work of a seed
     allowed_error: float
     anchor: AnchorKey | None = None
-    capture: Capture = Capture.GRAPH
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from gpu_kernels.anchors import Anchors
-from gpu_kernels.case import Bound, Capture, Case, at_once
+from gpu_kernels.case import Bound, Case, at_once
 from gpu_kernels.errors import WrongResultError
 from gpu_kernels.results import Ceilings, Result
 from gpu_kernels.timing import Clock
@@ -24,13 +24,12 @@ def measure(case: Case, clock: Clock, ceilings: Ceilings, anchors: Anchors) -> R
         num_sets = min(max(1, math.ceil(_ROTATED_BYTES / case.num_bytes)), clock.max_sets)
     works = [case.build(1000 * index) for index in range(num_sets)]
     _check(case, works[0].error(at_once))
-    timing = clock.time([work.ours for work in works], case.capture)
-    if case.capture is Capture.GRAPH:
-        _check(case, works[0].error(clock.replayed))
+    timing = clock.time([work.ours for work in works])
+    _check(case, works[0].error(clock.replayed))
     others = [work.theirs for work in works if work.theirs is not None]
     theirs, torch_failure = None, ""
     try:
-        theirs = clock.time(others, case.capture) if others else None
+        theirs = clock.time(others) if others else None
     except Exception as error:  # what torch cannot do is no failure of ours
         torch_failure = type(error).__name__
     return Result(case, timing, theirs, anchors.best(case.anchor), ceilings, torch_failure)

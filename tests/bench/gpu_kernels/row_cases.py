@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Way, Work, error_of, mismatch_of
+from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, error_of, mismatch_of
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation.triton import gate_and_multiply
@@ -184,22 +184,23 @@ def _block_copy(place: Place, count: int, num_layers: int, num_blocks: int, bloc
         cache = place.normal(num_layers, num_blocks, block, seed=seed)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()
         sources, destinations = order[:count].clone(), order[count : 2 * count].clone()
-        on_device = [blocks.long().to(place.device) for blocks in (sources, destinations)]
+        blocks = [ids.to(place.device) for ids in (sources, destinations)]
+        indices = [ids.long() for ids in blocks]
 
         def error(way: Way) -> float:
             expected = cache.clone()
             block_copy_reference.block_copy(expected, sources, destinations)
-            way(lambda: block_copy(cache, sources, destinations))
+            way(lambda: block_copy(cache, *blocks))
             return mismatch_of((cache, expected))
 
         def theirs() -> None:
-            cache[:, on_device[1]] = cache[:, on_device[0]]
+            cache[:, indices[1]] = cache[:, indices[0]]
 
-        return Work(lambda: block_copy(cache, sources, destinations), theirs, error)
+        return Work(lambda: block_copy(cache, *blocks), theirs, error)
 
     num_bytes = 2 * count * num_layers * block * place.dtype.itemsize
     shape = {"blocks": count, "layers": num_layers}
-    return _moves(place, "block copy", shape, num_bytes, build, Capture.STREAM)
+    return _moves(place, "block copy", shape, num_bytes, build)
 
 
 def _moves(
@@ -208,7 +209,6 @@ def _moves(
     shape: Mapping[str, int | str],
     num_bytes: int,
     build: Callable[[int], Work],
-    capture: Capture = Capture.GRAPH,
 ) -> Case:
     return Case(
         op=op,
@@ -218,5 +218,4 @@ def _moves(
         num_flops=0,
         build=build,
         allowed_error=place.rounding,
-        capture=capture,
     )

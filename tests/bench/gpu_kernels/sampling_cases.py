@@ -34,6 +34,7 @@ class _Way:
     min_p: float = 0.0
     num_logprobs: int = -1
     num_seen: int = 0  # tokens of prompt and output that are penalised
+    dtype: torch.dtype = torch.float32  # of logits
 
     @property
     def op(self) -> str:
@@ -49,6 +50,7 @@ _WAYS = (
     _Way("min_p 0.05", min_p=0.05),
     _Way("5 logprobs", num_logprobs=5),
     _Way("2,048 seen", num_seen=2048),
+    _Way("all tokens bfloat16", dtype=torch.bfloat16),
 )
 # What interpreting is worth here; the tests of the operation draw in all ways from odd vocabularies.
 _FEW_WAYS = (_Way("7 seen", num_seen=7), _Way("all filters", top_k=50, top_p=0.9, min_p=0.05, num_logprobs=2), _WAYS[0])
@@ -71,7 +73,7 @@ def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
         op=way.op,
         shape={"rows": num_rows, "vocab": vocab, "way": way.name},
         bound=Bound.MEMORY,
-        num_bytes=num_rows * vocab * 4,
+        num_bytes=num_rows * vocab * way.dtype.itemsize,
         num_flops=0,
         build=_builder(place, num_rows, vocab, way),
         allowed_error=0.0,
@@ -80,7 +82,7 @@ def _case(place: Place, num_rows: int, vocab: int, way: _Way) -> Case:
 
 def _builder(place: Place, num_rows: int, vocab: int, way: _Way) -> Callable[[int], Work]:
     def build(seed: int) -> Work:
-        logits, parameters = _logits(place, num_rows, vocab, seed), _parameters(way, num_rows, seed)
+        parameters, logits = _parameters(way, num_rows, seed), _logits(place, num_rows, vocab, seed).to(way.dtype)
         on_device = moved(parameters, place.device)
         rules = _rules(place, way, num_rows, vocab, seed) if way.num_seen else None
 
@@ -90,7 +92,7 @@ def _builder(place: Place, num_rows: int, vocab: int, way: _Way) -> Callable[[in
         def error(how: Way) -> float:
             checked = slice(0, _NUM_CHECKED)
             first = None if rules is None else moved(dataclasses.replace(rules, rows=rules.rows[checked]), _HOST)
-            expected = reference.sample(logits[checked].cpu(), _first(parameters, checked), first)
+            expected = reference.sample(logits[checked].cpu().float(), _first(parameters, checked), first)
             return mismatch_of((how(ours)[checked], expected.token_ids))
 
         return Work(ours, _theirs(way, logits), error)

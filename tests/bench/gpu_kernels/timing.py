@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.nn import functional
 
-from gpu_kernels.case import Capture, Place
+from gpu_kernels.case import Place
 from gpu_kernels.results import Ceilings, Timing
 
 _COPY_BYTES = 2**30
@@ -31,7 +31,7 @@ class Clock(Protocol):
         """How many calls with inputs of their own are worth making."""
         ...
 
-    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         """The time of one call."""
         ...
 
@@ -45,7 +45,7 @@ class CudaClock:
 
     max_sets = 128
 
-    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         """See `Clock`. Every call runs once before any is timed, so that what has to be compiled is."""
         for call in calls:
             call()
@@ -57,16 +57,13 @@ class CudaClock:
                 for call in calls:
                     call()
 
-        repetition: Callable[[], object] = all_calls
-        if capture is Capture.GRAPH:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                all_calls()
-            repetition = graph.replay
-        first_ms = _elapsed_ms(repetition)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            all_calls()
+        first_ms = _elapsed_ms(graph.replay)
         wanted = int(_REPETITIONS_MS / max(first_ms, 1e-3))
         num_repetitions = min(max(wanted, _MIN_REPETITIONS), _MAX_REPETITIONS)
-        us = [1e3 * _elapsed_ms(repetition) / (turns * len(calls)) for _ in range(num_repetitions)]
+        us = [1e3 * _elapsed_ms(graph.replay) / (turns * len(calls)) for _ in range(num_repetitions)]
         lower, median, upper = statistics.quantiles(us, n=4)
         return Timing(median, (upper - lower) / median)
 
@@ -84,7 +81,7 @@ class RehearsalClock:
 
     max_sets = 1
 
-    def time(self, calls: Sequence[Callable[[], object]], capture: Capture) -> Timing:  # noqa: ARG002  # one signature
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         calls[0]()
         return Timing(1.0, 0.0)
 
@@ -117,6 +114,6 @@ def ceilings(clock: Clock, place: Place, *, copy_bytes: int = _COPY_BYTES, size:
         products["fp8_tflops"] = lambda: functional.scaled_mm(
             rows, columns, one, whole, one, whole, output_dtype=torch.bfloat16, use_fast_accum=True
         )
-    copy_us = clock.time([lambda: copy.copy_(source)], Capture.GRAPH).us
-    rates = {name: 2 * size**3 / clock.time([call], Capture.GRAPH).us / 1e6 for name, call in products.items()}
+    copy_us = clock.time([lambda: copy.copy_(source)]).us
+    rates = {name: 2 * size**3 / clock.time([call]).us / 1e6 for name, call in products.items()}
     return Ceilings(copy_tbps=2 * copy_bytes / copy_us / 1e6, **rates)

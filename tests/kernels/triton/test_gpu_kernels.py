@@ -14,7 +14,7 @@ import triton
 import gpu_kernels.__main__ as program
 from gpu_kernels import missing_modules, run
 from gpu_kernels.anchors import Anchor, AnchorKey, Anchors, AnchorTable, read_anchors
-from gpu_kernels.case import Bound, Capture, Case, Place, Scale, Work
+from gpu_kernels.case import Bound, Case, Place, Scale, Work
 from gpu_kernels.cases import cases
 from gpu_kernels.device_tests import Ran, run_tests
 from gpu_kernels.errors import AnchorError, WrongResultError
@@ -173,13 +173,12 @@ def test_a_summary_says_how_often_a_target_is_reached_and_where_it_is_missed_mos
 
 
 def test_what_a_replay_leaves_is_checked_too():
-    """A result that is right at once and wrong out of a graph is wrong; what cannot be captured is checked once."""
+    """A result that is right at once and wrong out of a graph is wrong."""
     clock = RehearsalClock()
     work = Work(ours=lambda: None, theirs=None, error=lambda way: float(way == clock.replayed))
     case = dataclasses.replace(case_of(), build=lambda _: work)
     with pytest.raises(WrongResultError, match="the error is 1"):
         measure(case, clock, Ceilings(4.0, 800.0), Anchors({}))
-    assert measure(dataclasses.replace(case, capture=Capture.STREAM), clock, Ceilings(4.0, 800.0), Anchors({}))
 
 
 def test_products_of_float8_have_a_limit_of_their_own():
@@ -240,7 +239,7 @@ def test_calls_take_turns_in_a_replayed_graph_and_the_median_counts(monkeypatch)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda captured: contextlib.nullcontext(log.append("captured")))
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(clock))
-    measured = CudaClock().time([lambda: log.append(1), lambda: log.append(2)], Capture.GRAPH)
+    measured = CudaClock().time([lambda: log.append(1), lambda: log.append(2)])
     assert log[:24] == [1, 2, "warm", "captured", *[1, 2] * 10]
     assert set(log[24:]) == {"replayed"}
     assert measured == Timing(us=1e3 * 2 / 20, spread=0.0)

@@ -2,7 +2,11 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from paceline_kernels import block_copy as block_copy_package
+from paceline_kernels import gpu
 from paceline_kernels.activation import Gate
 from paceline_kernels.activation import reference as activation_reference
 from paceline_kernels.activation import triton as activation
@@ -13,6 +17,7 @@ from paceline_kernels.rms_norm import reference as rms_norm_reference
 from paceline_kernels.rms_norm import triton as rms_norm
 from paceline_kernels.take_rows import reference as take_rows_reference
 from paceline_kernels.take_rows import triton as take_rows
+from paceline_kernels.testing.bounds import BoundedMemory
 
 WIDTHS = [1, 63, 100, 129, 1025]
 # Half a unit in the last place of each type, with a little for float32's own sums.
@@ -130,9 +135,49 @@ def test_block_copy_equals_the_reference(place, shape, cache_type):
     cache = normal(*shape, dtype=torch.float32).mul(20).to(cache_type)
     sources, destinations = torch.tensor([1, 1, 6], dtype=torch.int32), torch.tensor([0, 3, 5], dtype=torch.int32)
     ours = place(cache)
-    block_copy.block_copy(ours, sources, destinations)
+    block_copy.block_copy(ours, place(sources), place(destinations))
     block_copy_reference.block_copy(cache, sources, destinations)
     assert torch.equal(ours.cpu().view(torch.uint8), cache.view(torch.uint8))
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
+@given(data=st.data())
+def test_an_id_that_is_no_block_copies_nothing(device, data):
+    """Padding anywhere, among sources or destinations, and numbers far outside; the other copies are made."""
+    wrong = st.sampled_from([-1, -1, 9, -(2**31), 2**31 - 1])
+    num_copies = data.draw(st.integers(1, 4))
+    blocks = data.draw(st.permutations(range(9)))  # so that destinations are named once and are no sources
+    ids = torch.tensor(blocks[: 2 * num_copies], dtype=torch.int32).view(2, num_copies)
+    for copy in range(num_copies):
+        if data.draw(st.booleans()):
+            ids[data.draw(st.integers(0, 1)), copy] = data.draw(wrong)
+    cache = normal(2, 9, 5, dtype=torch.float32)
+    memory = BoundedMemory(device)
+    ours = memory.place(cache)
+    block_copy.block_copy(ours, *(memory.place(column) for column in ids))
+    block_copy_reference.block_copy(cache, *ids)
+    assert torch.equal(ours.cpu(), cache)
+    assert memory.margins_are_untouched()
+
+
+def test_only_block_ids_that_a_gpu_cannot_read_are_checked_and_sent(monkeypatch):
+    """Those on the device, and those in pinned memory, reach the kernel where they are and as they are."""
+    given = []
+    monkeypatch.setattr(gpu, "has_kernels", lambda device: device.type == "meta")
+    monkeypatch.setattr(block_copy, "block_copy", lambda cache, *columns: given.append(columns))
+    cache, host = torch.zeros(1, 7, 3, device="meta"), torch.tensor([-1, 3], dtype=torch.int32)
+    device = host.to("meta")
+    with pytest.raises(KernelArgumentError, match="block ids must be 0 to 6"):
+        block_copy_package.block_copy(cache, host, host)
+    with pytest.raises(KernelArgumentError, match="destinations must be in host memory"):
+        block_copy_package.block_copy(cache, host[1:], device[1:])
+    block_copy_package.block_copy(cache, host[1:], host[1:] + 1)
+    block_copy_package.block_copy(cache, device, device)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda ids: True)
+    block_copy_package.block_copy(cache, host, host)
+    sent, *as_they_were = given
+    assert [column.device.type for column in sent] == ["meta", "meta"]
+    assert [[id(column) for column in columns] for columns in as_they_were] == [[id(device)] * 2, [id(host)] * 2]
 
 
 def test_nothing_to_do_launches_nothing(place):
@@ -142,4 +187,4 @@ def test_nothing_to_do_launches_nothing(place):
     assert activation.gate_and_multiply(place(torch.zeros(0, 8)), Gate.SILU).shape == (0, 4)
     assert take_rows.take_rows(place(torch.zeros(3, 5)), place(none), 1.0).shape == (0, 5)
     activation.softcap(place(torch.zeros(0, 8)), 1.0)
-    block_copy.block_copy(place(torch.zeros(1, 7, 3)), none, none)
+    block_copy.block_copy(place(torch.zeros(1, 7, 3)), place(none), place(none))

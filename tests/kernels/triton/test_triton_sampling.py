@@ -140,6 +140,13 @@ def could_be_drawn(logits, row, offset, token):
     return bool(kept(scaled, row, CLOSE)[token] and scores[token] >= best - CLOSE)
 
 
+def assert_same_columns(ours, expected):
+    """Bit by bit; what was never written holds the same in both."""
+    for field in dataclasses.fields(expected):
+        mine, theirs = (getattr(columns, field.name).cpu() for columns in (ours, expected))
+        assert torch.equal(mine.view(torch.int32), theirs.view(torch.int32)), field.name
+
+
 def assert_same_draws(place, logits, filters, chosen_rules=None):
     """Token by token what the reference draws, or what it might as well have drawn. Returns our samples."""
     chosen = parameters(filters)
@@ -324,6 +331,41 @@ def test_a_row_draws_the_same_alone_and_in_a_batch(place):
     single = kernels.sample(place(logits[2:]), placed(place, alone), None, 2)
     for field in dataclasses.fields(single):
         assert torch.equal(getattr(single, field.name)[0], getattr(together, field.name)[2]), field.name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rules_of_rows"),
+    [
+        (torch.bfloat16, [{}]),
+        (torch.float16, [{}]),
+        (torch.bfloat16, [{"allowed": [7, 149, 30]}, {}, {"output": [5] * 9, "frequency": 0.5}]),
+    ],
+    ids=["bfloat16", "float16", "rules"],
+)
+def test_logits_of_16_bits_are_those_numbers_in_float32(place, dtype, rules_of_rows):
+    """To the bit: tokens, outcomes and log-probabilities, of rows with rules and of those beside them."""
+    logits = random_logits(len(FILTERS) + 1, 300, 5, 5.0).to(dtype)
+    logits[-1, 299] = float("inf")
+    chosen = placed(place, parameters([*FILTERS, OFF], 4))
+    cycled = [rules_of_rows[i % len(rules_of_rows)] for i in range(len(logits))]
+    chosen_rules = placed(place, rules(*cycled)) if any(rules_of_rows) else None
+    wide, narrow = (kernels.sample(place(given), chosen, chosen_rules, 4) for given in (logits.float(), logits))
+    assert_same_columns(narrow, wide)
+    assert narrow.outcomes.tolist() == [SampleOutcome.DRAWN] * len(FILTERS) + [SampleOutcome.NOT_FINITE]
+    token_ids = place(torch.arange(len(logits), dtype=torch.int32))
+    wide, narrow = (
+        kernels.token_logprobs(place(given), token_ids, chosen.num_logprobs, 4) for given in (logits.float(), logits)
+    )
+    assert_same_columns(narrow, wide)
+
+
+def test_logits_of_other_types_are_refused():
+    """A CPU has float32 only."""
+    logits, chosen = torch.zeros(1, 5, dtype=torch.bfloat16), parameters([OFF])
+    with pytest.raises(KernelArgumentError, match=r"sample: logits must be torch\.float32, not torch\.bfloat16"):
+        sampling.sample(logits, chosen)
+    with pytest.raises(KernelArgumentError, match=r"float32 or torch\.bfloat16 or torch\.float16, not torch\.float64"):
+        sampling.token_logprobs(logits.to("meta", torch.float64), chosen.top_k, chosen.top_k)
 
 
 def test_what_a_gpu_cannot_know_or_do_is_refused(place):

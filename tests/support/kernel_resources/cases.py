@@ -80,8 +80,8 @@ def _rows() -> Iterator[Case]:
         yield Case(f"gate {gate.name} {type_name(dtype)}", partial(gate_and_multiply, x, gate))
     yield Case("softcap", partial(softcap, meta(8, 256_000, dtype=torch.float32), 30.0))
     yield Case("take rows", partial(take_rows, meta(128_256, 4096), meta(8, dtype=torch.int32)))
-    sources, destinations = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3, 4], dtype=torch.int32)
-    yield Case("block copy", partial(block_copy, meta(32, 1000, 8, 16, 128), sources, destinations))
+    blocks = meta(2, dtype=torch.int32)
+    yield Case("block copy", partial(block_copy, meta(32, 1000, 8, 16, 128), blocks, blocks))
 
 
 def _call_step_inputs(num_planned: int) -> None:

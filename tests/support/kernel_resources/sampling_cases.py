@@ -1,6 +1,7 @@
 """sampling of a large vocabulary, with rules of both kinds and without.
 
-Knows which kernels differ: those with a program per row by the number of segments, those that read rules if there are.
+Knows which kernels differ: by the number of segments those with a program per row, by the type of logits those
+that read them, by whether there are rules those that read rules.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ def cases() -> Iterator[Case]:
     yield Case("sample 128256", partial(_call, 128_256, None, -1))
     yield Case("sample 128256 everything", partial(_call, 128_256, _rules_of_draws(), 20))
     yield Case("sample 128256 rules as lists", partial(_call, 128_256, _rules(), -1))
+    narrow = torch.bfloat16
+    yield Case("sample 128256 bfloat16", partial(_call, 128_256, None, -1, narrow))
+    yield Case("sample 128256 bfloat16 everything", partial(_call, 128_256, _rules_of_draws(), 20, narrow))
 
 
 def _column(dtype: torch.dtype) -> torch.Tensor:
@@ -53,7 +57,9 @@ def _rules_of_draws() -> DrawRules:
     return DrawRules(of_rows, _column(torch.int32), meta(_ROWS, 131_072, dtype=torch.int32), _column(torch.int32))
 
 
-def _call(vocab: int, rules: LogitRules | DrawRules | None, max_logprobs: int) -> None:
+def _call(
+    vocab: int, rules: LogitRules | DrawRules | None, max_logprobs: int, dtype: torch.dtype = torch.float32
+) -> None:
     parameters = SamplingParameters(
         temperature=_column(torch.float32),
         top_k=_column(torch.int32),
@@ -63,4 +69,4 @@ def _call(vocab: int, rules: LogitRules | DrawRules | None, max_logprobs: int) -
         offsets=_column(torch.int32),
         num_logprobs=_column(torch.int32),
     )
-    sample(meta(_ROWS, vocab, dtype=torch.float32), parameters, rules, max_logprobs=max_logprobs)
+    sample(meta(_ROWS, vocab, dtype=dtype), parameters, rules, max_logprobs=max_logprobs)

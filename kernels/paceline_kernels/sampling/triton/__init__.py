@@ -35,7 +35,7 @@ _MAX_ROWS = 65_535
 class _Rows:
     """The logits, and how they are divided and launched."""
 
-    logits: torch.Tensor  # [rows, vocab] float32
+    logits: torch.Tensor  # [rows, vocab], float32 or of 16 bits
     launch: Launch
 
     @property

@@ -17,6 +17,7 @@ from paceline_kernels.sampling.triton.segments import (
     key_of_rank,
     list_segments,
     load_chunk,
+    load_logits,
     load_scaled,
     mass_before,
 )
@@ -30,7 +31,7 @@ _SLACK, _RELATIVE_SLACK = tl.constexpr(1e-4), tl.constexpr(1e-6)
 
 @triton.jit(do_not_specialize=["num_segments"])
 def draw_kernel(
-    logits,  # [rows, vocab] float32
+    logits,  # [rows, vocab], float32 or of 16 bits
     ruled,  # [rows, vocab] float32, or None
     is_ruled,  # [rows] int32: whether what is drawn from are these logits, or None
     temperatures,  # and what follows: [rows], see SamplingParameters
@@ -54,10 +55,10 @@ def draw_kernel(
 ):
     """A program per row, the last one first: the survey read it last, so that it is in the cache."""
     row = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
-    values = logits + row * vocab
     if ruled is not None:
-        if tl.load(is_ruled + row) != 0:
-            values = ruled + row * vocab
+        values = (logits + row * vocab, ruled + row * vocab, tl.load(is_ruled + row))
+    else:
+        values = (logits + row * vocab, None, None)
     segments = tl.arange(0, PADDED)
     surveyed = row * num_segments
     peak = tl.load(peaks + surveyed + segments, mask=segments < num_segments, other=float("-inf"))
@@ -100,7 +101,7 @@ def _first_with(values, peak, largest, vocab):
     segments = tl.arange(0, peak.shape[0])
     segment = tl.min(tl.where(peak == largest, segments, peak.shape[0]))
     tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
-    logits = tl.load(values + tokens, mask=tokens < vocab, other=float("-inf"))
+    logits = load_logits(values, tokens, tokens < vocab, float("-inf"))
     return tl.min(tl.where(logits == largest, tokens, vocab))
 
 
@@ -140,7 +141,7 @@ def _drawn(row, scaled_peaks, bounds, masses, listed, lowest, top_p, seed, offse
         token = _loudest(row, scaled_peaks, bound, listed, lowest, end, seed, offset, CHUNK)
         is_searching = tl.full([], False, tl.int1)
         if top_p < 1.0:
-            lowest, end = scale(tl.load(values + token, mask=token < vocab, other=0.0), temperature, reciprocal), token
+            lowest, end = scale(load_logits(values, token, token < vocab, 0.0), temperature, reciprocal), token
             before = mass_before(row, scaled_peaks, listed, lowest, end, largest, 4 * CHUNK)
             # The first always stays, even where top_p is so small that the product was 0.
             is_searching = (before >= kept_mass) & (before > 0.0)

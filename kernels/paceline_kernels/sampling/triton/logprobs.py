@@ -11,6 +11,7 @@ from paceline_kernels.sampling.triton.segments import (
     key_of_rank,
     list_segments,
     load_gathered,
+    load_logits,
     to_key,
 )
 
@@ -20,7 +21,7 @@ _LARGEST_ID = tl.constexpr(2**31 - 1)
 
 @triton.jit(do_not_specialize=["num_segments", "width"])
 def take_logprobs_kernel(
-    logits,  # [rows, vocab] float32
+    logits,  # [rows, vocab], float32 or of 16 bits
     token_ids,  # [rows] int32; one beyond the vocabulary has the log-probability NaN
     num_logprobs,  # [rows] int32
     peaks,  # and the next: [rows, num_segments] float32, what the survey found
@@ -41,7 +42,7 @@ def take_logprobs_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     wanted = tl.load(num_logprobs + row)
     if wanted >= 0:
-        values = logits + row * vocab
+        values = (logits + row * vocab, None, None)
         segments = tl.arange(0, PADDED)
         peaks += row * num_segments
         masses += row * num_segments
@@ -50,7 +51,7 @@ def take_logprobs_kernel(
         largest = tl.max(peak)
         total = tl.sum(mass * tl.exp(peak - largest))  # NaN where a logit is NaN or +inf
         token = tl.load(token_ids + row)
-        value = tl.load(values + token, mask=(token >= 0) & (token < vocab), other=float("nan"))
+        value = load_logits(values, token, (token >= 0) & (token < vocab), float("nan"))
         tl.store(logprobs + row, value - largest - tl.log(total))
         count = tl.minimum(wanted, width)
         top_token_ids += row * width
@@ -65,7 +66,7 @@ def take_logprobs_kernel(
                 best = tl.max(order)
                 token = ((best & _LARGEST_ID) ^ _LARGEST_ID).to(tl.int32)
                 tl.store(top_token_ids + place, token)
-                tl.store(top_logprobs + place, tl.load(values + token) - largest - tl.log(total))
+                tl.store(top_logprobs + place, load_logits(values, token, token < vocab, 0.0) - largest - tl.log(total))
                 order = tl.where(order == best, _NO_ORDER, order)
         else:
             for place in range(count):

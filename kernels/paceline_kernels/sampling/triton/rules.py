@@ -20,8 +20,8 @@ _DONE = tl.constexpr(-1)
     ]
 )
 def copy_ruled_kernel(
-    logits,  # [draws, vocab] float32
-    ruled,  # the same shape: the copy, of draws that have rules; -inf where one says what is allowed
+    logits,  # [draws, vocab], float32 or of 16 bits
+    ruled,  # [draws, vocab] float32: the copy, of draws that have rules; -inf where one says what is allowed
     is_ruled,  # [draws] int32: whether a draw has rules
     rows,  # [draws] int32, whose rules it has, below 0 for none; None: rules are of draws
     cu_allowed,  # and what follows: [rows + 1] int32
@@ -56,7 +56,7 @@ def copy_ruled_kernel(
     if is_changed:
         tokens = part * BLOCK + tl.arange(0, BLOCK)
         places = draw * vocab + tokens
-        left = tl.load(logits + places, mask=tokens < vocab, other=0.0)
+        left = tl.load(logits + places, mask=tokens < vocab, other=0.0).to(tl.float32)
         tl.store(ruled + places, tl.where(num_allowed > 0, float("-inf"), left), mask=tokens < vocab)
 
 
@@ -69,8 +69,8 @@ def copy_ruled_kernel(
     ]
 )
 def apply_rules_kernel(
-    logits,  # [draws, vocab] float32
-    ruled,  # the same shape, as `copy_ruled_kernel` leaves it
+    logits,  # [draws, vocab], float32 or of 16 bits
+    ruled,  # [draws, vocab] float32, as `copy_ruled_kernel` leaves it
     is_ruled,  # [draws] int32
     rows,  # and others of the same names: as given to `copy_ruled_kernel`
     cu_allowed,  # lists of tokens: [rows + 1] int32, and [cu_lens[-1]] int32

@@ -1,7 +1,8 @@
 """sampling on a GPU: passes over those segments of a row that matter, in chunks, by one program.
 
 A pass begins with a list of segments, chosen by what the survey found out about them, and reads their tokens from
-memory. `row` is (its logits, temperature, 1 / temperature, vocab), `listed` and `gathered` are memory for lists.
+memory. `row` is (its logits, temperature, 1 / temperature, vocab), where its logits are (those given, those that rules
+have changed, whether it has rules), the second None where no row has any; `listed` and `gathered` are memory for lists.
 
 Knows limits and ranks of scaled logits; not what is drawn, nor why a limit is where it is.
 """
@@ -13,6 +14,18 @@ from paceline_kernels.sampling.triton.survey import SEGMENT, scale
 
 LOWEST_KEY = tl.constexpr(-(2**31))
 _HIGHEST_KEY = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def load_logits(values, tokens, inside, other):
+    """The logits of some tokens of a row, float32. values: the first of `row`, or of another row's."""
+    given, ruled, has_rules = values
+    if ruled is None:
+        return tl.load(given + tokens, mask=inside, other=other).to(tl.float32)
+    else:
+        # Either is of another type, so that no pointer can be chosen.
+        left = tl.load(given + tokens, mask=inside & (has_rules == 0), other=other).to(tl.float32)
+        return tl.where(has_rules == 0, left, tl.load(ruled + tokens, mask=inside & (has_rules != 0), other=other))
 
 
 @triton.jit
@@ -39,7 +52,7 @@ def load_scaled(row, listed, first, count, CHUNK: tl.constexpr):
     segments, exists = load_chunk(listed, first + tl.arange(0, CHUNK), count)
     tokens = segments * SEGMENT + tl.arange(0, SEGMENT)[None, :]
     inside = exists & (tokens < vocab)
-    logits = tl.load(values + tokens, mask=inside, other=float("-inf"))
+    logits = load_logits(values, tokens, inside, float("-inf"))
     return tokens, inside, scale(logits, temperature, reciprocal)
 
 
@@ -100,7 +113,7 @@ def load_gathered(row, gathered, count, CAPACITY: tl.constexpr):
     values, temperature, reciprocal, _ = row
     places = tl.arange(0, CAPACITY)
     tokens = tl.load(gathered + places, mask=places < count, other=0)
-    logits = tl.load(values + tokens, mask=places < count, other=float("-inf"))
+    logits = load_logits(values, tokens, places < count, float("-inf"))
     return tokens, places < count, scale(logits, temperature, reciprocal)
 
 

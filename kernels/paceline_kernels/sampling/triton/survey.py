@@ -21,7 +21,7 @@ _PIECE = tl.constexpr(32)
 
 @triton.jit(do_not_specialize=["num_segments"])
 def survey_draws(
-    logits,  # [rows, vocab] float32
+    logits,  # [rows, vocab], float32 or of 16 bits
     ruled,  # [rows, vocab] float32, or None
     is_ruled,  # [rows] int32: whether what is drawn from are these logits, or None
     temperatures,  # and what follows: [rows], see SamplingParameters
@@ -42,7 +42,7 @@ def survey_draws(
     seed, offset = tl.load(seeds + row), tl.load(offsets + row)
     tokens = _elements(first, SEGMENTS, _PIECE)
     inside = tokens < vocab
-    given = tl.load(logits + row * vocab + tokens, mask=inside, other=0.0)
+    given = tl.load(logits + row * vocab + tokens, mask=inside, other=0.0).to(tl.float32)
     left = given
     if ruled is not None:
         if tl.load(is_ruled + row) != 0:
@@ -67,7 +67,7 @@ def survey_draws(
 
 @triton.jit(do_not_specialize=["num_segments"])
 def survey_logprobs(
-    logits,  # [rows, vocab] float32
+    logits,  # [rows, vocab], float32 or of 16 bits
     num_logprobs,  # [rows] int32; rows below 0 are left out
     peaks,  # [rows, num_segments] float32: the largest logit
     masses,  # the same shape: the sum of exp(logit - peak)
@@ -79,7 +79,7 @@ def survey_logprobs(
     row, segments, first = _tile(SEGMENTS)
     tokens = _elements(first, SEGMENTS, _PIECE)
     if tl.load(num_logprobs + row) >= 0:
-        values = tl.load(logits + row * vocab + tokens, mask=tokens < vocab, other=float("-inf"))
+        values = tl.load(logits + row * vocab + tokens, mask=tokens < vocab, other=float("-inf")).to(tl.float32)
         peak = _max(values)
         exists = segments < num_segments
         places = row * num_segments + segments
