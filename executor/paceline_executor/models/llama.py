@@ -14,25 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline_executor.models.interface import KvCache
-from paceline_executor.models.layers import (
-    DOWN,
-    GATE_UP,
-    OUTPUT,
-    QKV,
-    DenseLinear,
-    LayerReader,
-    Linear,
-    read_matrix,
-    read_norm,
-)
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, DenseLinear, LayerReader, Linear, Weights
 from paceline_executor.models.rope import rope_tables
-from paceline_executor.weights.checkpoint import Activation, Checkpoint
+from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
-from paceline_kernels.decoder import DecoderBatch
-from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
-from paceline_kernels.rope import rope_and_write_kv
+from paceline_kernels.rms_norm import rms_norm
+from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
 
 GATES: Mapping[Activation, Gate] = {Activation.SILU: Gate.SILU, Activation.GELU_TANH: Gate.GELU_TANH}
@@ -44,7 +33,7 @@ class LlamaLayer:
 
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None  # [head_dim] of queries and of keys
+    head_norms: HeadNorms | None
     rope_table: torch.Tensor  # [max_model_len, head_dim]
     window: int | None
     attention_output: Linear  # num_heads * head_dim -> hidden
@@ -58,21 +47,22 @@ class LlamaLayer:
 class LlamaModel:
     """A model of the Llama architecture or a relative of it, see `Model`."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> None:
-        config = checkpoint.config
+    def __init__(self, weights: Weights, max_model_len: int) -> None:
+        """Read all weights, for positions below `max_model_len`."""
+        config = weights.config
         self._config = config
-        self._embedding = read_matrix(checkpoint, ("model.embed_tokens.weight",), device)
+        self._embedding = weights.embedding("model.embed_tokens.weight")
         tables, table_of_layer = rope_tables(config, max_model_len)
-        self._rope_tables = tables.to(device)
+        self._rope_tables = tables.to(self._embedding.device)
         self._layers = [
-            _read_layer(LayerReader(checkpoint, layer, device), self._rope_tables[table])
+            _read_layer(LayerReader(weights, layer), self._rope_tables[table])
             for layer, table in enumerate(table_of_layer)
         ]
-        self._final_norm = read_norm(checkpoint, "model.norm.weight", device)
+        self._final_norm = weights.norm("model.norm.weight")
         tied = config.tie_word_embeddings
-        self._lm_head = DenseLinear(self._embedding if tied else read_matrix(checkpoint, ("lm_head.weight",), device))
+        self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
 
-    def forward(self, inputs: DecoderBatch, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
         config, eps = self._config, self._config.rms_norm_eps
         # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
@@ -80,55 +70,66 @@ class LlamaModel:
         hidden = rms_norm(stream, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            attended = self._attend(layer, hidden, inputs, kv_cache.keys[index], kv_cache.values[index])
+            attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
-            hidden = rms_norm(self._feed(layer, hidden), next_norm, eps, residual=stream)
-        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens))
+            hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
+        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens), inputs.splits).float()
         if config.logit_softcap is not None:
             softcap(logits, config.logit_softcap)
         return logits
 
-    def _feed(self, layer: LlamaLayer, hidden: torch.Tensor) -> torch.Tensor:
+    def _feed(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs) -> torch.Tensor:
         """The feed-forward network of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
-        fed = layer.down(gate_and_multiply(layer.gate_up(hidden), GATES[self._config.activation]))
+        gated = gate_and_multiply(layer.gate_up(hidden, inputs.splits), GATES[self._config.activation])
+        fed = layer.down(gated, inputs.splits)
         return self._normalised(fed, layer.feed_forward_post_norm)
 
     def _normalised(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return x if norm is None else rms_norm(x, norm, self._config.rms_norm_eps)
 
-    def _attend(
-        self, layer: LlamaLayer, hidden: torch.Tensor, inputs: DecoderBatch, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, layer: LlamaLayer, hidden: torch.Tensor, inputs: ForwardInputs, cache: KvCache) -> torch.Tensor:
         """The attention block of one layer. hidden: [num_tokens, hidden], normalised. Returns the same shape."""
         config = self._config
         num_tokens, num_heads = hidden.shape[0], config.num_heads
         num_kv_heads, scale = config.num_kv_heads, config.attention_scale or config.head_dim**-0.5
-        qkv = layer.qkv(hidden).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
-        if layer.head_norms is not None:
-            rms_norm_heads(qkv, *layer.head_norms, num_kv_heads, config.rms_norm_eps)
-        rope_and_write_kv(qkv, layer.rope_table, inputs.positions, inputs.slot_mapping, keys, values)
+        qkv = layer.qkv(hidden, inputs.splits).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim)
+        scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
+        rope_and_write_kv(
+            qkv,
+            layer.rope_table,
+            inputs.positions,
+            inputs.slot_mapping,
+            cache.keys,
+            cache.values,
+            norms=layer.head_norms,
+            **scales,
+        )
         attended = paged_attention(
             qkv[:, :num_heads],
-            keys,
-            values,
+            cache.keys,
+            cache.values,
             inputs.block_tables,
             inputs.cu_seqlens,
             inputs.context_lens,
             scale,
             window=layer.window,
             softcap=config.attention_softcap,
+            splits=inputs.splits,
+            short_tokens=inputs.short_tokens,
+            max_query_len=inputs.max_query_len,
+            **scales,
         )
-        output = layer.attention_output(attended.view(num_tokens, num_heads * config.head_dim))
+        output = layer.attention_output(attended.view(num_tokens, num_heads * config.head_dim), inputs.splits)
         return self._normalised(output, layer.attention_post_norm)
 
 
 def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
-    config = reader.checkpoint.config
+    config = reader.weights.config
     post_norms = config.post_norms
     return LlamaLayer(
         attention_norm=reader.norm("input_layernorm"),
         qkv=reader.linear(*QKV),
-        head_norms=(reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm")) if config.qk_norm else None,
+        head_norms=_head_norms(reader) if config.qk_norm else None,
         rope_table=rope_table,
         window=config.window(reader.layer),
         attention_output=reader.linear(*OUTPUT),
@@ -138,3 +139,8 @@ def _read_layer(reader: LayerReader, rope_table: torch.Tensor) -> LlamaLayer:
         down=reader.linear(*DOWN),
         feed_forward_post_norm=reader.norm("post_feedforward_layernorm") if post_norms else None,
     )
+
+
+def _head_norms(reader: LayerReader) -> HeadNorms:
+    norms = reader.norm("self_attn.q_norm"), reader.norm("self_attn.k_norm")
+    return HeadNorms(*norms, reader.weights.config.rms_norm_eps)

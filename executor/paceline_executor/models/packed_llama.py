@@ -7,33 +7,33 @@ Knows which tensors go together and how each kind of stored weight is packed. Th
 import numpy as np
 import torch
 
-from paceline_executor.models.interface import KvCache
-from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, LayerReader, read_norm
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, HostWeights, LayerReader
 from paceline_executor.models.llama import GATES
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.quantized_rows import Int4Rows, Int8Rows, QuantizedRows
-from paceline_kernels.decoder import Decoder, DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
+from paceline_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.quantized_linear import PackedWeight, pack_int4, pack_int8, quantize
 
 
 class PackedLlamaModel:
     """A model of the Llama architecture or a relative of it, see `Model`."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, max_model_len: int) -> None:
-        config = checkpoint.config
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
+        config, weights = checkpoint.config, HostWeights(checkpoint)
         embedding = read_packed(checkpoint, ("model.embed_tokens.weight",))
         tables, table_of_layer = rope_tables(config, max_model_len)
         self._decoder = Decoder(
             DecoderWeights(
                 embedding=embedding,
                 layers=tuple(
-                    _read_layer(LayerReader(checkpoint, layer, device), table)
+                    _read_layer(checkpoint, LayerReader(weights, layer), table)
                     for layer, table in enumerate(table_of_layer)
                 ),
-                final_norm=read_norm(checkpoint, "model.norm.weight", device),
+                final_norm=weights.norm("model.norm.weight"),
                 lm_head=embedding if config.tie_word_embeddings else read_packed(checkpoint, ("lm_head.weight",)),
-                rope_tables=tables.to(device),
+                rope_tables=tables,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
@@ -46,7 +46,7 @@ class PackedLlamaModel:
             )
         )
 
-    def forward(self, inputs: DecoderBatch, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
         return self._decoder.forward(inputs, kv_cache.keys, kv_cache.values)
 
@@ -70,11 +70,11 @@ def _as_int8(checkpoint: Checkpoint, name: str, stored: QuantizedRows | None) ->
     return stored if isinstance(stored, Int8Rows) else Int8Rows(*quantize(checkpoint.tensor(name)))
 
 
-def _read_layer(reader: LayerReader, rope_table: int) -> DecoderLayer:
-    config = reader.checkpoint.config
+def _read_layer(checkpoint: Checkpoint, reader: LayerReader, rope_table: int) -> DecoderLayer:
+    config = checkpoint.config
 
     def packed(*parts: str) -> PackedWeight:
-        return read_packed(reader.checkpoint, reader.names(*parts))
+        return read_packed(checkpoint, reader.names(*parts))
 
     return DecoderLayer(
         attention_norm=reader.norm("input_layernorm"),

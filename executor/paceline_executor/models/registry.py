@@ -9,28 +9,65 @@ import torch
 
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.interface import Model
+from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
+from paceline_executor.models.uploaded import UploadedWeights
 from paceline_executor.numerics import WeightKind
+from paceline_executor.upload.matrices import MatrixKind, Uploader
+from paceline_executor.upload.staging import Staging, transfer_to
 from paceline_executor.weights.checkpoint import Checkpoint
 
-_Builders = Mapping[WeightKind, Callable[[Checkpoint, torch.device, int], Model]]
-# What one of these has and another has not is in the configuration.
-_LLAMA_AND_RELATIVES: _Builders = {WeightKind.FLOAT32: LlamaModel, WeightKind.PACKED: PackedLlamaModel}
+_Builder = Callable[[Checkpoint, int], Model]
 
-ARCHITECTURES: Mapping[str, _Builders] = dict.fromkeys(
+
+def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> Model:
+    return LlamaModel(HostWeights(checkpoint), max_model_len)
+
+
+# What one of these has and another has not is in the configuration.
+_LLAMA_AND_RELATIVES: Mapping[WeightKind, _Builder] = {
+    WeightKind.FLOAT32: _llama_in_float32,
+    WeightKind.PACKED: PackedLlamaModel,
+}
+
+ARCHITECTURES: Mapping[str, Mapping[WeightKind, _Builder]] = dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), _LLAMA_AND_RELATIVES
 )
 
 
-def build_model(checkpoint: Checkpoint, device: torch.device, max_model_len: int, weights: WeightKind) -> Model:
-    """Read all weights and put the model together on the device, for positions below `max_model_len`.
+def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind) -> Model:
+    """Read all weights and put the model together for the CPU, for positions below `max_model_len`.
 
-    Raises UnsupportedModelError for an architecture this version does not compute.
+    Raises UnsupportedModelError for an architecture this version does not compute, ModelCorruptError for weights.
     """
+    return _builders(checkpoint)[weights](checkpoint, max_model_len)
+
+
+def upload_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    max_model_len: int,
+    dtype: torch.dtype,
+    matrices: MatrixKind,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Model:
+    """The same on another device, which computes in `dtype`: bfloat16 or float16 on a GPU.
+
+    on_progress: told how many bytes of how many have been read, often. Raises as `build_model` does.
+    """
+    _builders(checkpoint)
+    with Staging(transfer_to(device)) as staging:
+        uploader = Uploader(checkpoint, device, dtype, staging, on_progress)
+        model = LlamaModel(UploadedWeights(uploader, matrices), max_model_len)
+        uploader.check()
+    return model
+
+
+def _builders(checkpoint: Checkpoint) -> Mapping[WeightKind, _Builder]:
     architecture = checkpoint.config.architecture
     kinds = ARCHITECTURES.get(architecture)
     if kinds is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(f"the architecture '{architecture}' is not supported; this version runs: {known}")
-    return kinds[weights](checkpoint, device, max_model_len)
+    return kinds

@@ -94,7 +94,7 @@ class CpuRunner:
         self._geometry = kv_geometry(checkpoint.config, num_blocks, block_size, numerics)
         self._kv_cache = allocate_kv_cache(self._geometry, numerics.kv)
         self._max_model_len = min(num_blocks * block_size, max_model_len or checkpoint.config.max_model_len)
-        self._model = build_model(checkpoint, torch.device("cpu"), self._max_model_len, numerics.weights)
+        self._model = build_model(checkpoint, self._max_model_len, numerics.weights)
 
     @property
     def kv_geometry(self) -> KvGeometry:

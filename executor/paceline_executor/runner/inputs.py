@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.runner.interface import (
     Float32Array,
     Int32Array,
@@ -16,17 +17,16 @@ from paceline_executor.runner.interface import (
     TokenLists,
 )
 from paceline_kernels import sampling
-from paceline_kernels.decoder import DecoderBatch
 from paceline_kernels.sampling import LogitRules, SamplingParameters
 
 
-def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> DecoderBatch:
+def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
     """The batch as CPU tensors, with the slot of every token. logit_tokens: places in the batch of wanted logits.
     Raises IndexError for a position outside of its row's block table.
     """
     rows = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
     blocks = batch.block_tables[rows, batch.positions // block_size].astype(np.int64)
-    return DecoderBatch(
+    return ForwardInputs(
         token_ids=_tensor(batch.token_ids, np.int32),
         positions=_tensor(batch.positions, np.int32),
         slot_mapping=_tensor(blocks * block_size + batch.positions % block_size, np.int64),

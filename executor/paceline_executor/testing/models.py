@@ -5,8 +5,9 @@ nothing from that reader but the shape of a configuration.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
-from paceline_executor.weights.checkpoint import Checkpoint, Float32Array, Rope
+from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, LinearScaling, Rope
 from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
 
 TINY_CONFIG = ModelConfig(
@@ -31,6 +32,23 @@ TINY_CONFIG = ModelConfig(
     rope=Rope(10_000.0),
     tie_word_embeddings=True,
 )
+
+_Options = dict[str, Any]
+_WINDOW: _Options = {"sliding_window": 20, "sliding_layers": (True, False)}
+_GEMMA: _Options = _WINDOW | {"post_norms": True, "unit_offset_norms": True, "activation": Activation.GELU_TANH}
+_GEMMA |= {"embedding_scale": 8.0, "attention_scale": 0.3}
+_FAMILIES: Mapping[str, _Options] = {
+    "llama": {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "mistral": {"sliding_window": 20, "sliding_layers": (True, True)},
+    "qwen2": _WINDOW | {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "qkv_bias": True, "attention_output_bias": True, "tie_word_embeddings": False},
+    "gemma2": _GEMMA | {"attention_softcap": 2.0, "logit_softcap": 3.0},
+    "gemma3": _GEMMA | {"qk_norm": True, "rope": Rope(1e6, LinearScaling(8.0)), "local_rope": Rope(10_000.0)},
+}
+# What each family adds to a Llama, with values that are felt.
+FAMILY_CONFIGS = {
+    family: replace(TINY_CONFIG, architecture=family, head_dim=32, **options) for family, options in _FAMILIES.items()
+}
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",

@@ -15,7 +15,7 @@ import torch
 
 from paceline_executor.upload.conversion import check_convertible, numbers_of
 from paceline_executor.upload.staging import Staging
-from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 from paceline_executor.weights.stored_checkpoint import as_float32, not_finite
 from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows
@@ -57,6 +57,16 @@ class Uploader:
             check_convertible(tensor)
         self._num_bytes, self._total_bytes = 0, sum(tensor.num_bytes for tensor in tensors)
         self._checked: list[tuple[StoredTensor, torch.Tensor]] = []  # on the device: whether all numbers are finite
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._checkpoint.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of dense numbers."""
+        return self._dtype
 
     def dense(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensors of these Hugging Face names, one below the other: [all rows, …] of `dtype`, else that of all.

@@ -101,12 +101,17 @@ def read_hf_config(path: Path) -> ModelConfig:
 
 
 def _check_plain_weights(config: JsonFields) -> None:
+    """Refuse all weights but floats, and float8 with a scale for each tensor or row, whatever writes them."""
     quantization = config.object("quantization_config") or config.object("compression_config")
-    if quantization is not None:
-        method = shown(str(quantization.get("quant_method")))
-        raise unsupported(
-            config.path, f"its weights are quantised by {method}; a folder must have floating-point weights"
-        )
+    if quantization is None:
+        return
+    method = str(quantization.get("quant_method"))
+    is_float8 = (method == "fp8" and quantization.get("weight_block_size") is None) or (
+        method == "compressed-tensors" and quantization.get("format") == "float-quantized"
+    )
+    if not is_float8:
+        reason = f"its weights are quantised by {shown(method)}; a folder must have floating-point weights"
+        raise unsupported(config.path, f"{reason}, or float8 with a scale for each tensor or row")
 
 
 def _model_class(file: JsonFields) -> str:

@@ -6,6 +6,7 @@ inside its file, no two on the same bytes, none left over. It does not know toke
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -25,7 +26,14 @@ MAX_HEADER_BYTES = 32 << 20  # the largest models in use need a twentieth of it
 MAX_FILES = 1 << 12
 _LENGTH_BYTES = 8  # the header's length, little-endian, comes first in a file
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
-_DTYPES = {"F32": FloatType.FLOAT32, "F16": FloatType.FLOAT16, "BF16": FloatType.BFLOAT16}
+_DTYPES = {
+    "F32": FloatType.FLOAT32,
+    "F16": FloatType.FLOAT16,
+    "BF16": FloatType.BFLOAT16,
+    "F8_E4M3": FloatType.FLOAT8_E4M3FN,
+}
+# What a float8 matrix is to be multiplied with stands beside it; scales of activations are measured anew in each step.
+_SCALE, _IGNORED_SCALE = "_scale", ".input_scale"
 # An image model around a text model names the text model's tensors so; its other tensors are not read.
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -51,6 +59,7 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
                 raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
             if known_as is not None:
                 tensors[known_as] = tensor
+    tensors = _with_scales(tensors)
     _check_tensors(folder, config, tensors)
     return StoredCheckpoint(config, tensors)
 
@@ -116,6 +125,31 @@ def _known_as(stored_name: str) -> str | None:
         if stored_name.startswith(prefix):
             return instead + stored_name.removeprefix(prefix)
     return stored_name
+
+
+def _with_scales(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Scales put to the float8 tensors that they belong to.
+
+    Raises ModelCorruptError for a float8 tensor whose scale is missing or of a wrong shape.
+    """
+    scaled = {}
+    for name, tensor in tensors.items():
+        if tensor.stored is not FloatType.FLOAT8_E4M3FN:
+            continue
+        scale = tensors.get(name + _SCALE)
+        if scale is None:
+            raise damaged(tensor.source.path, f"float8 tensor {shown(tensor.name)} has no {_SCALE} beside it")
+        if scale.stored is FloatType.FLOAT8_E4M3FN or scale.shape not in (
+            (),
+            (1,),
+            tensor.shape[:1],
+            (*tensor.shape[:1], 1),
+        ):
+            kind = f"of shape {scale.shape}, neither one number nor one for each of {tensor.num_rows} rows"
+            raise damaged(scale.source.path, f"tensor {shown(scale.name)} is {kind}")
+        scaled[name] = replace(tensor, scales=scale)
+    taken = {name + _SCALE for name in scaled} | {name.removesuffix(".weight") + _IGNORED_SCALE for name in scaled}
+    return {name: tensor for name, tensor in tensors.items() if name not in taken} | scaled
 
 
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:

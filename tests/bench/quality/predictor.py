@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline_executor.models.interface import KvCache, Model
+from paceline_executor.models.interface import ForwardInputs, KvCache, Model
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import Numerics, WeightKind
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
 from paceline_executor.weights import Checkpoint
-from paceline_kernels.decoder import DecoderBatch
 
 BLOCK_SIZE = 16
 
@@ -39,7 +38,7 @@ def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: in
     models: dict[WeightKind, Model] = {}
     for numerics in kinds:
         if numerics.weights not in models:
-            models[numerics.weights] = build_model(checkpoint, torch.device("cpu"), max_window, numerics.weights)
+            models[numerics.weights] = build_model(checkpoint, max_window, numerics.weights)
     num_blocks = -(-max_window // BLOCK_SIZE)
 
     def new_cache(numerics: Numerics) -> KvCache:
@@ -48,11 +47,11 @@ def predictors(checkpoint: Checkpoint, kinds: Sequence[Numerics], max_window: in
     return [Predictor(models[numerics.weights], new_cache(numerics)) for numerics in kinds]
 
 
-def _inputs(token_ids: Sequence[int], start: int) -> DecoderBatch:
+def _inputs(token_ids: Sequence[int], start: int) -> ForwardInputs:
     """A batch of one row, whose tokens lie in the cache one after another; each tells of the one behind it."""
     num_tokens = len(token_ids)
     positions = torch.arange(num_tokens, dtype=torch.int32)
-    return DecoderBatch(
+    return ForwardInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),
         positions=positions,
         slot_mapping=positions.to(torch.int64),

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from paceline_executor.numerics import FLOAT32_NUMERICS
 from paceline_executor.weights import Checkpoint
-from paceline_kernels.linear import linear
+from paceline_kernels.linear import Splits, linear
 from quality.measure import Quality, compare
 from quality.predictor import Predictor, predictors
 
@@ -77,10 +77,12 @@ class _Rounding:
 def _rounded_products(scales: Scales) -> Iterator[None]:
     """Inside, the model's products take rounded operands: it has no such choice itself, as nobody should make it."""
 
-    def of_rounded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def of_rounded(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, splits: Splits = Splits.EVEN
+    ) -> torch.Tensor:
         x = x if scales.inputs is None else rounded(x, scales.inputs)
         weight = weight if scales.weights is None else rounded(weight, scales.weights)
-        return linear(x, weight, bias)
+        return linear(x, weight, bias, splits=splits)
 
     with mock.patch("paceline_executor.models.layers.linear", of_rounded):
         yield

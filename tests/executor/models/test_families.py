@@ -7,14 +7,14 @@ import pytest
 import torch
 import transformers
 
-from paceline_executor.models.interface import KvCache
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.compiler import jit
-from paceline_kernels.decoder import DecoderBatch
 
 VOCAB, LENGTH, BLOCK_SIZE = 256, 90, 16
 SIZES = {
@@ -104,7 +104,7 @@ def logits_of(model, config, tokens, cuts=(), dtype=torch.float32):
     ends = (*cuts, len(tokens))
     for start, end in zip((0, *cuts), ends, strict=True):
         positions = torch.arange(start, end, dtype=torch.int32)
-        inputs = DecoderBatch(
+        inputs = ForwardInputs(
             token_ids=tokens[start:end],
             positions=positions,
             slot_mapping=positions.long(),
@@ -125,7 +125,7 @@ def theirs(model, tokens):
 
 def float32_model(checkpoint, max_model_len=LENGTH):
     """The measure of the packed model."""
-    return LlamaModel(checkpoint, torch.device("cpu"), max_model_len)
+    return LlamaModel(HostWeights(checkpoint), max_model_len)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -192,7 +192,7 @@ def test_packed_logits_are_near_those_in_float32(tmp_path, family, dtype):
     _, checkpoint = written(tmp_path, family)
     config, tokens = checkpoint.config, random_tokens()
     exact = logits_of(float32_model(checkpoint), config, tokens)
-    packed = PackedLlamaModel(checkpoint, torch.device("cpu"), LENGTH)
+    packed = PackedLlamaModel(checkpoint, LENGTH)
     at_once = logits_of(packed, config, tokens, dtype=dtype)
     errors = (at_once - exact) / exact.std()
     assert errors.square().mean().sqrt() < 0.05

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline_executor.models.interface import KvCache
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.models import tiny_checkpoint
-from paceline_kernels.decoder import DecoderBatch
 
 SHAPES = {
     "like the default model": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 16},
@@ -50,7 +50,7 @@ def oracle(checkpoint):
 def one_row_inputs(token_ids, block_size):
     """A batch of one row that computes all its tokens and wants all their logits."""
     positions = torch.arange(len(token_ids), dtype=torch.int32)
-    return DecoderBatch(
+    return ForwardInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),
         positions=positions,
         slot_mapping=positions.long(),
@@ -74,7 +74,7 @@ def test_logits_equal_those_of_transformers(shape):
     token_ids = random_ids(300)
     cache_shape = (config.num_layers, 20, config.num_kv_heads, 16, config.head_dim)
     kv_cache = KvCache(torch.full(cache_shape, float("nan")), torch.full(cache_shape, float("nan")))
-    ours = LlamaModel(checkpoint, torch.device("cpu"), 300).forward(one_row_inputs(token_ids, 16), kv_cache)
+    ours = LlamaModel(HostWeights(checkpoint), 300).forward(one_row_inputs(token_ids, 16), kv_cache)
     with torch.no_grad():
         theirs = oracle(checkpoint)(torch.tensor([token_ids])).logits[0]
     assert (ours - theirs).abs().max() < 1e-4

@@ -7,13 +7,13 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from paceline_executor.models.interface import KvCache
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.packed_llama import PackedLlamaModel, read_packed
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_name, gguf_parts
 from paceline_executor.weights import load_checkpoint
 from paceline_kernels.compiler import jit
-from paceline_kernels.decoder import DecoderBatch
 from paceline_kernels.quantized_linear import WeightFormat, unpack_rows
 
 Q4_0, Q4_1, Q8_0, F16 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "F16"))
@@ -51,7 +51,7 @@ def logits_of(model, kv_dtype):
     slot = CONFIG.head_dim + (4 if kv_dtype == torch.int8 else 0)
     shape = (CONFIG.num_layers, 8, CONFIG.num_kv_heads, 16, slot)
     positions = torch.arange(LENGTH, dtype=torch.int32)
-    inputs = DecoderBatch(
+    inputs = ForwardInputs(
         token_ids=torch.randint(0, CONFIG.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1)).int(),
         positions=positions,
         slot_mapping=positions.long(),
@@ -71,8 +71,8 @@ def test_logits_are_near_those_in_float32(tmp_path, kind, kv_dtype):
     A wrong scale, a group or a head out of its place, makes logits of their own, off by about the spread itself.
     """
     checkpoint = written(tmp_path, kind)
-    exact = logits_of(LlamaModel(checkpoint, torch.device("cpu"), LENGTH), torch.float32)
-    packed = logits_of(PackedLlamaModel(checkpoint, torch.device("cpu"), LENGTH), kv_dtype)
+    exact = logits_of(LlamaModel(HostWeights(checkpoint), LENGTH), torch.float32)
+    packed = logits_of(PackedLlamaModel(checkpoint, LENGTH), kv_dtype)
     errors = (packed - exact) / exact.std()
     assert errors.square().mean().sqrt() < 0.05
     assert errors.abs().max() < 0.3
@@ -83,8 +83,8 @@ def test_the_output_matrix_is_the_files_own_or_the_embedding(tmp_path, tied):
     """Near float32 either way: here the two differ."""
     checkpoint = RandomCheckpoint(replace(CONFIG, tie_word_embeddings=tied))
     loaded = load_checkpoint(gguf_parts(checkpoint, Q8_0).write(tmp_path / "tiny.gguf"))
-    exact = logits_of(LlamaModel(loaded, torch.device("cpu"), LENGTH), torch.float32)
-    packed = logits_of(PackedLlamaModel(loaded, torch.device("cpu"), LENGTH), torch.float16)
+    exact = logits_of(LlamaModel(HostWeights(loaded), LENGTH), torch.float32)
+    packed = logits_of(PackedLlamaModel(loaded, LENGTH), torch.float16)
     assert (packed - exact).square().mean().sqrt() < 0.05 * exact.std()
 
 
@@ -116,6 +116,6 @@ def test_matrices_stored_in_different_ways_become_int8_together(tmp_path):
 def test_a_file_of_many_types_is_computed(tmp_path):
     """Files of 4 bits per weight hold a few matrices in more."""
     checkpoint = written(tmp_path, Q4_1, {"down_proj": Q8_0, "v_proj": Q8_0, "embed_tokens": Q8_0, "lm_head": F16})
-    exact = logits_of(LlamaModel(checkpoint, torch.device("cpu"), LENGTH), torch.float32)
-    packed = logits_of(PackedLlamaModel(checkpoint, torch.device("cpu"), LENGTH), torch.float16)
+    exact = logits_of(LlamaModel(HostWeights(checkpoint), LENGTH), torch.float32)
+    packed = logits_of(PackedLlamaModel(checkpoint, LENGTH), torch.float16)
     assert (packed - exact).square().mean().sqrt() < 0.05 * exact.std()

@@ -1,7 +1,6 @@
 """Which model computes a checkpoint: by its architecture and its weights; one we do not compute is named."""
 
 import pytest
-import torch
 
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.models.llama import LlamaModel
@@ -18,11 +17,11 @@ from paceline_executor.testing.models import tiny_checkpoint
 def test_llama_and_its_relatives_are_computed_by_the_model_of_their_weights(weights, model, architecture):
     """The name in the checkpoint is the key, then how its weights are held."""
     checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, architecture=architecture)
-    assert isinstance(build_model(checkpoint, torch.device("cpu"), 256, weights), model)
+    assert isinstance(build_model(checkpoint, 256, weights), model)
 
 
 @pytest.mark.parametrize("weights", WeightKind)
 def test_an_unknown_architecture_is_refused_by_name(weights):
     """The sentence says what is known."""
     with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; this version runs: gemma2, gemma3"):
-        build_model(tiny_checkpoint(architecture="mamba"), torch.device("cpu"), 256, weights)
+        build_model(tiny_checkpoint(architecture="mamba"), 256, weights)

@@ -10,6 +10,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from paceline_executor.errors import ModelCorruptError, ModelNotFoundError, UnsupportedModelError
@@ -196,7 +197,11 @@ WRONG_WEIGHTS = {
         UnsupportedModelError,
         r"q_proj\.bias' that a llama model does not use",
     ),
-    "type": ({"model.norm.weight": np.ones(96)}, UnsupportedModelError, "is of type 'F64'; F32, F16, BF16 are read"),
+    "type": (
+        {"model.norm.weight": np.ones(96)},
+        UnsupportedModelError,
+        "is of type 'F64'; F32, F16, BF16, F8_E4M3 are read",
+    ),
 }
 
 
@@ -241,6 +246,73 @@ def test_a_damaged_file_is_named(tmp_path, name):
     with pytest.raises(ModelCorruptError, match=r"model\.safetensors is damaged") as refusal:
         load_checkpoint(tmp_path)
     assert "\n" not in str(refusal.value)
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+FLOAT8_CONFIGS = {"a tensor": {"quant_method": "fp8", "activation_scheme": "static"}, "a row": COMPRESSED}
+
+
+def float8_folder(folder, quantization, scale_shape, scale_dtype=torch.float32):
+    """A one-layer Llama whose matrices are float8, and what its weights are."""
+    small_folder(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    stored, expected = {}, {}
+    for name, values in small_weights().items():
+        stored[name], expected[name] = torch.from_numpy(values), values
+        if values.ndim == 2 and "embed" not in name:
+            numbers = torch.from_numpy(values).to(torch.float8_e4m3fn)
+            scale = torch.linspace(0.5, 2, max(1, np.prod(scale_shape(values), dtype=int))).to(scale_dtype)
+            stored[name], stored[f"{name}_scale"] = numbers, scale.reshape(scale_shape(values))
+            stored[name.replace(".weight", ".input_scale")] = torch.tensor(0.1)
+            if scale.numel() in (1, len(values)):
+                expected[name] = (numbers.float() * scale.float().reshape(-1, 1)).numpy()
+    save_torch_file(stored, folder / "model.safetensors")
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [lambda _: (), lambda _: (1,), lambda values: (values.shape[0], 1)])
+@pytest.mark.parametrize("quantization", FLOAT8_CONFIGS.values(), ids=FLOAT8_CONFIGS.keys())
+def test_float8_is_read_with_its_scales(tmp_path, quantization, shape, dtype):
+    """One for each tensor or for each row; those of activations are not needed."""
+    expected = float8_folder(tmp_path, quantization, shape, dtype)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.quantization == "float8_e4m3fn"
+    for name, values in expected.items():
+        assert np.array_equal(checkpoint.tensor(name), values), name
+
+
+def test_float8_without_a_scale_that_fits_is_named(tmp_path):
+    """A scale for each block of a matrix is another format."""
+    float8_folder(tmp_path, COMPRESSED, lambda _: (2, 1))
+    with pytest.raises(
+        ModelCorruptError, match=r"_scale' is of shape \(2, 1\), neither one number nor one for each of"
+    ):
+        load_checkpoint(tmp_path)
+    weights = {name: torch.from_numpy(values).to(torch.float8_e4m3fn) for name, values in small_weights().items()}
+    save_torch_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelCorruptError, match="has no _scale beside it"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        {"quant_method": "gptq"},
+        {},
+    ],
+    ids=str,
+)
+def test_other_quantisation_is_refused_by_its_name(tmp_path, quantization):
+    """The sentence says what is read."""
+    small_folder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"quantised by .*, float8 among them with a scale for each tensor"):
+        load_checkpoint(tmp_path)
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path):

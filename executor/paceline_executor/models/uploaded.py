@@ -1,0 +1,46 @@
+"""Weights of a model on a device, as they arrive there.
+
+Apart from `layers`, which knows no upload. Knows which tensors stay dense: those that rows are taken of, norms and
+biases. It refuses to know files and staging.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
+from paceline_executor.upload.matrices import MatrixKind, Uploader
+from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_kernels.scaled_linear import ScaledWeight
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedWeights:
+    """See `models.layers.Weights`."""
+
+    uploader: Uploader
+    kind: MatrixKind  # of matrices that products are made with; an embedding that serves as output matrix is dense
+
+    @property
+    def config(self) -> ModelConfig:
+        """See `Weights`."""
+        return self.uploader.config
+
+    def embedding(self, name: str) -> torch.Tensor:
+        """See `Weights`."""
+        return self.uploader.dense(name)
+
+    def norm(self, name: str) -> torch.Tensor:
+        """See `Weights`: rounded once, when the 1 is added."""
+        if not self.config.unit_offset_norms:
+            return self.uploader.dense(name)
+        return (self.uploader.dense(name, dtype=torch.float32) + 1.0).to(self.uploader.dtype)
+
+    def bias(self, names: tuple[str, ...]) -> torch.Tensor:
+        """See `Weights`."""
+        return self.uploader.dense(*names)
+
+    def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
+        """See `Weights`."""
+        weight = self.uploader.matrix(*names, kind=self.kind)
+        return ScaledLinear(weight, bias) if isinstance(weight, ScaledWeight) else DenseLinear(weight, bias)

@@ -1,0 +1,236 @@
+"""Every family on a device: its kernels, interpreted, give the logits that the CPU has in float32.
+
+float32 shows that nothing is left out or in the wrong place. float16 shows that types fit, and what rounding costs.
+bfloat16 is what Triton's interpreter cannot compute.
+"""
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
+from paceline_executor.models.interface import ForwardInputs, KvCache
+from paceline_executor.models.registry import build_model, upload_model
+from paceline_executor.numerics import WeightKind
+from paceline_executor.testing.models import FAMILY_CONFIGS, MemoryBytes, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
+from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_kernels.compiler import jit
+from paceline_kernels.devices import cpu_stands_for_gpu
+from paceline_kernels.linear import Splits
+from paceline_kernels.scaled_linear import quantize_rows
+
+if importlib.util.find_spec("triton") is None:  # it is for Linux
+    pytest.skip("needs Triton", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+DEVICE = torch.device("cpu")
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 12, 64
+LENGTHS = (45, 27)  # tokens of two rows: one beyond the window
+# Of logits, as a part of their spread, by the type that is computed with: on average (root mean square), and at most.
+TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float16: (4e-3, 5e-2)}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = jit.num_threads()
+    jit.set_num_threads(1)
+    yield
+    jit.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _ieee_arithmetic():
+    """Infinity and NaN are results like others: the interpreter computes with numpy, which would warn."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def tokens_of(row):
+    """A row's random token ids."""
+    return torch.randint(3, 250, (LENGTHS[row],), generator=torch.Generator().manual_seed(row)).int()
+
+
+def batch(parts, **of_device):
+    """A batch in which row i computes the positions parts[i], its blocks in turn with the other's; all logits."""
+    positions = torch.cat([torch.arange(start, stop) for start, stop in parts]).int()
+    rows = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([stop - start for start, stop in parts]))
+    tables = torch.arange(6 * len(parts), dtype=torch.int32).view(6, len(parts)).T.contiguous()
+    return ForwardInputs(
+        token_ids=torch.cat([tokens_of(row)[start:stop] for row, (start, stop) in enumerate(parts)]),
+        positions=positions,
+        slot_mapping=tables[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
+        cu_seqlens=torch.tensor([0, *np.cumsum([stop - start for start, stop in parts])], dtype=torch.int32),
+        context_lens=torch.tensor([stop for _, stop in parts], dtype=torch.int32),
+        block_tables=tables,
+        logit_tokens=torch.arange(positions.numel(), dtype=torch.int32),
+        **of_device,
+    )
+
+
+def two_steps(**of_device):
+    """Two chunks, one beyond the window, then two decodes."""
+    return batch([(0, 24), (0, 11)], **of_device), batch([(24, 25), (11, 12)], max_query_len=1, **of_device)
+
+
+def all_steps():
+    """Chunks, a decode beside a chunk, verified drafts beside a decode, chunks that read what is there."""
+    return (
+        batch([(0, 24), (0, 11)]),
+        batch([(24, 25), (11, 23)]),
+        batch([(25, 28), (23, 24)], short_tokens=4, max_query_len=4),
+        batch([(28, 45), (24, 27)]),
+    )
+
+
+def cache_of(config, dtype):
+    """An unwritten cache, with unwritten scales where it is of int8, and with 1/64 where it is of float8."""
+    shape = (config.num_layers, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    keys_values = [torch.full(shape, 100 if dtype == torch.int8 else float("nan")).to(dtype) for _ in range(2)]
+    if dtype == torch.int8:
+        return KvCache(*keys_values, *(torch.full(shape[:-1], float("nan")) for _ in range(2)))
+    if dtype == torch.float8_e4m3fn:
+        return KvCache(*keys_values, *(torch.full((shape[0], shape[2]), 1 / 64) for _ in range(2)))
+    return KvCache(*keys_values)
+
+
+def logits_of(model, config, dtype, batches):
+    """Those of all tokens of these steps."""
+    cache = cache_of(config, dtype)
+    return torch.cat([model.forward(inputs, cache).clone() for inputs in batches])
+
+
+def on_cpu(checkpoint, batches):
+    """What all others are compared with."""
+    model = build_model(checkpoint, MAX_MODEL_LEN, WeightKind.FLOAT32)
+    return logits_of(model, checkpoint.config, torch.float32, batches)
+
+
+def on_device(checkpoint, dtype, batches, kind=MatrixKind.AS_STORED, kv_dtype=None):
+    """The same by a GPU's kernels."""
+    with cpu_stands_for_gpu():
+        model = upload_model(checkpoint, DEVICE, MAX_MODEL_LEN, dtype, kind)
+        return logits_of(model, checkpoint.config, kv_dtype or dtype, batches)
+
+
+def errors(found, expected):
+    """By how much of the spread of the logits each is off."""
+    assert found.dtype == torch.float32
+    return (found - expected) / expected.std()
+
+
+def average(errors):
+    """Their root mean square."""
+    return errors.square().mean().sqrt()
+
+
+def assert_close(found, expected, dtype):
+    """Off by what rounding to this type costs."""
+    off, (on_average, at_most) = errors(found, expected), TOLERANCES[dtype]
+    assert average(off) < on_average
+    assert off.abs().max() < at_most
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_logits_are_those_of_the_cpu(family):
+    """In chunks, decodes and verifications, one beside the other, in blocks that lie apart."""
+    checkpoint, batches = RandomCheckpoint(FAMILY_CONFIGS[family]), all_steps()
+    assert_close(on_device(checkpoint, torch.float32, batches), on_cpu(checkpoint, batches), torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_in_16_bits_logits_are_near_those_of_the_cpu(family):
+    """Off by what rounding every result to eleven bits costs."""
+    checkpoint, batches = RandomCheckpoint(FAMILY_CONFIGS[family]), two_steps()
+    assert_close(on_device(checkpoint, torch.float16, batches), on_cpu(checkpoint, batches), torch.float16)
+
+
+def float8_checkpoint(config):
+    """Random weights that are stored as float8 with a scale per row, but for norms, biases and the embedding."""
+    random, tensors = RandomCheckpoint(config), {}
+    for name, shape in config.tensor_shapes().items():
+        tensors[name] = random.stored(name)
+        if len(shape) == 2 and "embed" not in name:
+            weight = quantize_rows(torch.from_numpy(random.tensor(name)), torch.float8_e4m3fn)
+            scales = MemoryBytes(weight.scales.numpy().tobytes())
+            tensors[name] = StoredTensor(
+                name,
+                FloatType.FLOAT8_E4M3FN,
+                shape,
+                MemoryBytes(weight.values.view(torch.uint8).numpy().tobytes()),
+                0,
+                scales=StoredTensor(f"{name}_scale", FloatType.FLOAT32, (shape[0], 1), scales, 0),
+            )
+    return StoredCheckpoint(config, tensors)
+
+
+@pytest.mark.parametrize("kind", [MatrixKind.DENSE, MatrixKind.AS_STORED])
+def test_stored_float8_is_computed_with(kind):
+    """As float8, or made dense: the CPU reads the same numbers, so float32 agrees."""
+    checkpoint, batches = float8_checkpoint(FAMILY_CONFIGS["llama"]), two_steps()
+    assert_close(on_device(checkpoint, torch.float32, batches, kind), on_cpu(checkpoint, batches), torch.float32)
+
+
+def test_float8_made_from_floats_is_the_float8_of_a_file():
+    """A row's scale is its largest number by 448, in both."""
+    config, batches = FAMILY_CONFIGS["llama"], two_steps()
+    found = on_device(RandomCheckpoint(config), torch.float32, batches, MatrixKind.FLOAT8)
+    assert_close(found, on_cpu(float8_checkpoint(config), batches), torch.float32)
+    assert average(errors(found, on_cpu(RandomCheckpoint(config), batches))) < 0.06
+
+
+@pytest.mark.parametrize(("kv_dtype", "most"), [(torch.int8, 0.02), (torch.float8_e4m3fn, 0.06)], ids=str)
+def test_keys_and_values_of_8_bits_cost_what_rounding_does(kv_dtype, most):
+    """With their scales; a scale left out costs the logits themselves."""
+    checkpoint, batches = RandomCheckpoint(FAMILY_CONFIGS["qwen3"]), two_steps()
+    found = on_device(checkpoint, torch.float32, batches, kv_dtype=kv_dtype)
+    assert 1e-4 < average(errors(found, on_cpu(checkpoint, batches))) < most
+
+
+def first_row(inputs):
+    """The batch without its other rows; each row has one token."""
+    columns = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables", "logit_tokens")
+    return replace(inputs, cu_seqlens=inputs.cu_seqlens[:2], **{name: getattr(inputs, name)[:1] for name in columns})
+
+
+def test_with_fixed_splits_a_tokens_bits_do_not_depend_on_its_mates(monkeypatch):
+    """A decode alone, and beside another one. numpy's product, which the interpreter uses, rounds by a row's place."""
+    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype))
+    checkpoint = RandomCheckpoint(FAMILY_CONFIGS["gemma2"])
+    chunks, decodes = two_steps(splits=Splits.FIXED)
+    together = on_device(checkpoint, torch.float16, [chunks, decodes])[-2]
+    alone = on_device(checkpoint, torch.float16, [chunks, first_row(decodes)])[-1]
+    assert torch.equal(alone, together)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name():
+    """After all are read."""
+    config = FAMILY_CONFIGS["mistral"]
+    random = RandomCheckpoint(config)
+    values = np.full(config.hidden_size, np.nan, np.float32)
+    tensors = {name: random.stored(name) for name in config.tensor_shapes()}
+    tensors["model.norm.weight"] = StoredTensor(
+        "norm", FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0
+    )
+    with pytest.raises(ModelCorruptError, match="tensor norm holds values that are not finite"):
+        upload_model(StoredCheckpoint(config, tensors), DEVICE, MAX_MODEL_LEN, torch.float16, MatrixKind.DENSE)
+
+
+def test_an_unknown_architecture_is_refused_by_name():
+    """Before anything is read."""
+    told = []
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported"):
+        upload_model(
+            tiny_checkpoint(architecture="mamba"),
+            DEVICE,
+            MAX_MODEL_LEN,
+            torch.float16,
+            MatrixKind.DENSE,
+            lambda done, _total: told.append(done),
+        )
+    assert told == []
