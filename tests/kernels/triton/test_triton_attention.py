@@ -8,8 +8,10 @@ import torch
 
 from paceline_kernels.attention import Splits, reference
 from paceline_kernels.attention import triton as attention
+from paceline_kernels.attention.triton.launches import splits_launch
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.gpu import architecture
+from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.testing import paged_batch, random_context
 
 # What rounding weights and results to the type costs, of values about 1.
@@ -244,6 +246,23 @@ def test_what_no_launch_table_has_is_refused(place, exact, heads, short_tokens, 
     """Before anything is launched."""
     with pytest.raises(KernelArgumentError, match=problem):
         run(place, batch_of([(2, 1, 2)], heads), exact, short_tokens=short_tokens)
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "num_columns", "num_rows", "splits", "num_warps"),
+    [
+        (torch.float8_e4m3fn, 4, 8, Splits.EVEN, 2),
+        (torch.float8_e4m3fn, 16, 256, Splits.EVEN, 2),
+        (torch.float8_e4m3fn, 4, 7, Splits.EVEN, 4),
+        (torch.float8_e4m3fn, 20, 8, Splits.EVEN, 4),
+        (torch.float8_e4m3fn, 4, 8, Splits.FIXED, 4),
+        (torch.int8, 4, 8, Splits.EVEN, 4),
+    ],
+)
+def test_programs_of_two_warps_are_for_what_they_were_measured_at(cache_type, num_columns, num_rows, splits, num_warps):
+    """Many rows of float8 with few columns; where bits are fixed, a launch knows nothing of how many rows there are."""
+    place = (Architecture.SM_90, 128, 1)
+    assert splits_launch(place, cache_type, num_columns, num_rows, splits).num_warps == num_warps
 
 
 def test_fp8_caches_are_refused_where_a_gpu_has_no_such_numbers(place, exact, monkeypatch):

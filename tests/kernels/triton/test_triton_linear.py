@@ -6,16 +6,18 @@ import torch
 
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.gpu import architecture
+from paceline_kernels.gpu.architecture import Architecture
 from paceline_kernels.linear import Splits
 from paceline_kernels.linear import reference as linear_reference
 from paceline_kernels.linear import triton as linear
 from paceline_kernels.linear.triton import tiles
+from paceline_kernels.linear.triton.launches import Product, product_of_16_bits
 from paceline_kernels.scaled_linear import ScaledWeight, quantize_rows, scaled_linear
 from paceline_kernels.scaled_linear import reference as scaled_reference
 from paceline_kernels.scaled_linear import triton as scaled
 
 # (tokens, out, in): around the sizes of tiles and of steps.
-SHAPES = [(1, 63, 100), (3, 1, 1), (8, 129, 129), (17, 100, 1025)]
+SHAPES = [(1, 63, 100), (3, 1, 1), (8, 129, 129), (12, 70, 600), (17, 100, 1025)]
 # Of results of about 1, by the type of x: half a unit in the last place, with a little for float32's own sums.
 ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 5e-6}
 
@@ -73,6 +75,24 @@ def test_scaled_linear_equals_the_reference(place, dtype, shape, splits, weight_
     x, weight, bias = scaled_problem(shape, dtype, weight_type)
     expected = scaled_reference.scaled_linear(x, weight, bias)
     assert_close(scaled.scaled_linear(place(x), placed(place, weight), place(bias), splits), expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_tokens", "num_weights", "product"),
+    [
+        (Architecture.SM_90, 8, 28_672 * 4096, Product.FEW_ROWS),
+        (Architecture.SM_90, 8, 128_256 * 4096, Product.LIBRARY),
+        (Architecture.SM_90, 9, 4096 * 4096, Product.TILES),
+        (Architecture.SM_90, 16, 28_672 * 4096, Product.LIBRARY),
+        (Architecture.SM_90, 17, 4096 * 4096, Product.LIBRARY),
+        (Architecture.SM_80, 16, 4096 * 4096, Product.FEW_ROWS),
+        (Architecture.SM_80, 1, 28_672 * 4096, Product.LIBRARY),
+        (Architecture.SM_80, 17, 4096 * 4096, Product.LIBRARY),
+    ],
+)
+def test_the_product_of_16_bits_is_the_one_that_was_fastest(architecture, num_tokens, num_weights, product):
+    """By rows and weights."""
+    assert product_of_16_bits(architecture, num_tokens, num_weights) is product
 
 
 def test_many_rows_of_int8_are_tiles(place, monkeypatch):

@@ -27,6 +27,7 @@ class _Options:
     splits: Splits = Splits.EVEN
     short_tokens: int = 1
     max_query_len: int = _TOKENS
+    num_rows: int = _ROWS
 
     @property
     def names(self) -> Iterator[str]:
@@ -39,10 +40,13 @@ class _Options:
             yield "softcap"
         if self.splits is Splits.FIXED:
             yield "fixed"
+        if self.num_rows != _ROWS:
+            yield f"rows {self.num_rows}"
 
 
 def cases(architecture: Architecture) -> Iterator[Case]:
-    """Both kernels and the fold in each line; at fixed splits with caches of 8 bits what differs, the short rows."""
+    """Both kernels and the fold in each line; what differs for caches of 8 bits at fixed splits, and for few rows of
+    float8."""
     lines = {64: _Options(torch.float16), 128: _Options(), 256: _Options(window=4096)}
     fixed = _Options(torch.float16, splits=Splits.FIXED, max_query_len=1)
     for head_dim, options in lines.items():
@@ -53,6 +57,7 @@ def cases(architecture: Architecture) -> Iterator[Case]:
         for head_dim, options in lines.items():
             yield _case(head_dim, torch.float8_e4m3fn, replace(options, block_size=64))
         yield _case(128, torch.float8_e4m3fn, replace(fixed, block_size=64))
+        yield _case(128, torch.float8_e4m3fn, _Options(block_size=64, max_query_len=1, num_rows=1))
     everything = _Options(window=4096, softcap=50.0, splits=Splits.FIXED, short_tokens=5)
     yield _case(128, torch.bfloat16, everything)
 
@@ -73,9 +78,9 @@ def _call(head_dim: int, cache_type: torch.dtype, options: _Options) -> None:
         meta(_TOKENS, _KV_HEADS * _GROUP, head_dim, dtype=options.dtype),
         cache,
         cache,
-        meta(_ROWS, 64, dtype=torch.int32),
-        meta(_ROWS + 1, dtype=torch.int32),
-        meta(_ROWS, dtype=torch.int32),
+        meta(options.num_rows, 64, dtype=torch.int32),
+        meta(options.num_rows + 1, dtype=torch.int32),
+        meta(options.num_rows, dtype=torch.int32),
         head_dim**-0.5,
         options.window,
         options.softcap,

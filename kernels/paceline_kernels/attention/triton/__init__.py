@@ -17,9 +17,9 @@ from paceline_kernels.attention.triton.launches import (
     FOLD_WARPS,
     MAX_FIXED_PARTIALS,
     ROW_STEP,
-    SPLITS,
     ChunkLaunch,
     SplitLaunch,
+    splits_launch,
 )
 from paceline_kernels.attention.triton.splits import attend_splits, fold_partials
 from paceline_kernels.errors import KernelArgumentError
@@ -89,7 +89,8 @@ def paged_attention(
         problem = f"a head of {head_dim} dimensions is no multiple of 8 up to {_MAX_HEAD_DIM}, or the scale is {scale}"
         raise KernelArgumentError("paged_attention", problem)
     place = (architecture.current(), padded, 1 if key_cache.element_size() == 1 else 2)
-    packed = max(SPLITS[place].min_packed, triton.next_power_of_2(group * short_tokens))
+    launch = splits_launch(place, key_cache.dtype, group * short_tokens, context_lens.shape[0], splits)
+    packed = max(launch.min_packed, triton.next_power_of_2(group * short_tokens))
     if packed > _MAX_PACKED:
         problem = f"{short_tokens} tokens of {group} heads per KV head are more than {_MAX_PACKED} together"
         raise KernelArgumentError("paged_attention", problem)
@@ -115,7 +116,7 @@ def paged_attention(
         max_query_len=max_query_len,
         packed=packed,
     )
-    _launch_splits(call, SPLITS[place], splits)
+    _launch_splits(call, launch, splits)
     if max_query_len > short_tokens:  # else no row is a chunk
         _launch_chunks(call, CHUNKS[place])
     return out

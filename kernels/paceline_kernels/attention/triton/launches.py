@@ -25,8 +25,12 @@ window twice as many spill.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
 
 from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.gpu.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,8 @@ FOLD_WARPS = 1
 ROW_STEP = 128
 
 SM_80, SM_90 = Architecture.SM_80, Architecture.SM_90
-# By (architecture, padded head size, bytes per stored number).
-SPLITS = {
+Place: TypeAlias = tuple[Architecture, int, int]  # architecture, padded head size, bytes per stored number
+SPLITS: dict[Place, SplitLaunch] = {
     (SM_90, 64, 2): SplitLaunch(16, 128, True, 3, 4, 4),
     (SM_90, 128, 2): SplitLaunch(16, 64, True, 3, 4, 4),
     (SM_90, 256, 2): SplitLaunch(16, 64, True, 1, 8, 4),
@@ -77,7 +81,11 @@ SPLITS = {
     (SM_80, 128, 1): SplitLaunch(8, 64, False, 2, 4, 5),
     (SM_80, 256, 1): SplitLaunch(8, 32, False, 2, 4, 5),
 }
-CHUNKS = {
+# Measured (`kernels/MEASURED.md`) for float8_e4m3 and 16 columns, where bits may depend on the batch: from so many rows
+# on. With int8, or with more columns, two warps have too few registers.
+FLOAT8_SPLITS_FROM_ROWS = 8
+FLOAT8_SPLITS: dict[Place, SplitLaunch] = {(SM_90, 128, 1): SplitLaunch(16, 64, False, 4, 2, 5)}
+CHUNKS: dict[Place, ChunkLaunch] = {
     (SM_90, 64, 2): ChunkLaunch(128, 128, 8, 3),
     (SM_90, 128, 2): ChunkLaunch(128, 128, 8, 3),
     (SM_90, 256, 2): ChunkLaunch(128, 64, 8, 3),
@@ -91,3 +99,14 @@ CHUNKS = {
     (SM_80, 128, 1): ChunkLaunch(128, 32, 8, 4),
     (SM_80, 256, 1): ChunkLaunch(64, 16, 8, 3),
 }
+
+
+def splits_launch(
+    place: Place, cache_type: torch.dtype, num_columns: int, num_rows: int, splits: Splits
+) -> SplitLaunch:
+    """Of `attend_splits`, for a batch of so many rows with so many heads, times tokens, per KV head."""
+    usual = SPLITS[place]
+    is_measured = cache_type == torch.float8_e4m3fn and num_columns <= usual.min_packed
+    if is_measured and splits is Splits.EVEN and num_rows >= FLOAT8_SPLITS_FROM_ROWS:
+        return FLOAT8_SPLITS.get(place, usual)
+    return usual

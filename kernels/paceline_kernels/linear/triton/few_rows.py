@@ -28,8 +28,8 @@ def launch_few_rows(
     out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    launch = few_rows_launch(architecture.current(), weight.dtype)
-    outputs = outputs_of_a_program(num_outputs)
+    launch = few_rows_launch(architecture.current(), weight.dtype, num_tokens)
+    outputs = outputs_of_a_program(launch, num_outputs)
     tile_tokens = max(_MIN_TILE_TOKENS, triton.next_power_of_2(num_tokens))
     step_bytes = launch.slices * launch.width * (outputs * weight.element_size() + tile_tokens * x.element_size())
     steps = max(2, min(launch.max_steps, launch.shared_bytes // step_bytes))
