@@ -93,7 +93,6 @@ class SchedulerPorts:
             await server.start()
 
     def services_are_named(self) -> None:
-        """Answer calls, those first that are held."""
         self._named.set()
 
     async def stop(self) -> None:

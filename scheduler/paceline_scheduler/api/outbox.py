@@ -147,7 +147,7 @@ class Outbox:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly."""
+        """What gRPC has not taken yet, roughly."""
         return self._num_bytes + self._held.num_bytes + self._num_leaving_bytes
 
     # For the edge

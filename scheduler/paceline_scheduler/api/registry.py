@@ -45,7 +45,6 @@ class OpenRequests:
         stream.outbox.num_open += len(stream.handles)
 
     def run(self, stream: RequestStream, completions: list[Completion]) -> None:
-        """Give a stream output from now on, a completion for each handle."""
         stream.state = StreamState.RUNNING
         stream.running = completions
         self.running.update((completion.handle, completion) for completion in completions)

@@ -40,7 +40,6 @@ class Awaited:
         return self._driving_since_s + SPLIT_AFTER_S
 
     def expect_all(self) -> None:
-        """Expect word of every executor."""
         self._is_looking, self._driving_since_s, self._is_split_possible = False, None, False
         for record in self._records:
             record.is_awaited = True

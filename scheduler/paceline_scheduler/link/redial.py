@@ -56,7 +56,6 @@ class Redial:
         return True
 
     def after_failure(self, now_s: float, jitter: float, *, is_urgent: bool) -> None:
-        """Dial less and less often."""
         wait_s = varied(self._next_s, jitter)
         self._next_s = min(max(self._next_s * 1.5, 0.1), 5.0)
         self.at_s = now_s + (min(wait_s, MAX_ACTING_WAIT_S) if is_urgent else wait_s)

@@ -62,9 +62,7 @@ class StepRecord:
 class StepSink(Protocol):
     """A watcher of steps. Called on the event loop; must not block."""
 
-    def step_finished(self, record: StepRecord) -> None:
-        """Take one finished step."""
-        ...
+    def step_finished(self, record: StepRecord) -> None: ...
 
 
 class StepWatch:
@@ -138,7 +136,6 @@ class StepObserver:
                 self._executors.pop(address, None)
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """Remember how a plan was made until its step has finished."""
         del now
         executor = self._executors.get(address)
         if executor is None:
@@ -177,7 +174,6 @@ class StepObserver:
 
 
 def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
-    """Add a finished step to the sums of its executor."""
     timings = result.timings
     totals.num_steps += 1
     totals.num_rows += len(result.rows)
