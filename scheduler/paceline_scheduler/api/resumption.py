@@ -1,6 +1,6 @@
-"""What a client says when it comes back to a request: the rules for it, and what it amounts to per completion.
+"""What a client says when it comes back to a request: the rules for it, per completion.
 
-Knows only what the client sent. Whether that is what the request has is for the backend to find.
+Knows only what the client sent. Whether the request has that is for the backend to find.
 """
 
 import hashlib

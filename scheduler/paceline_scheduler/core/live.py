@@ -98,7 +98,7 @@ class LiveRequest:
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
-    left_since_s: float | None = None  # when an executor first left it to a better one
+    left_since_s: float | None = None  # when an executor first left it to another one that suits it better
     detached_until_s: float | None = None  # nobody listens, and how long it goes on so
     final: FinalRelease | None = None  # how it ended
     record: EndRecord = field(default_factory=EndRecord)

@@ -1,8 +1,7 @@
 """What happens to requests when executors come and go, and when clients come back.
 
-The scheduler is the only one that decides which requests run; executors are the truth about what they have generated,
-clients about what they have received. Whatever was lost, these three are brought together again here: `attach` and
-`lose` for an executor, `join` and `restart` for a client.
+The scheduler decides which requests run; executors know what they have generated, clients what they have received.
+After a loss these three are joined here: `attach` and `lose` for an executor, `join` and `restart` for a client.
 """
 
 from paceline.plan.hashes import HASH_START, rolling_hash

@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResumePoint:
-    """What a client that comes to a request holds of its output already.
+    """What a client already holds of a request's output.
 
     `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest attempt seen.
     `prior_output_token_ids` are these tokens, None when the client did not send them.

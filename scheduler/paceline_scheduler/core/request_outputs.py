@@ -1,4 +1,4 @@
-"""Outputs of one request alone: at its cancellation, when an executor comes back, and to a client that comes back.
+"""Outputs of one request alone: at its cancellation, and when an executor or a client comes back.
 
 Builds outputs; changes nothing. Those of a step, of many requests at once, are in `executor/results`.
 """

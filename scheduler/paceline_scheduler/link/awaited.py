@@ -1,6 +1,6 @@
-"""Of which executors word is awaited: until each was attached or is lost, a new request cannot be told from an old one.
+"""Which executors are awaited: until each was attached or is lost, a new request cannot be told from an old one.
 
-Knows the records of executors and the time it is told. Refuses to know claims and streams.
+Knows the records of executors and the time it is given. Refuses to know claims and streams.
 """
 
 from collections.abc import Collection

@@ -16,10 +16,10 @@ MAX_RISE = 2**32
 
 
 class Approach(Enum):
-    """How a scheduler comes to executors that another one holds: it stands in line, or takes over from a live holder.
+    """How a scheduler comes to executors that another one holds: it waits in line, or takes over from a live holder.
 
-    Taking over is an operator's act: it is done once per executor, and not any more once another scheduler has answered
-    in kind. Otherwise two schedulers would take an executor from each other for ever.
+    Taking over is an operator's act. It happens once per executor, and stops when another scheduler has answered in
+    kind: two schedulers would take an executor from each other for ever.
     """
 
     WAIT = "wait"

@@ -1,6 +1,6 @@
-"""The executors that are looked for: what the edge, operators and health checks see of them beside the core.
+"""The expected executors as the edge, operators and health checks see them; also where plans go.
 
-Also where plans go. Knows who is served and who leads; what the links say comes in through `listener`.
+Knows who is served and who leads; what the links say comes in through `listener`.
 """
 
 import asyncio

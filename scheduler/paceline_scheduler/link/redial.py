@@ -25,8 +25,8 @@ def varied(seconds: float, jitter: float) -> float:
 class Redial:
     """The pauses between attempts: 10 ms, then 100 ms and half as much again each time, at most 5 s.
 
-    The first is short because an executor keeps its place for 50 ms for a holder whose stream has ended: then a
-    scheduler that stands in line gets it, and this one loses all of them.
+    The first is short because an executor waits only 50 ms for a holder whose stream has ended. Then a waiting
+    scheduler gets it, and this one loses all of them.
     """
 
     at_s: float = float("-inf")

@@ -1,7 +1,7 @@
 """What the link needs of a network. Production uses gRPC (`transport_grpc`); a simulation brings its own.
 
 All methods raise LinkError: UnreachableError when nothing answers at the address, TermSupersededError when the executor
-refuses in favour of another scheduler, StreamEndedError for everything else that ends a call.
+refuses for another scheduler, StreamEndedError for everything else that ends a call.
 """
 
 from typing import Protocol

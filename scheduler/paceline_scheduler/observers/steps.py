@@ -87,10 +87,8 @@ class StepWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """How a plan in flight was made; what it says is the core's to remember.
-
-    `follows_work` says that the step before it had not ended, or ended just then: what the executor then waits for is
-    this plan, not a request.
+    """How a plan in flight was made. `follows_work`: the step before it had not ended, or ended just then; the executor
+    then waits for this plan, not for a request.
     """
 
     planning_ns: int

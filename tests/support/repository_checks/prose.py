@@ -13,7 +13,7 @@ from repository_checks.sources import Source
 
 MAX_WORDS: Mapping[str, int] = {
     "paceline": 134,
-    "paceline_scheduler": 150,
+    "paceline_scheduler": 148,
     "paceline_executor": 145,
     "paceline_kernels": 191,
     "paceline_client": 165,

@@ -18,10 +18,10 @@ _NOT_ATTACHED_RETRY_S = 1.0
 
 
 class ExecutorGroup:
-    """Every executor that was ever attached and is still looked for; lost ones are there without rows.
+    """Every executor that is expected; lost ones are there without rows.
 
-    An executor is *awaited* from the moment it is looked for until it was attached or lost: it may run requests that
-    nobody here knows of, so nothing is admitted anywhere meanwhile.
+    An executor is *awaited* until it was attached or lost: it may run requests that nobody here knows of, so nothing is
+    admitted anywhere meanwhile.
     """
 
     def __init__(self) -> None:

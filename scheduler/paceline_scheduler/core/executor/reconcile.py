@@ -1,9 +1,8 @@
-"""How the scheduler's view of an executor is rebuilt from the executor's snapshot: one function, nothing else in it.
+"""How the scheduler's view of an executor is rebuilt from the executor's snapshot.
 
-The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, those
-included that it has just adopted from the same snapshot. A row whose request is wanted there is taken over as it is,
-tokens that its client has not seen are delivered; any other row is released. Requests that should be there but are not
-wait again, with the tokens that are known.
+The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, adopted
+ones included. A wanted row is taken over as it is, and its new tokens are delivered; any other row is released.
+Requests that should be there but are not wait again, with their known tokens.
 """
 
 from collections.abc import Mapping

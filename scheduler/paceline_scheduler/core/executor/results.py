@@ -1,7 +1,7 @@
 """What a step result changes: counts, known tokens, tags that can be given, rows that are free again.
 
-Reads and writes one executor's state; returns what the edge should hear and which requests are done with their row.
-numpy.count_nonzero stands where any() and all() would: on a few hundred rows it takes a fifth of their time.
+Returns what the edge should get and which requests are done with their row. numpy.count_nonzero stands where any() and
+all() would: on a few hundred rows it takes a fifth of their time.
 """
 
 from dataclasses import dataclass

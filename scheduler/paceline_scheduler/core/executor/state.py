@@ -62,17 +62,17 @@ class StepInFlight:
 
 @dataclass(slots=True, eq=False)
 class NextPlan:
-    """What the next plan carries whatever is decided."""
+    """What the next plan carries, whatever the planner decides."""
 
     ending_rows: list[int] = field(default_factory=list)  # in state ENDING
     rows_to_tag: list[int] = field(default_factory=list)  # whose prompt blocks were filled since the last plan
-    blocks_to_untag: list[int] = field(default_factory=list)  # that hold what is no number
+    blocks_to_untag: list[int] = field(default_factory=list)  # that hold NaN or infinity
     forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
 
 
 @dataclass(slots=True, eq=False)
 class _Planned:
-    """What all plans of the epoch come to."""
+    """Sums over all plans of the epoch."""
 
     num_plans: int = 0
     num_turns: int = 0  # of rows
@@ -90,7 +90,7 @@ class ExecutorState:
         self.output_lengths = OutputLengths()
         self.in_flight: deque[StepInFlight] = deque()
         self.next_plan = NextPlan()
-        self.leaving_keys: set[RecordId] = set()  # on rows that nobody waits for: not to be placed until they left
+        self.leaving_keys: set[RecordId] = set()  # on orphaned rows: not placed again until they left
         self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False

@@ -24,7 +24,7 @@ MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """What is read of an executor to decide, after what had ended was let go."""
+    """What decisions read of an executor, after `settle` has released what ended."""
 
     description: ExecutorDescription
     rows: RowColumns
@@ -45,8 +45,8 @@ class ExecutorView:
 class Blocker:
     """Why a request is not placed now, as a sentence for people.
 
-    `is_own` says that only this request is concerned: those behind it in the queue may go first without harm to it.
-    `is_brief` says that it is about to pass, so that waiting beats going elsewhere.
+    `is_own`: only this request is concerned, so those behind it may go first. `is_brief`: it passes soon, so waiting
+    beats going elsewhere.
     """
 
     sentence: str

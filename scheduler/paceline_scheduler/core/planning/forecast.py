@@ -1,6 +1,6 @@
-"""What is to be expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
+"""What is expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
 
-Works on the fitted step times and on what runs now. It is a forecast: what arrives later is not in it.
+Works on the fitted step times and on what runs now; later arrivals are not in it.
 """
 
 from collections.abc import Sequence

@@ -36,8 +36,8 @@ _NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 class Waiting:
     """The requests that wait for the executor's model, the most urgent first.
 
-    `is_for_others` tells of a request whether it is better left to another executor. `takes` is there when this one is
-    draining: it tells of a request that runs here whether another one has room for it now.
+    `is_for_others` tells whether a request is better left to another executor. `takes`, of a draining executor, tells
+    whether another one has room for a request that runs here.
     """
 
     queue: Sequence[LiveRequest]

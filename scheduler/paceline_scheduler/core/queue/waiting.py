@@ -1,7 +1,7 @@
-"""The queue of requests that wait for an executor: one queue per model, the most urgent first.
+"""The requests that wait for an executor: one queue per model, the most urgent first.
 
-A request's place is fixed when it is submitted (`queue_key_of`), so a preempted one, or one whose executor was
-lost, comes back to where it was. The bounds of the queue are for newcomers; the core checks them at submission.
+A request's queue key never changes (`queue_key_of`), so a preempted one, or one whose executor was lost, comes back to
+its position. The bounds of the queue are for new requests; the core checks them at submission.
 """
 
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""Requests found on an executor that nobody here has asked for: another scheduler placed them, and is gone.
+"""Requests found on an executor that a former scheduler placed there.
 
 Also the rule for two sightings of one request: the higher attempt lives, at equal attempts the one that is delivered.
 Decides and builds; changes nothing.

@@ -1,7 +1,7 @@
 """What a client that sends a request again finds: the rules of attachments, offsets and hashes. It only decides.
 
-Of the attachments of one request the highest number wins. A client is served from what the request has if that begins
-with what the client holds, told by length and rolling hash; else from what the client holds, if it sent it.
+The highest attachment of a request wins. A client continues from the request's output if that begins with what the
+client holds, by length and rolling hash; else from what it holds, if it sent that.
 """
 
 from enum import Enum
