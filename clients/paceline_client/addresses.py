@@ -38,14 +38,12 @@ class _Name:
     port: int
 
     def address(self, ip: str) -> str:
-        """One of them as a target of gRPC."""
         return f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}"
 
 
 async def resolve_with_system(name: str, port: int) -> tuple[str, ...]:
-    """The IP addresses of a name as the operating system finds them; raises OSError.
-
-    In a thread that nobody waits for: a look-up cannot be interrupted, and must not hold up the end of the process.
+    """The IP addresses of a name as the operating system finds them; raises OSError. In a thread that nobody waits for:
+    a look-up cannot be interrupted, and must not delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[tuple[str, ...]] = loop.create_future()
@@ -112,7 +110,6 @@ class Addresses:
             await asyncio.wait([self._looking])
 
     async def close(self) -> None:
-        """Look no more."""
         if self._looking is not None:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -142,10 +139,8 @@ class Addresses:
 
 
 def may_be_followed(address: str, named_by: str) -> bool:
-    """Whether a client goes to an address that is not in its target, because a server of its target named it.
-
-    It has to be a host and a port, no other form that gRPC knows. One that means "this machine" is followed only where
-    the server that named it is reached on this machine: it was said there, and would lead elsewhere from here.
+    """Whether a client goes to an address outside its target because a server of its target named it. It has to be a
+    host and a port. One that means "this machine" is followed only where the naming server is on this machine.
     """
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or match["host"] in _GRPC_SCHEMES or not 0 < int(match["port"]) < 65536:

@@ -59,11 +59,9 @@ class GrpcChannel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is connected now."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def becomes_ready(self, seconds: float) -> bool:
-        """Whether it connects: False as soon as an attempt of its failed, after this long, or when it is closed."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
@@ -82,7 +80,6 @@ class GrpcChannel:
 
     @property
     def why_not_ready(self) -> str:
-        """What became of an attempt that failed; empty while nothing has answered."""
         return self._why_not_ready
 
     async def _ask_why(self) -> str:
@@ -95,13 +92,10 @@ class GrpcChannel:
         return ""
 
     async def what_serves(self) -> str:
-        """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
         return await wire.what_serves(self._channel, timeout_seconds=_WHY_SECONDS)
 
     def open_session(self) -> wire.SessionCall:
-        """Start the Session call."""
         return wire.open_session(self._channel)
 
     async def close(self) -> None:
-        """End it and the calls on it."""
         await self._channel.close()

@@ -50,12 +50,10 @@ class Connection(Generic[ChannelT_co]):
 
     @property
     def limits(self) -> Limits:
-        """What the client holds at most."""
         return self._limits
 
     @property
     def trouble(self) -> str:
-        """Why there is no server now, in words; empty when there is one, or nothing was tried yet."""
         return self._dialler.trouble
 
     async def endpoint(self, *, connect_seconds: float, refused_seconds: float = math.inf) -> Endpoint[ChannelT_co]:
@@ -96,13 +94,11 @@ class Connection(Generic[ChannelT_co]):
         self._dialler.turned_away(endpoint, error)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so long; `ClientClosedError` as soon as the client is closed."""
         await self._dialler.pause(seconds)
 
     def cancel_later(self, tenant: str, request_id: str) -> None:
-        """Cancel a request that no session of this client has: now, and in sessions to come until one has output.
-
-        A standby, say, does not hear of it.
+        """Cancel a request that no session of this client has, now and in later sessions until one has output: a
+        standby, say, does not hear of it.
         """
         if self._session is not None and self._session.state is SessionState.OPEN:
             self._session.cancel(tenant, request_id)
@@ -113,7 +109,7 @@ class Connection(Generic[ChannelT_co]):
         self._left[tenant, request_id] = asyncio.get_running_loop().time()
 
     def keep(self, tenant: str, request_id: str) -> None:
-        """A request is sent: its name is not that of one to cancel any more."""
+        """A request is sent: its name is not to be cancelled any more."""
         self._left.pop((tenant, request_id), None)
 
     async def close(self) -> None:
@@ -154,10 +150,7 @@ class Connection(Generic[ChannelT_co]):
         return self._session
 
     async def _set_aside(self) -> None:
-        """Make room for a new session: a draining one finishes its requests beside it.
-
-        It does not leave its channel to the new one: that leads to a server that is going away, or to nowhere.
-        """
+        """Make room for a new session; a draining one finishes its requests beside it, on a channel of its own."""
         last, self._session = self._session, None
         endpoint, self._session_endpoint = self._session_endpoint, None
         if last is not None and endpoint is not None:

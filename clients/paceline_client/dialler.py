@@ -59,10 +59,8 @@ class Dialler(Generic[ChannelT_co]):
         return str(self.failure()) if self._endpoint is None and self._whys else ""
 
     async def connect(self, deadline_s: float, *, refused_deadline_s: float = math.inf) -> Endpoint[ChannelT_co]:
-        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop.
-
-        Where every address refuses, which is an answer, the second time counts. The caller cuts it short at the first:
-        what an unfinished attempt would have found is not known, and `failure` says what those before it found.
+        """A channel that is connected. `ConnectFailedError` when none can be made before this time of the loop; the
+        second time counts where every address refuses.
         """
         loop = asyncio.get_running_loop()
         await self.pause(0.0)
@@ -200,7 +198,7 @@ class Dialler(Generic[ChannelT_co]):
     # One attempt after another, and beside those that are silent
 
     async def _go_round(self, deadline_s: float, refused_deadline_s: float) -> Endpoint[ChannelT_co] | None:
-        """Try what is left of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
+        """Try the rest of a round; `ConnectFailedError` when nobody took the client in and no time is left."""
         loop, known = asyncio.get_running_loop(), self._addresses.known
         dialled: list[Endpoint[ChannelT_co]] = []
         try:

@@ -195,7 +195,6 @@ class _Found:
     metadata: dict[str, str] = field(default_factory=dict)
 
     def add(self, detail: Detail) -> None:
-        """Read one detail; unknown kinds are left alone."""
         match detail.type_url.rpartition("/")[2]:
             case "google.rpc.ErrorInfo":
                 info = error_details_pb2.ErrorInfo.FromString(detail.value)

@@ -30,12 +30,10 @@ class Transcript:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens have arrived."""
         return len(self._token_ids)
 
     @property
     def held(self) -> Held:
-        """All that has arrived."""
         return Held(self._index, tuple(self._token_ids), self._hash, self._attempt, self.completion is not None)
 
     def accept(self, received: ReceivedDelta) -> None:
@@ -107,17 +105,14 @@ class Inbox:
 
     @property
     def request_id(self) -> str:
-        """Whose inbox this is."""
         return self._request_id
 
     @property
     def is_empty(self) -> bool:
-        """Whether a reader would have to wait."""
         return not self._unread and self._end is None and self._interruption is None
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more can arrive."""
         return self._end is not None
 
     @property
@@ -127,11 +122,9 @@ class Inbox:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens have arrived, of all completions."""
         return sum(transcript.num_tokens for transcript in self._transcripts.values())
 
     def held(self) -> tuple[Held, ...]:
-        """What has arrived, by completion."""
         return tuple(self._transcripts[index].held for index in sorted(self._transcripts))
 
     def interrupt(self, error: PacelineError) -> None:
@@ -148,9 +141,8 @@ class Inbox:
         )
 
     def accept(self, received: ReceivedDelta) -> None:
-        """Take a delta in. One that does not fit the output or the buffer ends the inbox with a `StreamError`.
-
-        A finish without a reason does not end it: the failure that explains it travels beside it.
+        """Take a delta in. One that does not fit ends the inbox with a `StreamError`; a finish without a reason does
+        not, because its failure follows.
         """
         delta = received.delta
         if delta.index in self._closed:
@@ -185,7 +177,6 @@ class Inbox:
         return Result(self._request_id, completions, self._prompt_logprobs)
 
     def fail(self, error: PacelineError) -> None:
-        """End with an error, unless it has ended."""
         self._end = self._end or error
         self._wake()
 

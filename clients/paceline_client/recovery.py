@@ -80,7 +80,6 @@ class Recovery:
         return Attachment(self._number, waited, held)
 
     def sent(self, now_s: float) -> None:
-        """The request was sent."""
         self._first_sent_s = now_s if self._first_sent_s is None else self._first_sent_s
         self._last_sent_s = now_s
 

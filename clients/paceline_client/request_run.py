@@ -29,7 +29,6 @@ class _Clock:
         self._total = math.inf if timeout.total_seconds is None else timeout.total_seconds
 
     def now_s(self) -> float:
-        """The loop's time."""
         return self._loop.time()
 
     def remaining_seconds(self) -> float | None:

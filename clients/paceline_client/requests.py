@@ -209,12 +209,10 @@ def make_prompt(
 
 
 def new_request_id() -> str:
-    """An id nobody else has."""
     return uuid.uuid4().hex
 
 
 def invalid(name: str, description: str) -> InvalidRequestError:
-    """The error for one field that is refused before anything is sent."""
     return InvalidRequestError(
         f"{name}: {description}", reason="INVALID_FIELD", violations=(FieldViolation(name, description),)
     )

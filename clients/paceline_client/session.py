@@ -137,7 +137,6 @@ class Session:
 
     @property
     def num_running(self) -> int:
-        """How many requests run on it."""
         return len(self._running)
 
     def submit(self, request: Request, inbox: Inbox, attachment: Attachment) -> None:
@@ -333,7 +332,6 @@ class Session:
             running.inbox.interrupt(error)
 
     def _stop_taking(self, cause: EndCause, error: PacelineError) -> None:
-        """It takes no more requests; the first reason counts."""
         if self._end is None:
             self._end = SessionEnd(cause, asyncio.get_running_loop().time(), error, self._had_output)
             self._state = SessionState.DRAINING

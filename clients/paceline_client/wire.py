@@ -137,7 +137,6 @@ def open_channel(target: str, tls: Tls | None, server_name: str | None) -> grpc.
 
 
 def open_session(channel: grpc.aio.Channel) -> SessionCall:
-    """Start the Session call; nothing is known of the server until its first message."""
     return InferenceServiceStub(channel).Session()
 
 
@@ -188,7 +187,6 @@ def generate_message(request: Request, attachment: Attachment, *, max_bytes: int
 
 
 def cancel_message(tenant: str, request_id: str) -> pb.SessionRequest:
-    """End a request."""
     return pb.SessionRequest(cancel=pb.CancelRequest(tenant=tenant, request_id=request_id))
 
 
@@ -251,7 +249,6 @@ def _read_error(error: sampling_pb.RequestError) -> PacelineError:
 
 
 async def cancel(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> None:
-    """End a request wherever it is."""
     request = pb.CancelRequest()
     set_field(request, "tenant", tenant)
     set_field(request, "request_id", request_id)
@@ -259,7 +256,6 @@ async def cancel(channel: grpc.aio.Channel, *, tenant: str, request_id: str, tim
 
 
 async def explain(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> Explanation:
-    """Where a request is."""
     request = pb.ExplainRequest()
     set_field(request, "tenant", tenant)
     set_field(request, "request_id", request_id)
@@ -277,7 +273,6 @@ async def explain(channel: grpc.aio.Channel, *, tenant: str, request_id: str, ti
 
 
 async def estimate(channel: grpc.aio.Channel, request: Request, *, max_bytes: int, timeout_seconds: float) -> Estimate:
-    """What would become of a request."""
     message = pb.EstimateRequest(request=generate_request(request, max_bytes=max_bytes))
     response = await InferenceServiceStub(channel).Estimate(message, timeout=timeout_seconds)
     is_refused = response.HasField("would_be_refused")
@@ -291,13 +286,11 @@ async def estimate(channel: grpc.aio.Channel, request: Request, *, max_bytes: in
 
 
 async def list_models(channel: grpc.aio.Channel, *, timeout_seconds: float) -> list[Model]:
-    """The models that attached executors serve."""
     response = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=timeout_seconds)
     return [_read_model(model) for model in response.models]
 
 
 async def get_model(channel: grpc.aio.Channel, name: str, *, timeout_seconds: float) -> Model:
-    """One model; the empty name is the only one there is."""
     request = pb.GetModelRequest()
     set_field(request, "model", name)
     return _read_model((await InferenceServiceStub(channel).GetModel(request, timeout=timeout_seconds)).model)
@@ -306,7 +299,6 @@ async def get_model(channel: grpc.aio.Channel, name: str, *, timeout_seconds: fl
 async def tokenize(
     channel: grpc.aio.Channel, prompt: Prompt, *, model: str, with_texts: bool, timeout_seconds: float
 ) -> Tokens:
-    """The tokens of a text or a chat."""
     request = pb.TokenizeRequest()
     set_field(request, "model", model)
     set_field(request, "return_token_texts", with_texts)
@@ -323,7 +315,6 @@ async def detokenize(
     skip_special_tokens: bool | None,
     timeout_seconds: float,
 ) -> str:
-    """The text of tokens."""
     request = pb.DetokenizeRequest()
     set_field(request, "model", model)
     set_all(request, "token_ids", token_ids)

@@ -14,9 +14,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Announcer:
-    """Is told of each change. `ready_when` are the statuses in which health says SERVING: a standby's is one more.
+    """Passes each change of readiness to health checks and the log.
 
-    `where` goes into each `ready`, as the ports do; `is_stopping` says that nobody needs to be told why not.
+    `ready_when` are the statuses in which health says SERVING. `where` goes into each `ready`, as the ports do;
+    `is_stopping`: nobody needs to know why not.
     """
 
     def __init__(

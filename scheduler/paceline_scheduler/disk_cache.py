@@ -31,8 +31,7 @@ class DiskCache:
         self._max_files = max_files
 
     @property
-    def is_kept(self) -> bool:
-        """Whether anything is stored at all."""
+    def is_enabled(self) -> bool:
         return self._folder is not None
 
     def load(self, name: str) -> bytes | None:
@@ -55,7 +54,6 @@ class DiskCache:
         return data
 
     def store(self, name: str, data: bytes) -> None:
-        """Store `data` under a name if possible."""
         if self._folder is None or len(data) > MAX_FILE_BYTES:
             return
         path = self._path(self._folder, name)
@@ -96,7 +94,7 @@ class PatientCache:
         self._storing: set[Future[None]] = set()
 
     async def load(self, name: str) -> bytes | None:
-        if not self._cache.is_kept:
+        if not self._cache.is_enabled:
             return None
         with contextlib.suppress(TimeoutError, RuntimeError):  # the second: no thread can be started now
             loading = asyncio.get_running_loop().run_in_executor(self._thread, self._cache.load, name)
@@ -105,7 +103,7 @@ class PatientCache:
 
     def store(self, name: str, make: Callable[[], bytes]) -> None:
         """Store what `make` returns under a name, later, on the thread."""
-        if not self._cache.is_kept or len(self._storing) >= _MAX_WAITING:
+        if not self._cache.is_enabled or len(self._storing) >= _MAX_WAITING:
             return
         with contextlib.suppress(RuntimeError):
             storing = self._thread.submit(lambda: self._cache.store(name, make()))
@@ -114,5 +112,4 @@ class PatientCache:
 
 
 def _check(name: str, data: bytes) -> bytes:
-    """Return the digest of `data` under a name."""
     return blake2b(data, digest_size=_CHECK_BYTES, key=blake2b(name.encode()).digest()).digest()

@@ -104,7 +104,6 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
 
 
 def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
-    """Build the object graph of the process behind its ports."""
     clock = time.monotonic
     core_limits = CoreLimits(
         max_num_queued_reqs=config.max_num_queued_reqs,

@@ -1,5 +1,5 @@
-"""The one place that owns the core and the clock: events go into the core through it and answers out of it, tokens to
-the edge at once and plans to the executors right after. Decides nothing; knows the event loop, which the core does not.
+"""Owns the core and the clock: events go into the core through it; tokens go to the edge at once, plans to the
+executors right after. Decides nothing; knows the event loop, which the core does not.
 """
 
 import asyncio

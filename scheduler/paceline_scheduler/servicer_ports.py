@@ -1,7 +1,7 @@
 """The scheduler's three gRPC servers: for clients, for operators, and one that only answers health checks.
 
-Knows ports. Refuses to know what answers on them: that is the larger part of the program, which is imported while
-clients connect already. They would find nobody otherwise, and pause before they try again.
+Knows ports. Refuses to know what answers on them: that is imported while clients connect already. They would find
+nobody otherwise, and pause before they try again.
 """
 
 import asyncio
@@ -93,7 +93,6 @@ class SchedulerPorts:
             await server.start()
 
     def services_are_named(self) -> None:
-        """Answer calls, those first that are held."""
         self._named.set()
 
     async def stop(self) -> None:

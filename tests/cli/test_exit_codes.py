@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paceline_cli.supervisor.restart_policy import HOPELESS_EXIT_CODES, GiveUp, RestartAt, RestartPolicy
+from paceline_cli.supervisor.restart_policy import FINAL_EXIT_CODES, GiveUp, RestartAt, RestartPolicy
 from paceline_executor.__main__ import ExitCode as ExecutorCode
 from paceline_executor.config import parse_config as parse_executor
 from paceline_scheduler.__main__ import ExitCode as SchedulerCode
@@ -27,7 +27,7 @@ def test_the_services_agree_on_their_codes():
 @pytest.mark.parametrize("code", list(ExecutorCode), ids=lambda code: code.name)
 def test_what_is_final_is_said_where_it_counts(code):
     """The supervisor's set, and what it does at a first start and after a process was ready."""
-    assert (code in HOPELESS_EXIT_CODES) is (code in FINAL)
+    assert (code in FINAL_EXIT_CODES) is (code in FINAL)
     first, later = RestartPolicy(), RestartPolicy()
     later.became_ready(0.0)
     ends_first_start = code in FINAL | {ExecutorCode.PORT, ExecutorCode.FETCH}

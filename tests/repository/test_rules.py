@@ -111,6 +111,8 @@ def test_the_tests_keep_the_rule(rule):
         (rules.generated_modules, CORE, "from paceline.process.a import plan_pb2", "1: uses paceline.process.a.plan"),
         (rules.words, CORE, "class TableMixin: ...", "1: TableMixin uses the word 'mixin'"),
         (rules.words, CORE, "def f(num_bumps): ...", "1: num_bumps uses the word 'bump'"),
+        (rules.words, CORE, "is_stranger: bool = False", "1: is_stranger uses the word 'stranger'"),
+        (rules.words, CORE, "def refuse_hopeless(): ...", "1: refuse_hopeless uses the word 'hopeless'"),
         (rules.words, CORE, "class A:\n    page_size: int", "2: page_size uses the word 'page'"),
         (rules.words, CORE, "onboarded: list[int] = []\nonboards = 1", "2: onboards uses the word 'onboard'"),
         (rules.words, CORE, "pages = []", "1: pages uses the word 'page'"),

@@ -93,7 +93,7 @@ class RuntimeBench:
 
     async def until_idle(self):
         """Wait until nobody waits for a request."""
-        while any(self.runtime.views.heard()):
+        while any(self.runtime.views.with_listener()):
             await asyncio.sleep(0)
 
     async def step(self):

@@ -110,8 +110,8 @@ def test_a_client_that_comes_back_is_taken_at_its_word():
     valid = check_resumption(again, 3, OutputBounds(max_tokens=9, vocab_size=8))
     assert (valid.is_resumable, valid.attachment, valid.waited_s, valid.is_begun) == (True, 4, 1.5, True)
     assert valid.is_finished == (False, False, True)
-    assert [(each.resume_from, each.last_attempt) for each in valid.progress] == [(2, 2), (0, 0), (1, 1)]
-    first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.progress)
+    assert [(each.resume_from, each.last_attempt) for each in valid.points] == [(2, 2), (0, 0), (1, 1)]
+    first_prior, no_prior, last_prior = (each.prior_output_token_ids for each in valid.points)
     assert (first_prior.tolist(), no_prior, last_prior.tolist()) == ([5, 6], None, [7])
 
 

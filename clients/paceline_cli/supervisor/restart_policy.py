@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-HOPELESS_EXIT_CODES = frozenset({2, 3, 5, *range(64, 79)})
+FINAL_EXIT_CODES = frozenset({2, 3, 5, *range(64, 79)})
 """No second start makes these better: usage, model and memory (--help of the services explains them), sysexits.h."""
 # A port in use and a model that cannot be fetched may be better soon; but whoever waits for the first start, at a
 # terminal mostly, is told at once, and what starts `up` itself may start it again.
-_ENDS_FIRST_START = HOPELESS_EXIT_CODES | {4, 7}
+_ENDS_FIRST_START = FINAL_EXIT_CODES | {4, 7}
 
 _INITIAL_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 10.0

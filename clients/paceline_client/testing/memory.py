@@ -33,13 +33,11 @@ class MemoryServer:
         self._calls: list[MemoryCall] = []
 
     def dial(self) -> "MemoryChannel":
-        """A channel to it, which has not connected yet."""
         self.num_dialled += 1
         self.channels.append(MemoryChannel(self))
         return self.channels[-1]
 
     def open_call(self) -> "MemoryCall":
-        """A session of it."""
         call = MemoryCall(self.servicer.serve)
         if not self.is_up:
             call.break_off(Break())
@@ -47,14 +45,12 @@ class MemoryServer:
         return call
 
     def go_down(self) -> None:
-        """Break every session and refuse new ones."""
         self.is_up = False
         calls, self._calls = self._calls, []
         for call in calls:
             call.break_off(Break())
 
     def come_up(self) -> None:
-        """Be there again."""
         self.is_up = True
 
 
@@ -67,11 +63,9 @@ class MemoryChannel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server is up."""
         return self._server.is_up and not self._server.is_silent and not self.is_closed
 
     async def becomes_ready(self, seconds: float) -> bool:
-        """Whether the server is up."""
         takes = math.inf if self._server.is_silent else self._server.connect_seconds if self._server.is_up else 0.0
         await asyncio.sleep(max(min(takes, seconds), 0.0))
         return self.is_ready and takes < seconds
@@ -86,11 +80,9 @@ class MemoryChannel:
         return ""
 
     def open_session(self) -> "MemoryCall":
-        """Start a session."""
         return self._server.open_call()
 
     async def close(self) -> None:
-        """Nothing is kept."""
         self.is_closed = True
 
 
@@ -103,7 +95,6 @@ class MemoryCall:
         self._task = asyncio.create_task(self._run(serve))
 
     async def read(self) -> pb.SessionResponse | None:
-        """The next message, None at the end."""
         item = await self._outgoing.get()
         if isinstance(item, pb.SessionResponse):
             return item
@@ -113,15 +104,12 @@ class MemoryCall:
         return None
 
     async def write(self, request: pb.SessionRequest, /) -> None:
-        """Send a message."""
         self._incoming.put_nowait(request)
 
     async def done_writing(self) -> None:
-        """Send nothing more."""
         self._incoming.put_nowait(None)
 
     def cancel(self) -> bool:
-        """End it."""
         return self._task.cancel()
 
     def break_off(self, step: Break) -> None:

@@ -87,7 +87,6 @@ class PlayedRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens it has, of all completions."""
         return sum(len(output) for output in self._outputs)
 
     def attach(self, listener: Listener, request: pb.GenerateRequest) -> None:

@@ -55,7 +55,6 @@ class MemoryRig:
 
     @property
     def seen(self) -> Seen:
-        """What the server has seen."""
         return self.servicer.seen
 
     def stream(

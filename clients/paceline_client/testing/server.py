@@ -53,12 +53,10 @@ class FakeServer:
 
     @property
     def target(self) -> str:
-        """Where clients connect to."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def port(self) -> int:
-        """The port it listens on: the one asked for, or a free one."""
         return self._port
 
     @property
@@ -99,7 +97,6 @@ class FakeServer:
         self._running().models = list(models)
 
     def start(self) -> None:
-        """Listen."""
         self._loop_thread.run(self._start())
 
     def stop(self) -> None:

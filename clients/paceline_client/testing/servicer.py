@@ -123,18 +123,15 @@ class FakeServicer(InferenceServiceServicer):
         return played
 
     def cancel(self, tenant: str, request_id: str) -> bool:
-        """End a request; False when none of this name plays."""
         played = self._requests.get((tenant, request_id))
         return played is not None and played.cancel()
 
     def acknowledge(self, request_id: str) -> None:
-        """Forget a request that has ended."""
         for key, played in tuple(self._requests.items()):
             if key[1] == request_id and played.is_over:
                 self.forget(played)
 
     def forget(self, request: PlayedRequest) -> None:
-        """Forget one request."""
         for key, played in tuple(self._requests.items()):
             if played is request:
                 del self._requests[key]
@@ -160,7 +157,6 @@ class FakeServicer(InferenceServiceServicer):
     async def ListModels(  # noqa: N802
         self, _request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """The models it was made with."""
         await self._require_serving(context)
         return pb.ListModelsResponse(models=self.models)
 

@@ -82,7 +82,6 @@ class FakeSession:
     # A `played.Listener`
 
     def tell(self, request_id: str, delta: pb.Delta) -> None:
-        """Send a delta."""
         self._outgoing.put_nowait(pb.SessionResponse(deltas=[pb.SessionDelta(request_id=request_id, delta=delta)]))
         self._end_if_done()
 
@@ -94,12 +93,10 @@ class FakeSession:
         self._end_if_done()
 
     def drain(self, reason: str) -> None:
-        """Announce that the server goes away."""
         self._takes_no_more = True
         self._outgoing.put_nowait(pb.SessionResponse(drain=pb.Drain(reason=reason)))
 
     def break_off(self, step: Break) -> None:
-        """End at once."""
         self.broken = step
         self._outgoing.put_nowait(None)
 

@@ -32,7 +32,6 @@ class Progress:
     cpu_ns: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """Count a delta."""
         self.num_tokens += num_tokens
         self.num_deltas += 1
 

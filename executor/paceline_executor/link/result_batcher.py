@@ -18,7 +18,7 @@ class ResultBatcher:
 
     def __init__(self) -> None:
         self._to_do: deque[BatchPlan] = deque()
-        self._kept: list[StepResult] = []
+        self._held: list[StepResult] = []
 
     def expect(self, plan: BatchPlan) -> None:
         """A plan was taken."""
@@ -30,14 +30,14 @@ class ResultBatcher:
         step has the right rows.
         """
         plan = self._to_do.popleft()
-        self._kept.append(done)
-        waits = together and len(self._kept) < len(self._to_do) and _goes_on(plan, self._to_do[0])
+        self._held.append(done)
+        waits = together and len(self._held) < len(self._to_do) and _goes_on(plan, self._to_do[0])
         return () if waits else self.rest()
 
     def rest(self) -> tuple[StepResult, ...]:
         """All held results, which leave now."""
-        kept, self._kept = tuple(self._kept), []
-        return kept
+        held, self._held = tuple(self._held), []
+        return held
 
 
 def _goes_on(plan: BatchPlan, following: BatchPlan) -> bool:

@@ -15,7 +15,7 @@ NOT_ASKED = -1  # in columns that count alternatives
 GOES_ON = int(RowFinish.GOES_ON)  # numpy takes its time with members of an enum
 _NO_TOKEN = -1  # pads a row's end tokens; no model draws it
 
-Progress = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
+RowProgress = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]
 
 
 class RowColumns:
@@ -49,11 +49,11 @@ class RowColumns:
         self.tokens = np.zeros((num_rows, limits.max_model_len), dtype=np.int32)
         self.max_end_tokens = 1  # how many columns of end_tokens are worth comparing
 
-    def progress(self, rows: npt.NDArray[np.int32]) -> Progress:
+    def progress(self, rows: npt.NDArray[np.int32]) -> RowProgress:
         """A copy of what a step changes about rows, but for their tokens."""
         return self.num_computed[rows], self.num_known[rows], self.finish[rows]
 
-    def go_back(self, rows: npt.NDArray[np.int32], progress: Progress) -> None:
+    def restore(self, rows: npt.NDArray[np.int32], progress: RowProgress) -> None:
         """Restore what `progress` returned; later tokens stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 

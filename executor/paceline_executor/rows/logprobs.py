@@ -22,7 +22,7 @@ class LogprobLog:
         self._top_logprobs = array("f")
 
     @classmethod
-    def going_on(cls, before: LogprobColumns) -> "LogprobLog":
+    def continuing(cls, before: LogprobColumns) -> "LogprobLog":
         """A log that begins with the known output."""
         log = cls(before.offset, before.num_top)
         log.append(before)

@@ -43,7 +43,7 @@ class Occupants:
         self._placements[placement.row] = placement
         self._rows[placement.record_id] = placement.row
 
-    def keep_beside(self, placement: NewRequest, num_top: int | None, before: RowState | None) -> None:
+    def begin_state(self, placement: NewRequest, num_top: int | None, before: RowState | None) -> None:
         """Begin a request's rules, and its log-probabilities with `num_top` each. before: what is known of the former
         attempt.
         """
@@ -53,11 +53,11 @@ class Occupants:
         if num_top is not None:
             self.logprobs[placement.row] = _log_of(placement, num_top, before)
 
-    def let_go(self, row: int) -> None:
+    def release(self, row: int) -> None:
         """The request may be placed elsewhere; its state stays until the row is free."""
         del self._rows[self._placements[row].record_id]
 
-    def take_again(self, row: int) -> None:
+    def place_again(self, row: int) -> None:
         self._rows[self._placements[row].record_id] = row
 
     def vacate(self, row: int) -> None:
@@ -67,7 +67,7 @@ class Occupants:
         del self._placements[row]
 
     def remove(self, row: int) -> None:
-        self.let_go(row)
+        self.release(row)
         self.vacate(row)
 
     def states(self) -> tuple[RowState, ...]:
@@ -125,4 +125,4 @@ def _log_of(placement: NewRequest, num_top: int, before: RowState | None) -> Log
     goes_on = np.array_equal(before.prompt_token_ids, placement.prompt_token_ids) and np.array_equal(
         before.output_token_ids[:num_output], placement.output_token_ids
     )
-    return LogprobLog.going_on(before.logprobs.up_to(num_output)) if goes_on else LogprobLog(num_output, num_top)
+    return LogprobLog.continuing(before.logprobs.up_to(num_output)) if goes_on else LogprobLog(num_output, num_top)

@@ -13,7 +13,7 @@ _OVERHEAD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Record:
     state: RowState
     released_ns: int
     num_bytes: int
@@ -25,11 +25,11 @@ class Records:
     def __init__(self, max_bytes: int, keep_ns: int) -> None:
         self._max_bytes = max_bytes
         self._keep_ns = keep_ns
-        self._kept: dict[RecordId, _Kept] = {}
+        self._records: dict[RecordId, _Record] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._records)
 
     @property
     def num_bytes(self) -> int:
@@ -37,33 +37,33 @@ class Records:
         return self._num_bytes
 
     def states(self) -> tuple[RowState, ...]:
-        return tuple(kept.state for kept in self._kept.values())
+        return tuple(record.state for record in self._records.values())
 
     def get(self, record_id: RecordId) -> RowState | None:
-        kept = self._kept.get(record_id)
-        return None if kept is None else kept.state
+        record = self._records.get(record_id)
+        return None if record is None else record.state
 
     def add(self, state: RowState, now_ns: int) -> None:
         """Keep the record of a request released at this time."""
-        self._kept[state.record_id] = kept = _Kept(state, now_ns, _size_of(state))
-        self._num_bytes += kept.num_bytes
+        self._records[state.record_id] = record = _Record(state, now_ns, _size_of(state))
+        self._num_bytes += record.num_bytes
 
     def forget(self, record_id: RecordId) -> None:
-        kept = self._kept.pop(record_id, None)
-        if kept is not None:
-            self._num_bytes -= kept.num_bytes
+        record = self._records.pop(record_id, None)
+        if record is not None:
+            self._num_bytes -= record.num_bytes
 
     def trim(self, now_ns: int) -> None:
         """Drop expired records, and the oldest until the rest fits."""
         gone: list[RecordId] = []
         num_bytes = self._num_bytes
-        for record_id, kept in self._kept.items():
-            is_old = now_ns - kept.released_ns >= self._keep_ns
+        for record_id, record in self._records.items():
+            is_old = now_ns - record.released_ns >= self._keep_ns
             if num_bytes <= self._max_bytes and not is_old:
                 break  # the rest is younger
-            if num_bytes > self._max_bytes or kept.state.released is not None:
+            if num_bytes > self._max_bytes or record.state.released is not None:
                 gone.append(record_id)
-                num_bytes -= kept.num_bytes
+                num_bytes -= record.num_bytes
         for record_id in gone:
             self.forget(record_id)
 

@@ -147,7 +147,7 @@ class RowTable:
                 logs[told.row].append(told.columns)
             result = outcome.report(self._columns, plan, launched.errors, drawn, launched.grant_hash)
         except Exception:
-            self._columns.go_back(prepared.rows, progress)
+            self._columns.restore(prepared.rows, progress)
             for log, length in lengths:
                 log.cut(length)
             raise
@@ -202,11 +202,11 @@ class RowTable:
 
         def reopen() -> None:
             columns.in_use[row], columns.is_closed[row] = True, False
-            self._occupants.take_again(row)
+            self._occupants.place_again(row)
 
         undo.add(reopen)
         columns.in_use[row], columns.is_closed[row] = False, True
-        self._occupants.let_go(row)
+        self._occupants.release(row)
         self._block_tables.drop(row, undo)
 
     def _check_release(self, release: Release) -> None:
@@ -247,7 +247,7 @@ class RowTable:
         self._columns.place(placement)
         num_top = None if placement.num_logprobs is None else min(placement.num_logprobs, self.limits.vocab_size)
         before = None if num_top is None else self._record_before(placement, plan)
-        self._occupants.keep_beside(placement, num_top, before)
+        self._occupants.begin_state(placement, num_top, before)
         return None
 
     def _record_before(self, placement: NewRequest, plan: BatchPlan) -> RowState | None:

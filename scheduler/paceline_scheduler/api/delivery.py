@@ -151,9 +151,9 @@ class Delivery:
 
     def _catch_up(self, completion: Completion, resumption: Resumption, resumed: Resumed) -> bool:
         """Bring a completion to where its client is; returns whether it has ended by then."""
-        request, progress = resumption.request, resumption.progress
+        request, point = resumption.request, resumption.point
         prefix = resumed.prefix_token_ids.tolist()
-        completion.num_tokens, completion.rolling_hash = len(prefix), progress.resume_hash
+        completion.num_tokens, completion.rolling_hash = len(prefix), point.resume_hash
         match, stop_token_id = completion.text.replay(prefix, request.end_token_ids)
         notice = None if resumed.outputs is None else resumed.outputs.finishes.get(completion.handle)
         if match is None and stop_token_id is None:
@@ -161,8 +161,8 @@ class Delivery:
         delta = PendingDelta(
             request_id=completion.key.request_id,
             offset=len(prefix),
-            attempt=progress.last_attempt,
-            rolling_hash=progress.resume_hash,
+            attempt=point.last_attempt,
+            rolling_hash=point.resume_hash,
             token_ids=[],
             text="",
             index=completion.key.index,

@@ -50,7 +50,6 @@ class Detokenizer:
         self._num_spaces_to_strip = spelling.num_stripped_spaces
 
     def take(self, token_ids: list[int]) -> str:
-        """Return the characters that these tokens complete."""
         table = self._table
         raw = self._pending + (table[token_ids[0]] if len(token_ids) == 1 else b"".join([table[i] for i in token_ids]))
         text, num_used = codecs.utf_8_decode(raw, "replace", False)

@@ -193,7 +193,6 @@ class Edge:
     async def _prepare(
         self, request: GenerateRequest, came_s: float, max_seconds: float | None
     ) -> tuple[ValidRequest, Int32Array]:
-        """Check every field; returns the checked request and its prompt in tokens."""
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
             self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
@@ -222,7 +221,7 @@ class Edge:
         if not resumption.is_attachment:
             self.backend.feed(Submit(requests))
             return
-        resumptions = tuple(Resumption(request, resumption.progress[request.key.index]) for request in requests)
+        resumptions = tuple(Resumption(request, resumption.points[request.key.index]) for request in requests)
         found = self.backend.feed(Resume(resumptions))
         self.delivery.take_over(stream)
         self.delivery.go_on(stream, resumptions, found)

@@ -122,11 +122,11 @@ class _Steps:
 class Outbox:
     """What waits for one gRPC stream. `num_open` counts the completions whose end was not put in yet.
 
-    Ready is what can be sent; held is output of a completion that wants larger deltas. Everything that gRPC has not
-    taken is counted: what is here, and the message that was taken out last until its sender comes back for the next
-    one. What is held becomes ready when it is more than `max_bytes`. A client is slow that leaves more unread than
-    `max_bytes`, with `max_bytes_per_request` for each open completion, beside the largest step there was since it had
-    read everything: a step that finds nothing ready is taken whatever its size.
+    Ready is what can be sent; held is output of a completion that wants larger deltas, until it is more than
+    `max_bytes`. The message that was taken out last counts until its sender comes back for the next one.
+
+    A client is slow if it leaves unread more than `max_bytes`, plus `max_bytes_per_request` for each open completion,
+    plus the largest step since it had read everything.
     """
 
     def __init__(self, max_bytes: int, max_bytes_per_request: int) -> None:
@@ -147,7 +147,7 @@ class Outbox:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly."""
+        """What gRPC has not taken yet, roughly."""
         return self._num_bytes + self._held.num_bytes + self._num_leaving_bytes
 
     # For the edge

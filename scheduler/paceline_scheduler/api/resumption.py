@@ -1,6 +1,6 @@
-"""What a client says when it comes back to a request: the rules for it, and what it amounts to per completion.
+"""What a client says when it comes back to a request: the rules for it, per completion.
 
-Knows only what the client sent. Whether that is what the request has is for the backend to find.
+Knows only what the client sent. Whether the request has that is for the backend to find.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.rules import check_count, check_range, check_token_ids
-from paceline_scheduler.core.request import Progress
+from paceline_scheduler.core.request import ResumePoint
 from paceline_scheduler.errors import InvalidRequestError
 
 # Attempts are counted on from there, in 32 bits.
@@ -34,12 +34,12 @@ _OF_AN_ATTACHMENT = (
 )
 _OF_A_TRACE = ("trace_parent", "trace_state")
 _OF_A_PROMPT = ("text", "chat", "token_ids")
-_NOTHING = Progress(0, HASH_START)
+_NOTHING = ResumePoint(0, HASH_START)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidResumption:
-    """How a client is attached to its request. `progress` is what it holds of each completion, by index.
+    """How a client is attached to its request. `points` is what it holds of each completion, by index.
 
     `is_finished`, by index: it has the completion's finish as well.
     `is_begun`: the client says that the request was taken once already.
@@ -49,7 +49,7 @@ class ValidResumption:
     attachment: int
     waited_s: float
     is_begun: bool
-    progress: tuple[Progress, ...]
+    points: tuple[ResumePoint, ...]
     is_finished: tuple[bool, ...]
 
     @property
@@ -72,7 +72,6 @@ def number_of(request: inference_pb2.GenerateRequest) -> int:
 
 
 def is_begun(request: inference_pb2.GenerateRequest) -> bool:
-    """Return whether the client says that the request was taken once already."""
     return number_of(request) > 1 or bool(
         request.resume_from or request.prior_output_token_ids or request.resume_points or request.resume_finished
     )
@@ -104,16 +103,16 @@ def check_resumption(
     request: inference_pb2.GenerateRequest, num_completions: int, bounds: OutputBounds
 ) -> ValidResumption:
     """Check what a client says that it holds. Raises InvalidRequestError."""
-    progress = {0: _first_claim(request).check(bounds)}
+    points = {0: _first_claim(request).check(bounds)}
     check_count("resume_points", len(request.resume_points), 0, num_completions - 1)
-    for position, point in enumerate(request.resume_points):
-        claim = _point_claim(f"resume_points[{position}].", point)
-        check_range(f"{claim.path}index", point.index, Range(1, num_completions - 1))
-        if point.index in progress:
+    for position, sent in enumerate(request.resume_points):
+        claim = _point_claim(f"resume_points[{position}].", sent)
+        check_range(f"{claim.path}index", sent.index, Range(1, num_completions - 1))
+        if sent.index in points:
             raise InvalidRequestError(
-                f"{claim.path}index", f"is {point.index}, as in another resume point; send one for each completion"
+                f"{claim.path}index", f"is {sent.index}, as in another resume point; send one for each completion"
             )
-        progress[point.index] = claim.check(bounds)
+        points[sent.index] = claim.check(bounds)
     is_finished = tuple(has_finish(request, index) for index in range(num_completions))
     if all(is_finished):
         raise InvalidRequestError("resume_finished", "is set for every completion, so nothing is left to come back for")
@@ -122,7 +121,7 @@ def check_resumption(
         attachment=number_of(request),
         waited_s=read_duration(request.waited),
         is_begun=is_begun(request),
-        progress=tuple(progress.get(index, _NOTHING) for index in range(num_completions)),
+        points=tuple(points.get(index, _NOTHING) for index in range(num_completions)),
         is_finished=is_finished,
     )
 
@@ -136,7 +135,7 @@ def has_finish(request: inference_pb2.GenerateRequest, index: int) -> bool:
 
 def claimed_end(request: inference_pb2.GenerateRequest, index: int) -> tuple[int, int]:
     """Return how many tokens of a completion the client claims to hold and their rolling hash, both unchecked."""
-    claims = {0: _first_claim(request)} | {point.index: _point_claim("", point) for point in request.resume_points}
+    claims = {0: _first_claim(request)} | {sent.index: _point_claim("", sent) for sent in request.resume_points}
     claim = claims.get(index)
     if claim is None:
         return 0, HASH_START
@@ -159,7 +158,7 @@ class _Claim:
     def num_held(self) -> int:
         return len(self.prior) if self.resume_from is None else self.resume_from
 
-    def check(self, bounds: OutputBounds) -> Progress:
+    def check(self, bounds: OutputBounds) -> ResumePoint:
         check_range(f"{self.path}resume_from", self.resume_from, Range(0, bounds.max_tokens))
         check_range(f"{self.path}last_attempt", self.last_attempt, Range(0, MAX_LAST_ATTEMPT))
         field = f"{self.path}prior_output_token_ids"
@@ -169,7 +168,7 @@ class _Claim:
             raise InvalidRequestError(field, sentence)
         token_ids = np.array(self.prior, dtype=np.int32)
         check_token_ids(field, token_ids, bounds.vocab_size)
-        return Progress(
+        return ResumePoint(
             resume_from=self.num_held,
             resume_hash=self._check_hash(token_ids),
             last_attempt=self.last_attempt,

@@ -74,7 +74,6 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
-        """Return the tokens that Generate would use."""
         model = self._model(request.model)
         if request.WhichOneof("prompt") is None:
             raise InvalidRequestError("prompt", "is missing: set one of text and chat")

@@ -4,7 +4,7 @@ What the client does, and what follows:
 - it ends its side of the stream: no more requests; the stream ends when the running ones have.
 - it cancels the call, or its connection breaks: its running requests are detached if resumable, else cancelled.
 - it sends a wrong request, or cancels an impossible name: a failure inside the stream, which goes on.
-- it sends a message that is none: INVALID_ARGUMENT, and the stream ends as in the second case.
+- it sends an unknown message: INVALID_ARGUMENT, and the stream ends as in the second case.
 - it leaves output unread: its messages are not read either, until it reads; if requests go on producing, they are cut.
 - it has sent a heartbeat and then says nothing for `EdgeLimits.silence_s`, though it is listened to: the stream ends as
   in the second case. Of one that never sends any only the transport, which asks every 10 s, decides that it is gone.

@@ -1,6 +1,5 @@
-"""The scheduler's errors as gRPC statuses: the one place where an error becomes a code, a reason and details.
-
-The same description serves a call that fails as a whole and a request that fails inside a session.
+"""The scheduler's errors as gRPC statuses: where an error becomes a code, a reason and details, of a call or of a
+request inside a session.
 """
 
 import secrets

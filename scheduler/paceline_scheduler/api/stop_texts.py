@@ -3,7 +3,7 @@
 Knows characters only, not tokens. What is let through is a function of the text so far, however it arrives.
 
 Which stop text wins: the one that is complete first. Where several are complete at the same character, the longest,
-which starts first. The output ends before it, or behind it where it is to be kept.
+which starts first. The output ends before it, or behind it where it is to be included.
 """
 
 from enum import Enum
@@ -13,7 +13,7 @@ class MatchedText(Enum):
     """Whether the stop text that ends an output is part of it."""
 
     DROPPED = "dropped"
-    KEPT = "kept"
+    INCLUDED = "included"
 
 
 class _Candidate:
@@ -45,7 +45,6 @@ class _Candidate:
         return None
 
     def pass_by(self, piece: str) -> None:
-        """Take text that cannot end the output."""
         while (end := self.advance(piece)) is not None:
             self.num_matched = self._fallbacks[-1]
             piece = piece[end:]
@@ -54,7 +53,7 @@ class _Candidate:
 class StopScanner:
     """The stop texts of one completion. At most the longest of them, less one character, is held back.
 
-    Where matched text is kept nothing is: it is part of the output whatever comes after it.
+    Where matched text is included nothing is: it is part of the output whatever comes after it.
     """
 
     __slots__ = ("_candidates", "_first_letters", "_held", "_matched_text", "_num_matched")

@@ -146,8 +146,7 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
 class TextModels:
     """The tokenizers in use, built on first use, the least recently used ones forgotten.
 
-    While `is_at_rest` says so, nobody minds that everything stands still for a moment: nobody is being served, beside
-    who asks for a tokenizer, and nobody can come back.
+    `is_at_rest`: everything may stand still for a moment, because nobody else is served and nobody can come back.
     """
 
     def __init__(

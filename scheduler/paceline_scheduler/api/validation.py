@@ -144,7 +144,7 @@ def validate(
         end_token_ids=_end_token_ids(stopping, model),
         stop_texts=check_texts("stopping.stop", stopping.stop, MAX_STOP_TEXTS, MAX_STOP_TEXT_CHARS),
         skip_special_tokens=output.skip_special_tokens or not output.HasField("skip_special_tokens"),
-        matched_text=MatchedText.KEPT if stopping.include_stop_str_in_output else MatchedText.DROPPED,
+        matched_text=MatchedText.INCLUDED if stopping.include_stop_str_in_output else MatchedText.DROPPED,
         stream_interval=output.stream_interval or 1,
         max_tokens=stopping.max_tokens or None,
         num_logprobs=output.logprobs if output.HasField("logprobs") else None,
@@ -225,8 +225,7 @@ def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
 
 
 def check_context(num_prompt_tokens: int, resumption: ValidResumption, model: ServedModel) -> None:
-    """Refuse held output that has no room behind the prompt."""
-    num_held = max(progress.resume_from for progress in resumption.progress)
+    num_held = max(point.resume_from for point in resumption.points)
     if num_prompt_tokens + num_held > model.max_model_len:
         room = max(0, model.max_model_len - num_prompt_tokens)
         sentence = f"is {num_held}, but {num_prompt_tokens} prompt tokens leave room for {room} output tokens"

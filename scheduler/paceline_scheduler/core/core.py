@@ -60,7 +60,7 @@ class Core:
                 to_plan = (address, *state.others_with_news(address))
             case Tick():
                 failures = ending.expire(state, now)
-                outputs, to_plan = failed((*failures, *ending.refuse_hopeless(state, now))), None
+                outputs, to_plan = failed((*failures, *ending.refuse_late(state, now))), None
             case Submit(requests):
                 intake.submit(state, requests, now)
                 to_plan = None
@@ -77,7 +77,7 @@ class Core:
                 ending.acknowledge(state, keys)
                 to_plan = None
             case ExpectExecutors(addresses):
-                state.executors.await_word(addresses)
+                state.executors.expect(addresses)
             case ExecutorAttached(description, snapshot):
                 outputs, to_plan = recovery.attach(state, description, snapshot, now), None
             case StreamEnded(address):
@@ -109,8 +109,8 @@ class Core:
             return None
         state.num_plannings += 1
         tags, releases = executor.settle()
-        line = state.waiting.line(executor.description.model)
-        waiting = state.executors.waiting_for(executor, line, state.limits, now)
+        queue = state.waiting.of_model(executor.description.model)
+        waiting = state.executors.waiting_for(executor, queue, state.limits, now)
         decision = decide(executor.view(), waiting, state.limits)
         for live in decision.left_to_others:
             live.leave_to_others(now)
@@ -132,8 +132,8 @@ class Core:
         for live in applied.ended:
             state.requests.close(live)
         for live in applied.left:
-            if not live.is_stranger:
+            if not live.is_orphan:
                 state.wait_again(live, now)
         tokens = () if applied.tokens is None else (applied.tokens,)
-        failures = applied.failures + ending.refuse_hopeless(state, now)
+        failures = applied.failures + ending.refuse_late(state, now)
         return applied.step, Outputs(tokens, failures) if tokens or failures else NO_OUTPUTS

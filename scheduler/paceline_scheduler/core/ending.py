@@ -8,13 +8,13 @@ from paceline_scheduler.core.events import BeginAnew
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
-from paceline_scheduler.core.queue.admission import hopeless, no_longer_served
+from paceline_scheduler.core.queue.admission import deadline_misses, no_longer_served
+from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.state import CoreState
-from paceline_scheduler.core.telling import told
 from paceline_scheduler.errors import DeadlineExceededError, GivenUpError, RequestFailedError, UnknownRequestError
 
 _PROBE_EVERY = 16
-"""Of so many requests called hopeless one is run, unless steps are run anyway: a forecast that nothing tests stays."""
+"""Of so many late requests one is run all the same, unless steps run anyway: else nothing would test the forecast."""
 
 _GIVEN_UP_RETRY_S = 0.1
 
@@ -47,14 +47,14 @@ def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:
     output = state.output_of(live)
     output_hash = rolling_hash(HASH_START, output)
     state.end(live, FinalRelease(len(output), FinishReason.CANCELLED), now)
-    return Outputs(tokens=(told(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
+    return Outputs(tokens=(outputs_of(live, len(output), output[:0], output_hash, FinishReason.CANCELLED),))
 
 
 def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
     """Let the executors forget these records; unknown ones are passed over."""
     requests = state.requests
     for key in keys:
-        requests.drop_kept(key)
+        requests.drop_retained(key)
         live = requests.by_key(key)
         if live is None:
             state.executors.forget_records(key)
@@ -65,7 +65,7 @@ def acknowledge(state: CoreState, keys: Iterable[RecordId]) -> None:
 def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     """Fail the requests whose deadline has passed, and end those to which no client came back."""
     requests = state.requests
-    requests.drop_old(now)
+    requests.drop_expired(now)
     for live in requests.pop_abandoned(now):
         state.give_up(live, now)
     return _fail(
@@ -73,13 +73,15 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     )
 
 
-def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:
+def refuse_late(state: CoreState, now: float) -> tuple[Failure, ...]:
     """Fail the next waiting requests that would miss their deadline even alone: they would cost a prefill."""
     if not state.requests.has_deadlines:
         return ()
     waiting, late = state.waiting, []
     for model in waiting.models():
-        late += hopeless(waiting.line(model)[:MAX_LOOKED_AT], state.executors.serving(model), state.limits, now)
+        late += deadline_misses(
+            waiting.of_model(model)[:MAX_LOOKED_AT], state.executors.serving(model), state.limits, now
+        )
     first = state.num_untested
     state.num_untested += len(late)
     return _fail(state, (each for number, each in enumerate(late, first + 1) if number % _PROBE_EVERY), now)
@@ -96,9 +98,9 @@ def fail_unservable(state: CoreState, now: float) -> tuple[Failure, ...]:
 def begin_anew(state: CoreState, event: BeginAnew) -> Outputs:
     """Forget everything, and tell all listeners that their requests do not run here any more."""
     error = GivenUpError(event.reason, _GIVEN_UP_RETRY_S, event.active)
-    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.heard_handles())))
+    outputs = failed(tuple(Failure(handle, error) for handle in sorted(state.requests.listening_handles())))
     state.begin_anew()
-    state.executors.await_word(event.addresses)
+    state.executors.expect(event.addresses)
     return outputs
 
 

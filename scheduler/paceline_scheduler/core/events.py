@@ -26,9 +26,9 @@ class Event(Generic[ReplyT]):
 
 @dataclass(frozen=True, slots=True)
 class Effects(Generic[ReplyT]):
-    """What came of an event: the answer, what the edge is told, and when the next Tick is due, None for never.
+    """What an event caused: the answer, outputs for the edge, and when the next Tick is due, None for never.
 
-    `executors_to_plan` are the addresses of those that may have something new to do, the first of them first.
+    `executors_to_plan` are the addresses of executors that may have something new to do, the first of them first.
     """
 
     reply: ReplyT
@@ -49,10 +49,10 @@ class Submit(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Event[tuple[Resumed, ...]]):
-    """Attach listeners to all completions of a request, or to none; what is not known yet is queued.
+    """Attach listeners to all completions of a request, or to none; unknown ones are queued.
 
-    From then on their handles hear of everything beyond what is returned, and a listener that a request had before
-    hears nothing more. Raises StaleAttachmentError, ResumeMismatchError, DuplicateRequestError and what Submit raises.
+    Their handles get everything beyond what is returned, a former listener's handles nothing more. Raises
+    StaleAttachmentError, ResumeMismatchError, DuplicateRequestError and what Submit raises.
     """
 
     resumptions: tuple[Resumption, ...]
@@ -70,7 +70,7 @@ class Detach(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class End(Event[int]):
-    """The edge ends a request: a stop text was found, or the client went away. Nothing more is delivered for it.
+    """The edge ends a request: a stop text was found, or the client went away.
 
     Its record is cut to `num_output_tokens`. Answers how many tokens of its prompt came from the prefix cache. Unknown
     handles are ignored: the request may just have ended by itself.
@@ -191,8 +191,7 @@ class BeginDrain(Event[None]):
 class BeginAnew(Event[None]):
     """Forget everything but the bounds, as a scheduler that has just started: `active` has the requests now, if anyone.
 
-    Everybody who listens is told the reason; what executors hold of the requests stays there. `addresses` are those of
-    the executors that are looked for.
+    All listeners get the reason; executors keep the requests. `addresses` are those of the expected executors.
     """
 
     reason: str

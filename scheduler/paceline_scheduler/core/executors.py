@@ -1,7 +1,7 @@
-"""What the core is told about an executor when it attaches, and what it leaves there for its successor.
+"""What the core knows of an executor when it attaches, and what it leaves there for its successor.
 
 The plan protocol carries a request's context as bytes that executors do not read. In the core it is a `RequestContext`;
-the link writes it into the plans it sends, and reads it from snapshots.
+the link packs and unpacks it.
 """
 
 from dataclasses import dataclass, fields

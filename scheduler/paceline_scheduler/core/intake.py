@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from paceline.plan.hashes import HASH_START
 from paceline_scheduler.core import recovery
-from paceline_scheduler.core.kept import KeptLogprobs, KeptOutput
-from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, place_of
+from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.queue.admission import check_fits, check_queue
-from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint, Resumption
 from paceline_scheduler.core.requests.resuming import ResumeMode, prior_of, resume_mode
+from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.errors import DrainingError, DuplicateRequestError, InvalidRequestError, NoExecutorError
 
@@ -21,7 +21,7 @@ _OWED_S = 60.0
 
 _OWED_RETRY_S = 0.5
 _DRAINING_RETRY_S = 1.0
-_NOTHING_HELD = Progress(0, HASH_START)
+_NOTHING_HELD = ResumePoint(0, HASH_START)
 
 
 def submit(state: CoreState, requests: Iterable[Request], now: float) -> None:
@@ -45,7 +45,7 @@ def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> t
     )
 
 
-def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -> None:
+def check_taken(state: CoreState, live: LiveRequest, *, is_returning: bool = False) -> None:
     """Raise a RequestRefusedError unless the request can be taken. One that another scheduler took waits for its
     executors, and no forecast refuses it.
     """
@@ -53,12 +53,12 @@ def check_taken(state: CoreState, live: LiveRequest, *, is_owed: bool = False) -
     try:
         check_fits(live.request, executors.by_address.values())
     except InvalidRequestError as error:
-        if is_owed:
+        if is_returning:
             raise NoExecutorError(
                 f"no attached executor can hold the request ({error}); try again", _OWED_RETRY_S
             ) from error
         raise
-    check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_owed=is_owed)
+    check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_returning=is_returning)
 
 
 def _require_open(state: CoreState) -> None:
@@ -74,8 +74,8 @@ def _require_unused(state: CoreState, request: Request) -> None:
 
 def _resume_mode(state: CoreState, resumption: Resumption) -> tuple[LiveRequest | None, ResumeMode]:
     requests, key = state.requests, resumption.request.key
-    live = requests.by_key(key) or requests.kept(key)
-    output = prior_of(resumption.progress) if live is None else state.output_of(live)
+    live = requests.by_key(key) or requests.retained(key)
+    output = prior_of(resumption.point) if live is None else state.output_of(live)
     return live, resume_mode(live, output, resumption)
 
 
@@ -95,13 +95,12 @@ def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) 
         if before is not None and state.requests.is_open(before):  # nobody listens to it, and its id is used again
             state.give_up(before, now)
         state.enqueue(live)
-    return [end or Resumed(prior_of(each.progress), None) for each, end in zip(resumptions, ended, strict=True)]
+    return [end or Resumed(prior_of(each.point), None) for each, end in zip(resumptions, ended, strict=True)]
 
 
 def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) -> list[LiveRequest]:
-    """Return new requests in order, each checked behind those before it."""
     newcomers: list[LiveRequest] = []
-    ahead: list[LiveRequest] = []  # that stand in the line while those behind them are checked
+    ahead: list[LiveRequest] = []  # that stand in the queue while those behind them are checked
     try:
         for resumption in resumptions:
             for live in newcomers[len(ahead) :]:
@@ -112,7 +111,7 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
                     f"two completions have the request_id {resumption.request.key.request_id!r}; choose another one"
                 )
             live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
-            check_taken(state, live, is_owed=_owes(state, resumption.request, now))
+            check_taken(state, live, is_returning=_is_returning(state, resumption.request, now))
             newcomers.append(live)
     finally:
         for live in ahead:
@@ -121,22 +120,22 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
 
 
 def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now: float) -> LiveRequest:
-    request, progress = resumption.request, resumption.progress
-    prior, requests = prior_of(progress), state.requests
-    before = requests.by_key(request.key) or requests.kept(request.key)
+    request, point = resumption.request, resumption.point
+    prior, requests = prior_of(point), state.requests
+    before = requests.by_key(request.key) or requests.retained(request.key)
     submitted_s = now - min(request.waited_s, MAX_WAITED_S)
-    output_hash = progress.resume_hash if len(prior) else HASH_START
-    logprobs = KeptLogprobs(len(prior)) if request.num_logprobs is not None else None
+    output_hash = point.resume_hash if len(prior) else HASH_START
+    logprobs = RetainedLogprobs(len(prior)) if request.num_logprobs is not None else None
     return LiveRequest(
         request,
-        place_of(request, arrival_number, submitted_s),
+        queue_key_of(request, arrival_number, submitted_s),
         submitted_s,
-        attempt=max(progress.last_attempt, 0 if before is None else before.attempt),
-        output=KeptOutput(prior, output_hash, logprobs),
+        attempt=max(point.last_attempt, 0 if before is None else before.attempt),
+        output=RetainedOutput(prior, output_hash, logprobs),
     )
 
 
-def _owes(state: CoreState, request: Request, now: float) -> bool:
+def _is_returning(state: CoreState, request: Request, now: float) -> bool:
     """Tell whether a request may have been taken by another scheduler: this one is new."""
     since_s = now if state.first_attached_s is None else state.first_attached_s
     return request.attachment > 1 and now - since_s < _OWED_S

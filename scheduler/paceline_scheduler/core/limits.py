@@ -46,12 +46,10 @@ class CoreLimits:
 
     @property
     def decode_only_step_s(self) -> float:
-        """The predicted time that a step with all decodes may take."""
         return _MARGIN * self.itl_budget_s
 
     @property
     def expected_first_token_s(self) -> float:
-        """The forecast time that a first token may take."""
         return _MARGIN * self.ttft_budget_s
 
 

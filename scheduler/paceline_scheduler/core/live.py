@@ -7,10 +7,10 @@ import numpy as np
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.kept import KeptOutput
 from paceline_scheduler.core.outputs import FinishNotice
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.core.retained import RetainedOutput
 from paceline_scheduler.core.suspects import Suspicion
 
 PATIENCE_S = 30.0
@@ -21,7 +21,7 @@ RESUME_WINDOW_S = 30.0
 """How long a resumable request goes on without anybody who listens."""
 
 MAX_WAITED_S = 60.0
-"""What a client may say at most that its request has waited elsewhere: it sets the place in the line."""
+"""What a client may say at most that its request has waited elsewhere: it sets the queue key."""
 
 MAX_PROMPT_LOGPROBS_CHUNK = 64
 """The step-time model knows nothing of such rows: so few keep a step near its prediction, whatever the vocabulary."""
@@ -36,10 +36,10 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-Place = tuple[float, int]
+QueueKey = tuple[float, int]
 
 
-def place_of(request: Request, arrival_number: int, submitted_s: float) -> Place:
+def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> QueueKey:
     """Return the key that sorts requests of a model; it never changes. Earliest deadline first within a priority; no
     deadline counts as one `PATIENCE_S` away. It holds the time of submission, so nothing starves whatever its
     priority.
@@ -89,20 +89,20 @@ class LiveRequest:
     """What changes about a request rarely; what changes every step is in the columns of its row."""
 
     request: Request
-    place: Place
+    queue_key: QueueKey
     submitted_s: float
     status: Status = Status.WAITING
     attempt: int = 0
     held: HeldRow | None = None
-    output: KeptOutput = field(default_factory=KeptOutput)  # up to date while off a row
+    output: RetainedOutput = field(default_factory=RetainedOutput)  # up to date while off a row
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
     suspicion: Suspicion = field(default_factory=Suspicion)
-    left_since_s: float | None = None  # when an executor first left it to a better one
+    left_since_s: float | None = None  # when an executor first left it to another one that suits it better
     detached_until_s: float | None = None  # nobody listens, and how long it goes on so
     final: FinalRelease | None = None  # how it ended
     record: EndRecord = field(default_factory=EndRecord)
-    is_stranger: bool = False  # found on a row where nobody asks for it: it only has to leave
+    is_orphan: bool = False  # found on a row where nobody asks for it: it only has to leave
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,7 +132,7 @@ class LiveRequest:
             suspicion=replace(self.suspicion),
             final=FinalRelease(self.num_output_tokens, FinishReason.ERROR),
             record=replace(self.record),
-            is_stranger=True,
+            is_orphan=True,
         )
 
     def leave_to_others(self, now: float) -> None:
@@ -145,7 +145,7 @@ class LiveRequest:
         return self.suspicion.is_suspect(self.num_output_tokens)
 
     @property
-    def was_heard(self) -> bool:
+    def had_listener(self) -> bool:
         """Whether anybody has ever listened to it here; else it was only found on an executor."""
         return self.request.handle >= 0
 
@@ -179,7 +179,7 @@ class LiveRequest:
 
     @property
     def num_placed_bytes(self) -> int:
-        """Roughly."""
+        """What placing it adds to a plan, roughly."""
         return 4 * self.num_known_tokens + len(self.request.origin)
 
     def fits(self, description: ExecutorDescription) -> bool:
@@ -193,11 +193,9 @@ class LiveRequest:
         return self.request.max_tokens or description.max_request_tokens - self.num_prompt_tokens
 
     def known_token_ids(self) -> Int32Array:
-        """Return prompt and output so far, while off a row."""
         return np.concatenate((self.request.prompt_token_ids, self.output.token_ids))
 
     def prefix_chain(self, tag_key: bytes, block_size: int) -> PrefixChain:
-        """Return the chain of block keys under an executor's tag key."""
         chains = self.output.chains
         chain = chains.get((tag_key, block_size))
         if chain is None:
@@ -206,7 +204,6 @@ class LiveRequest:
 
 
 def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | None, num_output: int) -> FinishNotice:
-    """Return the finish of a request with `num_output` output tokens."""
     return FinishNotice(
         reason=reason,
         stop_token_id=stop_token_id,
@@ -216,7 +213,6 @@ def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | 
     )
 
 
-def keep_logprobs(live: LiveRequest, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
-    """Remember delivered log-probabilities, for a client that comes back."""
+def retain_logprobs(live: LiveRequest, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
     if live.request.is_resumable:
-        live.output.keep_logprobs(offset, tokens)
+        live.output.retain_logprobs(offset, tokens)

@@ -1,25 +1,24 @@
 """What happens to requests when executors come and go, and when clients come back.
 
-The scheduler is the only one that decides which requests run; executors are the truth about what they have generated,
-clients about what they have received. Whatever was lost, these three are brought together again here: `attach` and
-`lose` for an executor, `join` and `restart` for a client.
+The scheduler decides which requests run; executors know what they have generated, clients what they have received.
+After a loss these three are joined here: `attach` and `lose` for an executor, `join` and `restart` for a client.
 """
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason
-from paceline_scheduler.core.ending import fail_unservable, failed, refuse_hopeless
+from paceline_scheduler.core.ending import fail_unservable, failed, refuse_late
 from paceline_scheduler.core.executor.reconcile import rebuild
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
-from paceline_scheduler.core.live import LiveRequest, place_of
+from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
-from paceline_scheduler.core.requests.request_table import heard_by
+from paceline_scheduler.core.requests.request_table import with_listener_of
 from paceline_scheduler.core.requests.resuming import end_of_prior, prior_of
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import blame_deaths, blame_failed_step
-from paceline_scheduler.core.telling import told
 from paceline_scheduler.errors import QuarantinedError, StepFailedError
 
 
@@ -28,7 +27,7 @@ def attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsho
     if state.first_attached_s is None:
         state.first_attached_s = now
     outputs = _attach(state, description, snapshot, now)
-    failures = (*outputs.failures, *fail_unservable(state, now), *refuse_hopeless(state, now))
+    failures = (*outputs.failures, *fail_unservable(state, now), *refuse_late(state, now))
     return Outputs(outputs.tokens, failures)
 
 
@@ -39,7 +38,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     address = description.address
     before = state.executors.by_address.get(address)
     is_new = before is None or before.description.incarnation != description.incarnation
-    accused = _in_step(before) if is_new else []
+    blamed = _in_step(before) if is_new else []
     culprit = None
     if before is not None:
         culprit = blame_failed_step(before.unanswered_steps(), before.description, description)
@@ -51,7 +50,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
                 wanted[seen.record_id] = live
     executor, recovered = rebuild(description, snapshot, wanted)
     if before is not None:
-        executor.carry_on(before)
+        executor.inherit(before)
         if not is_new:
             before.suspects.clear_blame()
     executor.next_plan.forgets.extend(
@@ -65,7 +64,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
             state.requests.close(live)
         if live.held is None:
             state.wait_again(live, now)
-    failures = _accuse_all(state, accused, now)
+    failures = _blame_all(state, blamed, now)
     if culprit is not None:
         executor.suspects.is_doubted = True
         failures += _try_again(state, culprit, description, now)
@@ -74,52 +73,52 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
 
 def lose(state: CoreState, address: str, now: float) -> Outputs:
     """Requeue a lost executor's requests, but fail the one that it must have died of."""
-    return failed((*_lose(state, address, now), *refuse_hopeless(state, now)))
+    return failed((*_lose(state, address, now), *refuse_late(state, now)))
 
 
 def remove(state: CoreState, address: str, now: float) -> Outputs:
     """Fail what only this executor could hold: it does not come back."""
     failures = _lose(state, address, now)
     state.executors.remove(address)
-    return failed((*failures, *fail_unservable(state, now), *refuse_hopeless(state, now)))
+    return failed((*failures, *fail_unservable(state, now), *refuse_late(state, now)))
 
 
 def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
-    state.executors.has_word(address)
+    state.executors.resolved(address)
     executor = state.executors.by_address.get(address)
     if executor is None:
         return ()
-    accused, unanswered = _in_step(executor), executor.unanswered_steps()
+    blamed, unanswered = _in_step(executor), executor.unanswered_steps()
     for live in state.take_off_rows(address).values():
         state.wait_again(live, now)
-    failures = _accuse_all(state, accused, now)
+    failures = _blame_all(state, blamed, now)
     lost = ExecutorState(executor.description)
     lost.attached = False
-    lost.carry_on(executor)
-    lost.suspects.died(executor.suspects, unanswered, accused)
+    lost.inherit(executor)
+    lost.suspects.died(executor.suspects, unanswered, blamed)
     state.executors.by_address[address] = lost
     return failures
 
 
 def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
     """Deliver a request to a client that has come back, from the token it lacks on."""
-    request, offset = resumption.request, resumption.progress.resume_from
+    request, offset = resumption.request, resumption.point.resume_from
     output = state.output_of(live)
     # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
-    live.attempt = max(live.attempt, resumption.progress.last_attempt)
+    live.attempt = max(live.attempt, resumption.point.last_attempt)
     if live.final is None:
         state.requests.listen(live, request)
         if live.held is not None:
-            state.executors.by_address[live.held.address].hear(live.held.row, request.handle, live.attempt)
+            state.executors.by_address[live.held.address].deliver_to(live.held.row, request.handle, live.attempt)
     else:
-        live.request = heard_by(live.request, request)
+        live.request = with_listener_of(live.request, request)
     reason = FinishReason.NONE if live.final is None else live.final.reason
     rest = output[offset:]
     if not len(rest) and reason is FinishReason.NONE:
         return Resumed(output[:offset], None)
     logprobs = () if live.output.logprobs is None else live.output.logprobs.between(offset, len(output)) or ()
-    output_hash = rolling_hash(resumption.progress.resume_hash, rest)
-    return Resumed(output[:offset], told(live, offset, rest, output_hash, reason, logprobs))
+    output_hash = rolling_hash(resumption.point.resume_hash, rest)
+    return Resumed(output[:offset], outputs_of(live, offset, rest, output_hash, reason, logprobs))
 
 
 def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
@@ -131,10 +130,10 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
     if live.held is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
     state.unplace(live)
-    prior = prior_of(resumption.progress)
+    prior = prior_of(resumption.point)
     live.output.go_on_from(prior)
     live.output.forget_logprobs()
-    live.attempt = max(live.attempt, resumption.progress.last_attempt)
+    live.attempt = max(live.attempt, resumption.point.last_attempt)
     state.requests.listen(live, resumption.request)
     state.waiting.add(live)
     return Resumed(prior, None)
@@ -142,16 +141,15 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
 
 def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
     """Return the end of a request whose client has all of its output but the finish."""
-    request, prior = resumption.request, prior_of(resumption.progress)
+    request, prior = resumption.request, prior_of(resumption.point)
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
         return None
-    live = LiveRequest(request, place_of(request, 0, 0.0), 0.0, attempt=resumption.progress.last_attempt)
-    return Resumed(prior, told(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
+    live = LiveRequest(request, queue_key_of(request, 0, 0.0), 0.0, attempt=resumption.point.last_attempt)
+    return Resumed(prior, outputs_of(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
 
 
 def _num_allowed(state: CoreState, request: Request) -> int:
-    """Return how many output tokens a request may have at most."""
     serving = (e.description for e in state.executors if e.description.model == request.model)
     room = max((description.max_request_tokens for description in serving), default=0) - len(request.prompt_token_ids)
     return request.max_tokens or max(room, 1)
@@ -168,17 +166,17 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
         state.give_up(live, now)
         state.replace_previous(live)
         live = None
-    if live is not None and not live.was_heard and seen.attempt > live.attempt and is_adoptable(seen):
+    if live is not None and not live.had_listener and seen.attempt > live.attempt and is_adoptable(seen):
         state.replace_previous(live)  # what ended is an older attempt
         live = None
-    kept = state.requests.kept(seen.record_id)
-    if live is not None or not is_new or not is_adoptable(seen) or (kept and kept.attempt >= seen.attempt):
+    retained = state.requests.retained(seen.record_id)
+    if live is not None or not is_new or not is_adoptable(seen) or (retained and retained.attempt >= seen.attempt):
         return None
-    state.requests.drop_kept(seen.record_id)
+    state.requests.drop_retained(seen.record_id)
     state.num_arrivals += 1
     live = adopted(seen, model, state.requests.new_handle(), state.num_arrivals, now)
     if live.final is not None:
-        state.requests.keep(live, now)
+        state.requests.retain(live, now)
         return None
     state.requests.add(live)
     state.requests.detach(live, now)
@@ -198,11 +196,10 @@ def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest |
 
 
 def _in_step(executor: ExecutorState | None) -> list[LiveRequest]:
-    """Return the requests that an executor was last known to compute."""
     if executor is None:
         return []
     found = (executor.rows.live[row] for row in executor.rows_in_step())
-    return [live for live in found if live is not None and not live.is_stranger]
+    return [live for live in found if live is not None and not live.is_orphan]
 
 
 def _try_again(
@@ -221,9 +218,9 @@ def _try_again(
     return ()
 
 
-def _accuse_all(state: CoreState, accused: list[LiveRequest], now: float) -> tuple[Failure, ...]:
+def _blame_all(state: CoreState, blamed: list[LiveRequest], now: float) -> tuple[Failure, ...]:
     """Count an executor's death against requests off its rows; returns the failure of the one that caused it."""
-    culprit = blame_deaths(accused)
+    culprit = blame_deaths(blamed)
     if culprit is None or not state.requests.is_open(culprit):
         return ()
     state.give_up(culprit, now)

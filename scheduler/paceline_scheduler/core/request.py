@@ -48,13 +48,12 @@ class Request:
     body_digest: bytes = b""
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
-        """Tell whether it has a body of this digest, and this model."""
         return (self.body_digest, self.model) == (body_digest, model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Progress:
-    """What a client that comes to a request holds of its output already.
+class ResumePoint:
+    """What a client already holds of a request's output.
 
     `resume_hash` is the rolling hash of the first `resume_from` tokens, `last_attempt` the highest attempt seen.
     `prior_output_token_ids` are these tokens, None when the client did not send them.
@@ -71,4 +70,4 @@ class Resumption:
     """A request sent (again), and what its client holds of it."""
 
     request: Request
-    progress: Progress
+    point: ResumePoint

@@ -29,7 +29,7 @@ class CoreState:
         self.executors = ExecutorGroup()
         self.waiting = WaitingQueue()
         self.num_arrivals = 0
-        self.num_untested = 0  # requests called hopeless since a step last showed how long steps take
+        self.num_untested = 0  # late requests refused since a step last showed how long steps take
         self.first_attached_s: float | None = None
         self.num_plannings += 1
 
@@ -48,7 +48,7 @@ class CoreState:
         before = self.requests.by_key(live.request.key)
         if before is not None:
             self.replace_previous(before)
-        self.requests.drop_kept(live.request.key)
+        self.requests.drop_retained(live.request.key)
         self.num_arrivals += 1
         self.requests.add(live)
         self.waiting.add(live)
@@ -64,13 +64,12 @@ class CoreState:
         self.forget(live, now)
 
     def give_up(self, live: LiveRequest, now: float) -> None:
-        """End an open request as an error, after what it has generated."""
         self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)
 
     def forget(self, live: LiveRequest, now: float) -> None:
         """Forget a request that is over and off its row, but for the record where it ended."""
         self.requests.remove(live)
-        self.requests.keep(live, now)
+        self.requests.retain(live, now)
         kept_at = None if live.record.is_acknowledged else live.record.address
         # Attempts before the last left records without an end, which no executor drops by itself.
         if live.attempt > (0 if kept_at is None else 1):
@@ -100,7 +99,7 @@ class CoreState:
             if live is None:
                 continue
             sync_from_row(executor.rows, row, live)
-            if not live.is_stranger:
+            if not live.is_orphan:
                 found[live.request.key] = live
         return found
 
@@ -112,7 +111,9 @@ class CoreState:
             other.description.address
             for other in self.executors
             if other.description.address != address
-            and (other.next_plan.ending_rows or other.next_plan.forgets or self.waiting.line(other.description.model))
+            and (
+                other.next_plan.ending_rows or other.next_plan.forgets or self.waiting.of_model(other.description.model)
+            )
         ]
 
     def num_output(self, live: LiveRequest) -> int:

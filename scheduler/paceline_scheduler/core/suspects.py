@@ -42,11 +42,11 @@ class Suspicion:
 
     def blame_death(self, num_output_tokens: int) -> None:
         """Count an executor's death against it, unless it has progressed since the last one."""
-        has_got_on = self.last_death_offset is None or num_output_tokens > self.last_death_offset
-        self.num_executor_deaths = 1 if has_got_on else self.num_executor_deaths + 1
+        has_progressed = self.last_death_offset is None or num_output_tokens > self.last_death_offset
+        self.num_executor_deaths = 1 if has_progressed else self.num_executor_deaths + 1
         self.last_death_offset = num_output_tokens
 
-    def forgive_death(self) -> None:
+    def clear_death(self) -> None:
         """Take back a death: the executor lives."""
         self.num_executor_deaths = max(0, self.num_executor_deaths - 1)
 
@@ -57,7 +57,7 @@ class Suspicion:
             self.failed_at = address
         return self.num_lone_failures >= MAX_LONE_FAILURES
 
-    def got_on(self) -> None:
+    def note_progress(self) -> None:
         """Clear a failure when it has passed the step that failed."""
         self.failed_until = self.num_lone_failures = 0
         self.failed_at = None
@@ -67,7 +67,6 @@ class Suspicion:
         return None if self.failed_at is None else self.failed_at == address
 
     def quarantine_sentence(self) -> str:
-        """Say why the request is not tried again."""
         return (
             f"{self.num_executor_deaths} executors died while they ran it, the last one while it ran nothing else; it "
             "is not tried again"
@@ -117,17 +116,17 @@ class Suspects(Generic[SuspectT]):
     def left(self, row: int) -> None:
         self.rows.discard(row)
 
-    def carry_on(self, before: "Suspects[SuspectT]") -> None:
+    def inherit(self, before: "Suspects[SuspectT]") -> None:
         """Take over `before`: it is the same process."""
         self.is_doubted = before.is_doubted
 
-    def got_on(self, progress: Iterable[tuple[int, SuspectT, int, int]]) -> None:
+    def note_progress(self, progress: Iterable[tuple[int, SuspectT, int, int]]) -> None:
         """Clear those that have passed the output at which executors died or a step failed. `progress` gives each
         suspect's row, and how many tokens it has computed and put out.
         """
         for row, request, num_computed, num_output in progress:
             if num_computed >= request.suspicion.failed_until:
-                request.suspicion.got_on()
+                request.suspicion.note_progress()
                 if not request.suspicion.is_lethal(num_output):
                     self.rows.discard(row)
 
@@ -137,13 +136,12 @@ class Suspects(Generic[SuspectT]):
         unanswered: tuple[UnansweredStep[SuspectT], ...],
         accused: Sequence[SuspectT],
     ) -> None:
-        """Remember `before` of a lost executor, which may come back."""
         self.unanswered, self.accused = unanswered, tuple(accused) or before.accused
 
     def clear_blame(self) -> None:
         """Clear the blame: the lost executor is back as the same process."""
         for request in self.accused:
-            request.suspicion.forgive_death()
+            request.suspicion.clear_death()
 
 
 def blame_deaths(accused: Sequence[SuspectT]) -> SuspectT | None:

@@ -8,8 +8,8 @@ from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.live import LiveRequest, Status, place_of
-from paceline_scheduler.core.queue.admission import check_wait, hopeless, queue_full, retry_after_s
+from paceline_scheduler.core.live import LiveRequest, Status, queue_key_of
+from paceline_scheduler.core.queue.admission import check_wait, deadline_misses, queue_full, retry_after_s
 from paceline_scheduler.core.queue.explain import estimate, explain
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.state import CoreState
@@ -42,12 +42,12 @@ class CoreViews:
     def estimate(self, request: Request, now: float) -> Estimate:
         """Estimate a request as if it were submitted now; a refusal is part of the answer."""
         state = self._state
-        live = LiveRequest(request, place_of(request, state.num_arrivals + 1, now), now)
+        live = LiveRequest(request, queue_key_of(request, state.num_arrivals + 1, now), now)
         serving = state.executors.serving(request.model)
         refusal: SchedulerError | None = None
         try:
             check_taken(state, live)
-            for _, error in hopeless([live], serving, state.limits, now):
+            for _, error in deadline_misses([live], serving, state.limits, now):
                 refusal = error
         except RequestRefusedError as refused:
             refusal = refused
@@ -64,7 +64,7 @@ class CoreViews:
 
     def known(self, key: RecordId, body_digest: bytes, model: str) -> Request | None:
         """Return a request to a model that runs, waits or ran, if its body has this digest."""
-        live = self._state.requests.by_key(key) or self._state.requests.kept(key)
+        live = self._state.requests.by_key(key) or self._state.requests.retained(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
     def explain(self, key: RecordId) -> Explanation:
@@ -76,8 +76,8 @@ class CoreViews:
                 f"this tenant has no request {key.request_id!r} that runs or waits; check the request_id"
             )
         position = state.waiting.position(live) if live.status is Status.WAITING else 0
-        line = state.waiting.line(live.request.model)
-        return explain(live, state.executors.by_address, line, position, state.limits)
+        queue = state.waiting.of_model(live.request.model)
+        return explain(live, state.executors.by_address, queue, position, state.limits)
 
     def waiting_requests(self) -> tuple[LiveRequest, ...]:
         return self._state.waiting.all()
@@ -89,9 +89,8 @@ class CoreViews:
     def num_unfinished(self) -> int:
         return len(self._state.requests)
 
-    def heard(self) -> Iterable[LiveRequest]:
-        """Return the open requests with a listener."""
-        return self._state.requests.heard()
+    def with_listener(self) -> Iterable[LiveRequest]:
+        return self._state.requests.with_listener()
 
     # Executors
 
@@ -109,14 +108,13 @@ class CoreViews:
         return None if executor is None else executor.description
 
     def drains(self, address: str) -> bool:
-        """Tell whether this process of an executor was told to drain."""
         return self._state.executors.drains(address)
 
     def has_plans_in_flight(self) -> bool:
         return any(executor.attached and executor.in_flight for executor in self._state.executors)
 
     def due_step(self, address: str) -> StepInFlight | None:
-        """Return the oldest unanswered plan of an attached executor."""
+        """None also while it is not attached."""
         executor = self._state.executors.by_address.get(address)
         if executor is None or not executor.attached or not executor.in_flight:
             return None

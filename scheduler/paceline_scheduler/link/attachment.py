@@ -60,7 +60,6 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
 
 
 def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps: StepTotals) -> ExecutorStatus:
-    """Return an executor as operators see it."""
     address, description = record.address, views.description(record.address)
     counts = None if description is None else views.counts(address)
     blocks = counts.blocks if counts else BlockCounts(0, 0, 0, 0)

@@ -1,6 +1,6 @@
-"""Of which executors word is awaited: until each was attached or is lost, a new request cannot be told from an old one.
+"""Which executors are awaited: until each was attached or is lost, a new request cannot be told from an old one.
 
-Knows the records of executors and the time it is told. Refuses to know claims and streams.
+Knows the records of executors and the time it is given. Refuses to know claims and streams.
 """
 
 from collections.abc import Collection
@@ -40,7 +40,6 @@ class Awaited:
         return self._driving_since_s + SPLIT_AFTER_S
 
     def expect_all(self) -> None:
-        """Expect word of every executor."""
         self._is_looking, self._driving_since_s, self._is_split_possible = False, None, False
         for record in self._records:
             record.is_awaited = True

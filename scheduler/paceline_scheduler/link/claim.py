@@ -16,10 +16,10 @@ MAX_RISE = 2**32
 
 
 class Approach(Enum):
-    """How a scheduler comes to executors that another one holds: it stands in line, or takes over from a live holder.
+    """How a scheduler comes to executors that another one holds: it waits in line, or takes over from a live holder.
 
-    Taking over is an operator's act: it is done once per executor, and not any more once another scheduler has answered
-    in kind. Otherwise two schedulers would take an executor from each other for ever.
+    Taking over is an operator's act. It happens once per executor, and stops when another scheduler has answered in
+    kind: two schedulers would take an executor from each other for ever.
     """
 
     WAIT = "wait"
@@ -39,17 +39,17 @@ class OwnClaim:
         self._protocols = protocols
         self._greeted: dict[str, None] = {}  # addresses that have had a hello
         self._welcomed_by: dict[int, None] = {}  # incarnations, since it last stepped down
-        self._told_terms: dict[str, int] = {}  # the last one that each executor told, 0 before; by address
+        self._reported_terms: dict[str, int] = {}  # the last one that each executor told, 0 before; by address
 
     def look_for(self, address: str) -> None:
-        self._told_terms.setdefault(address, 0)
+        self._reported_terms.setdefault(address, 0)
 
     def forget(self, address: str) -> None:
-        self._told_terms.pop(address, None)
+        self._reported_terms.pop(address, None)
 
     def learn(self, terms: Mapping[str, int]) -> None:
         """Rise above all credible terms before the first claim is made."""
-        self._told_terms.update(terms)
+        self._reported_terms.update(terms)
         credible = (term for address, term in terms.items() if self._is_credible(address, term))
         self.term = max(self.term, max(credible, default=0) + 1)
 
@@ -73,7 +73,7 @@ class OwnClaim:
 
     def rise_above(self, address: str, term: int) -> None:
         """Claim more than an executor reports. Raises IncredibleTermError."""
-        self._told_terms[address] = term
+        self._reported_terms[address] = term
         self.require_credible(address, term)
         self.term = max(self.term, term + 1)
 
@@ -97,7 +97,7 @@ class OwnClaim:
         self._welcomed_by.clear()
 
     def _is_credible(self, address: str, term: int) -> bool:
-        others = [told for other, told in self._told_terms.items() if other != address]
+        others = [term for other, term in self._reported_terms.items() if other != address]
         if not others:
             return 0 <= term < MAX_TERM
         return 0 <= term < MAX_TERM and term <= max(self.term, *others) + MAX_RISE

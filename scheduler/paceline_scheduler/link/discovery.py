@@ -84,7 +84,6 @@ class Discovery:
         return bool(self._addresses.names)
 
     async def look(self) -> tuple[str, ...]:
-        """Return the addresses to dial, each once."""
         found = [str(endpoint) for endpoint in self._addresses.fixed]
         self.last_error = ""
         for name in self._addresses.names:

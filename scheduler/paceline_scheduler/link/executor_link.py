@@ -55,7 +55,6 @@ class ExecutorLink:
         return False
 
     def end(self, error: LinkError) -> None:
-        """End the stream, if there is one."""
         if self._stream is not None:
             self._stream.fail(error)
 

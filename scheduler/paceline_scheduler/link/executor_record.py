@@ -41,7 +41,7 @@ class ExecutorRecord:
     left_alone_until_s: float = _NEVER_S
     is_syncing: bool = False  # it has accepted this scheduler, which has not all that it needs yet
     is_drain_due: bool = False  # its notice came before it was ours
-    heeded_from_s: float = _NEVER_S  # before that its word changes nothing elsewhere
+    claims_count_from_s: float = _NEVER_S  # before that its word changes nothing elsewhere
     rest_s: float = FIRST_REST_S
     redial: Redial = field(default_factory=Redial)
 
@@ -58,11 +58,9 @@ class ExecutorRecord:
         self.phase, self.lost_at_s = Phase.SOUGHT, lost_at_s
 
     def leave(self) -> None:
-        """Leave it to another scheduler: an open stream ends soon."""
         self.phase, self.lost_at_s = Phase.YIELDED, None
 
     def stand_in_line(self, holder: Holder) -> None:
-        """Wait behind a live holder."""
         self.phase, self.holder, self.lost_at_s = Phase.IN_LINE, holder, None
         self.in_line_at = self.incarnation
         self.redial.reset()
@@ -77,7 +75,7 @@ class ExecutorRecord:
         self.incarnation = description.incarnation
         self.phase, self.holder, self.lost_at_s = Phase.DRIVEN, None, None
         self.is_awaited, self.is_syncing, self.in_line_at = False, False, None
-        self.heeded_from_s, self.rest_s = _NEVER_S, FIRST_REST_S
+        self.claims_count_from_s, self.rest_s = _NEVER_S, FIRST_REST_S
         self.redial.welcomed(description, now_s)
 
     def detach(self, holder: Holder | None, now_s: float) -> bool:
@@ -96,13 +94,13 @@ class ExecutorRecord:
         self.phase, self.lost_at_s, self.holder = Phase.LOST, None, None
         self.is_awaited = self.is_syncing = False
 
-    def heed(self, now_s: float) -> None:
+    def let_claim_count(self, now_s: float) -> None:
         """Let its claim change what becomes of the others, but not again and again without a welcome: made-up claims
         would cost them everything. Raises StreamEndedError.
         """
-        if now_s < self.heeded_from_s:
+        if now_s < self.claims_count_from_s:
             raise StreamEndedError(
                 "it reports a higher term again, which no other executor confirms; this scheduler tries again later"
             )
-        self.heeded_from_s = now_s + self.rest_s
+        self.claims_count_from_s = now_s + self.rest_s
         self.rest_s = min(2 * self.rest_s, MAX_REST_S)

@@ -1,6 +1,6 @@
-"""The executors that are looked for: what the edge, operators and health checks see of them beside the core.
+"""The expected executors as the edge, operators and health checks see them; also where plans go.
 
-Also where plans go. Knows who is served and who leads; what the links say comes in through `listener`.
+Knows who is served and who leads; what the links say comes in through `listener`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Executors:
         self._views = runtime.views
         self._steps = steps
         self._on_readiness: Callable[[Readiness], None] = lambda _: None
-        self._told = Readiness(ServingStatus.NOT_SERVING)
+        self._reported = Readiness(ServingStatus.NOT_SERVING)
         runtime.show_plans(steps)
         runtime.show(self)
         runtime.send_plans_to(self)
@@ -61,8 +61,8 @@ class Executors:
         """Wake those who wait for executors, and report readiness if it changed."""
         self._changed.set()
         readiness = self.readiness
-        if readiness != self._told:
-            self._told = readiness
+        if readiness != self._reported:
+            self._reported = readiness
             self._on_readiness(readiness)
 
     @property

@@ -145,4 +145,4 @@ class Fleet:
 
 def _are_resumable(views: CoreViews) -> bool:
     """Tell whether the clients of all requests can go on elsewhere."""
-    return all(live.request.is_resumable for live in views.heard())
+    return all(live.request.is_resumable for live in views.with_listener())

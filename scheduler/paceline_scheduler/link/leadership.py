@@ -247,7 +247,7 @@ class Leadership:
         self.claim.require_credible(executor.address, info.term)
         if not self.claim.must_rise(info):
             return ()
-        executor.heed(now_s)
+        executor.let_claim_count(now_s)
         self.claim.rise_above(executor.address, info.term)
         error = TermRaisedError("the scheduler attaches again under a higher term")
         return tuple(EndStream(other.address, error) for other in self._executors.values() if other.hello is not None)
@@ -261,7 +261,7 @@ class Leadership:
         self.claim.require_credible(executor.address, holder.term)
         is_news = self.claim.is_below(holder)
         if is_news:
-            executor.heed(now_s)
+            executor.let_claim_count(now_s)
         detached = self._detach(executor, error, holder, now_s)
         executor.lost_at_s = None
         verdicts = self._yield_to(executor, holder, now_s, jitter) if is_news else ()

@@ -1,7 +1,7 @@
-"""What links say of executors, turned into events for the core. Decides nothing of requests and plans.
+"""Turns what links report of executors into events for the core. Decides nothing of requests and plans.
 
-Knows the order: what is known of an executor is written down before its event happens, and who waits for word of all
-executors is let in after, when plans have left.
+Knows the order: an executor's state is noted before its event happens, and who waits for all executors continues after,
+when plans have left.
 """
 
 from functools import partial

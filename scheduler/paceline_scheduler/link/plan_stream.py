@@ -49,9 +49,7 @@ class StreamEvents(Protocol):
         """The executor is ours, in the state of the snapshot. Plans may be sent when this returns."""
         ...
 
-    def going_away(self, notice: Drain) -> None:
-        """The executor wants nothing new."""
-        ...
+    def going_away(self, notice: Drain) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +71,11 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class _Heard:
+class _PeerTimes:
     """When the executor was last heard of."""
 
     at_s: float  # anything at all
-    got_on_s: float  # more than a heartbeat
+    progressed_at_s: float  # more than a heartbeat
     awaited_since_s: float = 0.0  # the oldest plan without a result, or it would have run since then
 
     def excuse(self, standstill_s: float, now_s: float) -> None:
@@ -85,7 +83,7 @@ class _Heard:
         up may have held up the executor too.
         """
         self.at_s = min(now_s, self.at_s + standstill_s)
-        self.got_on_s = min(now_s, self.got_on_s + standstill_s)
+        self.progressed_at_s = min(now_s, self.progressed_at_s + standstill_s)
         self.awaited_since_s = min(now_s, self.awaited_since_s + standstill_s)
 
 
@@ -106,7 +104,7 @@ class PlanStream:
         self._welcome: Welcome | None = None
         self._accepting = asyncio.Event()
         self._accepted_snapshot = Snapshot()
-        self._heard = _Heard(clock(), clock())
+        self._peer = _PeerTimes(clock(), clock())
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self, hello: Hello) -> NoReturn:
@@ -118,20 +116,18 @@ class PlanStream:
         )
 
     def fail(self, error: LinkError) -> None:
-        """End the stream from this side."""
         if not self._failure.done():
             self._failure.set_exception(error)
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was ended from this side."""
         return self._failure.done()
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Put a plan on its way without waiting for the network."""
         step = self._steps.due()
         if step is not None and step.step_id == plan.step_id:
-            self._heard.awaited_since_s = self._clock()
+            self._peer.awaited_since_s = self._clock()
         self._send(plan)
 
     def _send(self, message: ToExecutor) -> None:
@@ -163,13 +159,13 @@ class PlanStream:
     async def _read_loop(self) -> NoReturn:
         while True:
             message = await self._stream.read()
-            self._heard.at_s = self._clock()
+            self._peer.at_s = self._clock()
             if not isinstance(message, Heartbeat):
-                self._heard.got_on_s = self._heard.at_s
+                self._peer.progressed_at_s = self._peer.at_s
             match message:
                 case StepResult():
                     self._require_phase(Phase.READY)
-                    self._heard.awaited_since_s = self._heard.at_s
+                    self._peer.awaited_since_s = self._peer.at_s
                     self._steps.finish(message)
                 case Heartbeat():
                     pass
@@ -222,19 +218,19 @@ class PlanStream:
                 raise StreamEndedError("the executor takes no more messages")
             self._send(Heartbeat())
             if (standstill_s := now_s - slept_from_s - HEARTBEAT_S) > 0:
-                self._heard.excuse(standstill_s, now_s)
+                self._peer.excuse(standstill_s, now_s)
             self._check_alive(now_s)
 
     def _check_alive(self, now_s: float) -> None:
-        heard = self._heard
-        if now_s - heard.at_s > MAX_SILENCE_S:
-            raise StreamEndedError(f"the executor has sent nothing for {now_s - heard.at_s:.1f} s")
-        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - heard.got_on_s > MAX_WELCOME_S:
+        peer = self._peer
+        if now_s - peer.at_s > MAX_SILENCE_S:
+            raise StreamEndedError(f"the executor has sent nothing for {now_s - peer.at_s:.1f} s")
+        if self._phase in (Phase.GREETING, Phase.SNAPSHOT) and now_s - peer.progressed_at_s > MAX_WELCOME_S:
             raise StreamEndedError(
-                f"the executor sent no welcome or no more of its snapshot for {now_s - heard.got_on_s:.1f} s"
+                f"the executor sent no welcome or no more of its snapshot for {now_s - peer.progressed_at_s:.1f} s"
             )
         step = self._steps.due()
-        if step is not None and (waited_s := now_s - heard.awaited_since_s) > _bound_s(step):
+        if step is not None and (waited_s := now_s - peer.awaited_since_s) > _bound_s(step):
             raise StreamEndedError(f"step {step.step_id} has taken {waited_s:.1f} s, longer than its bound")
 
 

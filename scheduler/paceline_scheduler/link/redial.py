@@ -25,8 +25,8 @@ def varied(seconds: float, jitter: float) -> float:
 class Redial:
     """The pauses between attempts: 10 ms, then 100 ms and half as much again each time, at most 5 s.
 
-    The first is short because an executor keeps its place for 50 ms for a holder whose stream has ended: then a
-    scheduler that stands in line gets it, and this one loses all of them.
+    The first is short because an executor waits only 50 ms for a holder whose stream has ended. Then a waiting
+    scheduler gets it, and this one loses all of them.
     """
 
     at_s: float = float("-inf")
@@ -56,7 +56,6 @@ class Redial:
         return True
 
     def after_failure(self, now_s: float, jitter: float, *, is_urgent: bool) -> None:
-        """Dial less and less often."""
         wait_s = varied(self._next_s, jitter)
         self._next_s = min(max(self._next_s * 1.5, 0.1), 5.0)
         self.at_s = now_s + (min(wait_s, MAX_ACTING_WAIT_S) if is_urgent else wait_s)

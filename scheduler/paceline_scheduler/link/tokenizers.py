@@ -14,8 +14,8 @@ from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedErr
 from paceline_scheduler.link.transport import Connection
 
 FETCH_TIMEOUT_S = 30.0
-MAX_KEPT = 16
-MAX_KEPT_BYTES = 256 * 1024 * 1024
+MAX_RETAINED = 16
+MAX_RETAINED_BYTES = 256 * 1024 * 1024
 _FILE_FORMAT = 1
 
 Prepare = Callable[[TokenizerSource, int], Awaitable[None]]
@@ -66,7 +66,7 @@ class TokenizerShelf:
 
     def _is_full(self) -> bool:
         num_bytes = sum(len(source.json) for source in self._sources.values())
-        return len(self._sources) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES
+        return len(self._sources) > MAX_RETAINED or num_bytes > MAX_RETAINED_BYTES
 
 
 def _pack(source: TokenizerSource) -> bytes:

@@ -1,7 +1,7 @@
 """What the link needs of a network. Production uses gRPC (`transport_grpc`); a simulation brings its own.
 
 All methods raise LinkError: UnreachableError when nothing answers at the address, TermSupersededError when the executor
-refuses in favour of another scheduler, StreamEndedError for everything else that ends a call.
+refuses for another scheduler, StreamEndedError for everything else that ends a call.
 """
 
 from typing import Protocol
@@ -17,9 +17,7 @@ class PlanStream(Protocol):
         """Send a message, or several plans as one; returns when the network took it."""
         ...
 
-    async def read(self) -> FromExecutor:
-        """Return the next message."""
-        ...
+    async def read(self) -> FromExecutor: ...
 
     def cancel(self) -> None:
         """End the stream at once; a second time does nothing."""
@@ -29,17 +27,13 @@ class PlanStream(Protocol):
 class Connection(Protocol):
     """A connection to one executor."""
 
-    async def get_info(self, timeout_s: float) -> ExecutorInfo:
-        """Ask who the executor is."""
-        ...
+    async def get_info(self, timeout_s: float) -> ExecutorInfo: ...
 
     async def get_tokenizer(self, timeout_s: float) -> TokenizerSource:
         """Fetch the tokenizer, whole."""
         ...
 
-    def attach(self) -> PlanStream:
-        """Open a plan stream."""
-        ...
+    def attach(self) -> PlanStream: ...
 
     async def close(self) -> None: ...
 

@@ -130,7 +130,6 @@ class GrpcPlanStream:
         self._call.cancel()
 
     async def _typed(self, error: BaseException) -> BaseException:
-        """Return what an error of grpc.aio means."""
         match error:
             case grpc.aio.AioRpcError():
                 return _link_error(error)

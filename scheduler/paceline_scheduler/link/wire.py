@@ -1,7 +1,6 @@
 """What an executor answers beside the plan protocol's values: its tokenizer, and why it refused a call.
 
-What comes from the network and does not have the form it must have is a DivergenceError; nothing behind this module
-checks form again.
+Malformed answers are DivergenceErrors; nothing behind this module checks form again.
 """
 
 from collections.abc import Callable

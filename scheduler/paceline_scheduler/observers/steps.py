@@ -62,9 +62,7 @@ class StepRecord:
 class StepSink(Protocol):
     """A watcher of steps. Called on the event loop; must not block."""
 
-    def step_finished(self, record: StepRecord) -> None:
-        """Take one finished step."""
-        ...
+    def step_finished(self, record: StepRecord) -> None: ...
 
 
 class StepWatch:
@@ -89,10 +87,8 @@ class StepWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """How a plan in flight was made; what it says is the core's to remember.
-
-    `follows_work` says that the step before it had not ended, or ended just then: what the executor then waits for is
-    this plan, not a request.
+    """How a plan in flight was made. `follows_work`: the step before it had not ended, or ended just then; the executor
+    then waits for this plan, not for a request.
     """
 
     planning_ns: int
@@ -138,7 +134,6 @@ class StepObserver:
                 self._executors.pop(address, None)
 
     def planned(self, address: str, now: float, plan: BatchPlan | None, planning_ns: int) -> None:
-        """Remember how a plan was made until its step has finished."""
         del now
         executor = self._executors.get(address)
         if executor is None:
@@ -177,7 +172,6 @@ class StepObserver:
 
 
 def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
-    """Add a finished step to the sums of its executor."""
     timings = result.timings
     totals.num_steps += 1
     totals.num_rows += len(result.rows)

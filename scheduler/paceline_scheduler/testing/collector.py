@@ -22,7 +22,6 @@ class OutputCollector:
         self._closed: set[int] = set()
 
     def close(self, handle: int) -> None:
-        """Deliver nothing more: the client's connection is lost."""
         self._closed.add(handle)
 
     def open(self, handle: int) -> None:

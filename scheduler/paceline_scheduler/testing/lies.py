@@ -53,7 +53,6 @@ def paths(descriptor: Any, path: Path = ()) -> Iterator[Path]:  # noqa: ANN401  
 
 
 def name_of(path: Path) -> str:
-    """Return how a field is called from its message on."""
     return ".".join([path[0].containing_type.name, *(field.name for field in path)])
 
 
@@ -63,12 +62,10 @@ def bound_of(field: Field) -> Bound:
 
 
 def kind_of(field: Field) -> type[Message]:
-    """Return the message that a field holds."""
     return GetMessageClass(field.message_type)
 
 
 def values_within(field: Field) -> list[Any]:
-    """Return what a field may just hold."""
     return _values(field)[0]
 
 

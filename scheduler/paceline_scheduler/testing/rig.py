@@ -81,7 +81,7 @@ class SchedulerRig:
             await asyncio.sleep(0.01)
 
     async def until_idle(self) -> None:
-        await self.until(lambda: not any(self.runtime.views.heard()))
+        await self.until(lambda: not any(self.runtime.views.with_listener()))
 
     async def until_ready(self, num_executors: int = 1) -> None:
         await self.until(lambda: list(self.states().values()).count(ExecutorState.READY) >= num_executors)

@@ -70,7 +70,6 @@ class RogueExecutor:
         return tuple(f"127.0.0.{number}:{self.port}" for number in range(1, num_addresses + 1))
 
     async def get_info(self, request: bytes, context: Any) -> bytes:  # noqa: ANN401, ARG002  # as gRPC calls it
-        """Say who it is."""
         script = self.scripts[0] if self.scripts else None
         if script is not None and script.info is not None:
             self.told.append(self.scripts.popleft().name)
@@ -94,14 +93,14 @@ class RogueExecutor:
             await asyncio.sleep(_BEAT_S)
         script = self.scripts.popleft()
         self.begun[script.name] += 1
-        is_told = False
+        was_sent = False
         try:
             for message in script.messages:
                 yield self._fresh(message).SerializeToString()
-            is_told = True
+            was_sent = True
         finally:
             # A scheduler may have ended the call before it heard any of it, or because of the first words.
-            if is_told or self.begun[script.name] == _MAX_TRIES:
+            if was_sent or self.begun[script.name] == _MAX_TRIES:
                 self.told.append(script.name)
             else:
                 self.scripts.appendleft(script)

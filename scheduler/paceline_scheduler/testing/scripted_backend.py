@@ -54,7 +54,7 @@ class _Output:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of all tokens, or of none
     notice: FinishNotice | None = None
-    is_heard: bool = True
+    has_listener: bool = True
 
     @property
     def is_running(self) -> bool:
@@ -187,7 +187,7 @@ class ScriptedBackend:
             if finished and handle in finished:
                 reason = finished[handle]
                 output.end(reason, token_ids[-1] if reason is FinishReason.STOP else None, 2)
-            if output.is_heard:
+            if output.has_listener:
                 delivered.append(_outputs_from(output, offset, (prompt_logprobs or {}).get(handle, ())))
         self._deliver(Outputs(tokens=tuple(delivered)))
 
@@ -265,7 +265,7 @@ class ScriptedBackend:
         if output.request.handle != handle:
             return
         self.asked.detached.append(handle)
-        output.is_heard = False
+        output.has_listener = False
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
@@ -280,7 +280,6 @@ class ScriptedBackend:
         return self.num_cached_tokens
 
     def _cancel(self, key: RecordId) -> None:
-        """End a running request and tell its stream."""
         output = self.outputs.running(key)
         self.asked.cancelled.append(key)
         self.step({output.request.handle: []}, {output.request.handle: FinishReason.CANCELLED})
@@ -314,35 +313,35 @@ class ScriptedBackend:
 
     def _find(self, resumption: Resumption) -> _Output | None:
         """Return the output that a client comes back to, None when it is to be begun; raises what refuses it."""
-        request, progress = resumption.request, resumption.progress
+        request, point = resumption.request, resumption.point
         known = self.outputs.by_key.get(request.key)
         if known is not None and not known.is_running and request.attachment == 1:
             known = None  # the name is used again
         if known is None:
-            if progress.resume_from and progress.prior_output_token_ids is None:
+            if point.resume_from and point.prior_output_token_ids is None:
                 raise ResumeMismatchError("nothing is known of this request; send what you hold of it")
             return None
         if request.attachment <= known.request.attachment:
-            if known.is_heard and request.attachment == known.request.attachment:
+            if known.has_listener and request.attachment == known.request.attachment:
                 raise DuplicateRequestError("another stream has this attachment")
             raise StaleAttachmentError("a newer attachment was here")
-        held = known.token_ids[: progress.resume_from]
+        held = known.token_ids[: point.resume_from]
         is_same = (
-            len(held) == progress.resume_from
-            and rolling_hash(HASH_START, np.array(held, dtype=np.int32)) == progress.resume_hash
+            len(held) == point.resume_from
+            and rolling_hash(HASH_START, np.array(held, dtype=np.int32)) == point.resume_hash
         )
         if not is_same or known.request.body_digest != request.body_digest:
             raise ResumeMismatchError("this is not what the request has")
         return known
 
     def _attach(self, resumption: Resumption, output: _Output | None) -> Resumed:
-        request, progress = resumption.request, resumption.progress
+        request, point = resumption.request, resumption.point
         if output is None:
-            prior = progress.prior_output_token_ids
+            prior = point.prior_output_token_ids
             output = self._take(request, [] if prior is None else prior.tolist())
-        output.request, output.is_heard = request, True
+        output.request, output.has_listener = request, True
         self.asked.requests[request.handle], self.outputs.by_handle[request.handle] = request, output
-        prefix = np.array(output.token_ids[: progress.resume_from], dtype=np.int32)
+        prefix = np.array(output.token_ids[: point.resume_from], dtype=np.int32)
         is_more = len(output.token_ids) > len(prefix) or not output.is_running
         return Resumed(prefix, _outputs_from(output, len(prefix), ()) if is_more else None)
 

@@ -268,7 +268,6 @@ async def _next(session: _Session) -> pb.SessionResponse:
 
 
 async def _cancel(visitor: Visitor, request_id: str) -> None:
-    """Cancel a request, which may have ended by itself."""
     with _ending(grpc.StatusCode.NOT_FOUND):
         await InferenceServiceStub(visitor.channel).Cancel(pb.CancelRequest(tenant=_TENANT, request_id=request_id))
 

@@ -49,17 +49,17 @@ def hash_by_the_rule(*token_ids):
     return value
 
 
-def held(progress):
+def held(point):
     """What a client holds of a completion, in values that can be compared."""
-    prior = progress.prior_output_token_ids
-    return progress.resume_from, progress.resume_hash, progress.last_attempt, None if prior is None else prior.tolist()
+    prior = point.prior_output_token_ids
+    return point.resume_from, point.resume_hash, point.last_attempt, None if prior is None else prior.tolist()
 
 
 def test_a_request_that_comes_first_holds_nothing():
     """Nor is it an attachment that anybody has to know."""
     valid = resumption()
     assert (valid.attachment, valid.is_begun, valid.is_attachment, valid.waited_s) == (1, False, False, 0.0)
-    assert [held(progress) for progress in valid.progress] == [(0, hash_by_the_rule(), 0, None)]
+    assert [held(point) for point in valid.points] == [(0, hash_by_the_rule(), 0, None)]
     assert resumption(resumable=True).is_attachment
 
 
@@ -82,16 +82,16 @@ def test_what_is_held_is_told_by_tokens_or_by_their_hash():
     """What follows from the tokens need not be said."""
     whole = (3, hash_by_the_rule(7, 8, 9), 2, [7, 8, 9])
     tokens = {"prior_output_token_ids": (7, 8, 9), "last_attempt": 2}
-    assert held(resumption(**tokens).progress[0]) == whole
-    assert held(resumption(resume_from=3, resume_hash=whole[1], **tokens).progress[0]) == whole
-    assert held(resumption(resume_from=3, resume_hash=77).progress[0]) == (3, 77, 0, None)
+    assert held(resumption(**tokens).points[0]) == whole
+    assert held(resumption(resume_from=3, resume_hash=whole[1], **tokens).points[0]) == whole
+    assert held(resumption(resume_from=3, resume_hash=77).points[0]) == (3, 77, 0, None)
 
 
 def test_each_completion_has_a_point_of_its_own():
     """In any order; of those without one nothing is held."""
     points = (point(2, 1, 55, 4), point(1, 2, 0, 0, (7, 8)))
-    progress = resumption(n=4, resume_from=0, resume_points=points).progress
-    assert [held(each) for each in progress] == [
+    taken = resumption(n=4, resume_from=0, resume_points=points).points
+    assert [held(each) for each in taken] == [
         (0, hash_by_the_rule(), 0, None),
         (2, hash_by_the_rule(7, 8), 0, [7, 8]),
         (1, 55, 4, None),

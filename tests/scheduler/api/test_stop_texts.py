@@ -49,7 +49,7 @@ class Asked:
 
     def without_end(self, text, end, stop_text):
         """The text as far as it is shown when this stop text ends it."""
-        return text[: end - (0 if self.matched_text is MatchedText.KEPT else len(stop_text))]
+        return text[: end - (0 if self.matched_text is MatchedText.INCLUDED else len(stop_text))]
 
     def without_beginnings(self, text):
         """The text without the longest end of it that is the beginning of a stop text."""
@@ -64,7 +64,7 @@ class Asked:
         text = self.characters_so_far(token_ids)
         stop = self.first_stop(text, len(self.characters_so_far(token_ids[: self.min_tokens])))
         if stop is None:
-            shown = text if self.matched_text is MatchedText.KEPT else self.without_beginnings(text)
+            shown = text if self.matched_text is MatchedText.INCLUDED else self.without_beginnings(text)
             return shown, len(token_ids), None
         end, stop_text = stop
         num_tokens = next(n for n in range(len(token_ids) + 1) if len(self.characters_so_far(token_ids[:n])) >= end)
@@ -141,7 +141,7 @@ def test_no_more_is_held_back_than_a_stop_text_less_one_character():
 
 def test_a_stop_text_that_is_kept_is_shown_as_it_comes():
     """It is part of the output whatever follows, so nothing waits; what follows is no part of it."""
-    scanner = StopScanner(("STOP",), MatchedText.KEPT)
+    scanner = StopScanner(("STOP",), MatchedText.INCLUDED)
     assert [scanner.scan(piece) for piece in ("a ST", "OP b")] == [("a ST", None), ("OP", "STOP")]
 
 

@@ -31,7 +31,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.planner import decide
-from paceline_scheduler.core.request import Progress, Resumption
+from paceline_scheduler.core.request import ResumePoint, Resumption
 from paceline_scheduler.errors import (
     DivergenceError,
     DrainingError,
@@ -49,7 +49,7 @@ from paceline_scheduler.testing.fingerprint import fingerprint
 from paceline_scheduler.testing.requests import make_request
 
 FIRST, SECOND = "executor-0", "executor-1"
-NOTHING_HELD = Progress(0, HASH_START)
+NOTHING_HELD = ResumePoint(0, HASH_START)
 RUNNING = make_request(3, 30, handle=1, request_id="runs", is_resumable=True, attachment=2)
 ABANDONED = make_request(3, 30, handle=2, request_id="abandoned", is_resumable=True)
 
@@ -68,8 +68,8 @@ def harness():
 
 def again(request, attachment, held=(), **changes):
     """The client of a request comes back."""
-    progress = Progress(len(held), rolling_hash(HASH_START, np.array(held, dtype=np.int32)))
-    return Resumption(replace(request, handle=90 + attachment, attachment=attachment, **changes), progress)
+    point = ResumePoint(len(held), rolling_hash(HASH_START, np.array(held, dtype=np.int32)))
+    return Resumption(replace(request, handle=90 + attachment, attachment=attachment, **changes), point)
 
 
 def siblings(*numbers):
@@ -198,8 +198,8 @@ def decided(core, address, now):
     """What would be done on an executor now."""
     state = core._state
     executor = state.executors.by_address[address]
-    line = state.waiting.line(executor.description.model)
-    return decide(executor.view(), state.executors.waiting_for(executor, line, state.limits, now), state.limits)
+    queue = state.waiting.of_model(executor.description.model)
+    return decide(executor.view(), state.executors.waiting_for(executor, queue, state.limits, now), state.limits)
 
 
 @pytest.mark.parametrize("num_executors", [1, 2])

@@ -12,8 +12,8 @@ from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
-from paceline_scheduler.core.request import Progress, Resumption
-from paceline_scheduler.core.requests.request_table import KEEP_S
+from paceline_scheduler.core.request import ResumePoint, Resumption
+from paceline_scheduler.core.requests.request_table import RETAIN_S
 from paceline_scheduler.errors import (
     DuplicateRequestError,
     QueueFullError,
@@ -40,13 +40,13 @@ def running(*requests, steps=3):
 def holding(token_ids, last_attempt=1, prior=None):
     """What a client says that has these tokens; `prior` are those it sends."""
     held = np.array(token_ids, dtype=np.int32)
-    return Progress(len(held), rolling_hash(HASH_START, held), last_attempt, prior)
+    return ResumePoint(len(held), rolling_hash(HASH_START, held), last_attempt, prior)
 
 
-def come_back(harness, request, progress, attachment=2):
+def come_back(harness, request, point, attachment=2):
     """The client attaches anew; returns what it is told."""
     again = replace(request, attachment=attachment)
-    return harness.feed(Resume((Resumption(again, progress),)))[0]
+    return harness.feed(Resume((Resumption(again, point),)))[0]
 
 
 def test_a_detached_request_runs_on_and_is_told_later():
@@ -132,21 +132,21 @@ def test_the_end_of_an_older_attachment_has_no_effect():
 
 
 @pytest.mark.parametrize(
-    "progress",
+    "point",
     [
-        Progress(4, HASH_START),
-        Progress(2, HASH_START),
-        Progress(2, 7),
+        ResumePoint(4, HASH_START),
+        ResumePoint(2, HASH_START),
+        ResumePoint(2, 7),
         holding([1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ],
     ids=["beyond the output", "hash of nothing", "any hash", "other tokens"],
 )
-def test_who_holds_other_tokens_and_does_not_send_them_is_refused(progress):
+def test_who_holds_other_tokens_and_does_not_send_them_is_refused(point):
     """And the request goes on as if nobody had come."""
     request = resumable()
     harness = running(request)
     with pytest.raises(ResumeMismatchError):
-        come_back(harness, request, progress)
+        come_back(harness, request, point)
     harness.finish()
     assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
 
@@ -244,7 +244,7 @@ def test_an_end_is_kept_for_a_minute():
     request = resumable(3)
     harness = running(request, steps=6)
     assert come_back(harness, request, holding([])).outputs.finishes
-    harness.clock.advance(KEEP_S + 1)
+    harness.clock.advance(RETAIN_S + 1)
     harness.feed(Tick())
     assert come_back(harness, request, holding([]), 3).outputs is None
 

@@ -24,7 +24,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
-from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint, Resumption
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -76,13 +76,13 @@ class CoreHarness:
     def resume(self, request: Request, *, holds_tokens: bool = True) -> None:
         """Let the client of a request come back with what it has; `holds_tokens`: it sends its tokens along."""
         held = np.array(self.client.token_ids.get(request.handle, []), dtype=np.int32)
-        progress = Progress(
+        point = ResumePoint(
             resume_from=len(held),
             resume_hash=rolling_hash(HASH_START, held),
             last_attempt=self.client.attempts.get(request.handle, 0),
             prior_output_token_ids=held if holds_tokens else None,
         )
-        (resumed,) = self.feed(Resume((Resumption(request, progress),)))
+        (resumed,) = self.feed(Resume((Resumption(request, point),)))
         assert np.array_equal(resumed.prefix_token_ids, held), "the client is told what it has already"
         if resumed.outputs is not None:
             self.client.deliver(Outputs((resumed.outputs,)))

@@ -34,9 +34,10 @@ UNSAFE_CALLS = frozenset(
 )
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
 CLOCKS = tuple(f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns"))
-# Each has a rival that is in use: page is block, extend and retract are append and preempt. Words of the field that
+# Each has a rival that is in use: page is block, extend and retract are append and preempt, a stranger is an orphan,
+# a hindrance a blocker. Words of the field that
 # have none are free (sequence, job, entry, manager were not once, and stranger ones stood in for them).
-UNUSED_WORDS = frozenset({"page", "extend", "retract", "bump", "onboard", "mixin"})
+UNUSED_WORDS = frozenset({"page", "extend", "retract", "bump", "onboard", "mixin", "hopeless", "stranger", "hindrance"})
 
 
 def function_size(source: Source) -> Iterator[Violation]:

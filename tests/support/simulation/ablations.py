@@ -27,7 +27,7 @@ from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
-from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint, Resumption
 from paceline_scheduler.core.requests import resuming
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.suspects import Suspicion
@@ -141,12 +141,12 @@ def _commit_confirmed(
 
 
 def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
-    progress = Progress(0, HASH_START, resumption.progress.last_attempt)
-    return _join(state, live, Resumption(resumption.request, progress))
+    point = ResumePoint(0, HASH_START, resumption.point.last_attempt)
+    return _join(state, live, Resumption(resumption.request, point))
 
 
-def _holds_as_many(output: Int32Array, progress: Progress) -> bool:
-    return progress.resume_from <= len(output)
+def _holds_as_many(output: Int32Array, point: ResumePoint) -> bool:
+    return point.resume_from <= len(output)
 
 
 def _resume_mode_with_any_body(
@@ -154,7 +154,7 @@ def _resume_mode_with_any_body(
 ) -> resuming.ResumeMode:
     if live is not None:
         request = replace(resumption.request, body_digest=live.request.body_digest)
-        resumption = Resumption(request, resumption.progress)
+        resumption = Resumption(request, resumption.point)
     return _resume_mode(live, output, resumption)
 
 
@@ -235,7 +235,7 @@ ABLATIONS: dict[str, Ablation] = {
         "nothing is admitted before it is known what executors run",
         (
             (Executors, "until_synced", _at_once),
-            (ExecutorGroup, "await_word", _nothing),
+            (ExecutorGroup, "expect", _nothing),
         ),
         FaultKind.RETURN,
     ),

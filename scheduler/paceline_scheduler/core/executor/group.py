@@ -18,10 +18,10 @@ _NOT_ATTACHED_RETRY_S = 1.0
 
 
 class ExecutorGroup:
-    """Every executor that was ever attached and is still looked for; lost ones are there without rows.
+    """Every executor that is expected; lost ones are there without rows.
 
-    An executor is *awaited* from the moment it is looked for until it was attached or lost: it may run requests that
-    nobody here knows of, so nothing is admitted anywhere meanwhile.
+    An executor is *awaited* until it was attached or lost: it may run requests that nobody here knows of, so nothing is
+    admitted anywhere meanwhile.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class ExecutorGroup:
     def is_synced(self) -> bool:
         return not self._awaited
 
-    def await_word(self, addresses: Iterable[str]) -> None:
+    def expect(self, addresses: Iterable[str]) -> None:
         """Admit nothing before each of these executors was attached or lost."""
         self._awaited.update(dict.fromkeys(addresses))
 
     def attach(self, executor: ExecutorState) -> None:
         self.by_address[executor.description.address] = executor
-        self.has_word(executor.description.address)
+        self.resolved(executor.description.address)
 
     def stream_ended(self, address: str) -> None:
         """Plan nothing for an executor until it attaches again or is lost."""
@@ -50,7 +50,7 @@ class ExecutorGroup:
             executor.attached = False
 
     def remove(self, address: str) -> None:
-        self.has_word(address)
+        self.resolved(address)
         self.by_address.pop(address, None)
 
     def drain(self, address: str, *, is_leaving: bool) -> int:
@@ -79,7 +79,7 @@ class ExecutorGroup:
             raise NoExecutorError(sentence, _NOT_ATTACHED_RETRY_S)
         return executor
 
-    def has_word(self, address: str) -> None:
+    def resolved(self, address: str) -> None:
         """Its state is known, or it runs nothing."""
         self._awaited.pop(address, None)
 
@@ -93,7 +93,7 @@ class ExecutorGroup:
                 executor.next_plan.forgets.append(key)
 
     def waiting_for(
-        self, executor: ExecutorState, line: Sequence[LiveRequest], limits: CoreLimits, now: float
+        self, executor: ExecutorState, queue: Sequence[LiveRequest], limits: CoreLimits, now: float
     ) -> Waiting:
         """Return what an executor may admit now, and whether it may move what it runs."""
         if self._awaited:
@@ -101,14 +101,14 @@ class ExecutorGroup:
         others = self.serving(executor.description.model) if len(self.by_address) > 1 else []
         if executor.draining:
             # What was begun and no other could hold ends here, preempted or not.
-            kept = [w for w in line if w.attempt and not any(w.fits(other.description) for other in others)]
-            others_have_room = len(kept) == len(line) and others
-            return Waiting(kept, _for_nobody_else, _takers(others, limits) if others_have_room else None)
-        if not line or len(others) < 2:
-            return Waiting(line, _for_nobody_else)
+            remaining = [w for w in queue if w.attempt and not any(w.fits(other.description) for other in others)]
+            others_have_room = len(remaining) == len(queue) and others
+            return Waiting(remaining, _for_nobody_else, _takers(others, limits) if others_have_room else None)
+        if not queue or len(others) < 2:
+            return Waiting(queue, _for_nobody_else)
         views = {other.description.address: other.view() for other in others}
         dispatch = Dispatch(executor.description.address, views, limits, now)
-        return Waiting(line, lambda live: _left_to_others(live, executor, others, dispatch))
+        return Waiting(queue, lambda live: _left_to_others(live, executor, others, dispatch))
 
 
 def _takers(others: Sequence[ExecutorState], limits: CoreLimits) -> Callable[[LiveRequest], bool]:

@@ -1,9 +1,8 @@
-"""How the scheduler's view of an executor is rebuilt from the executor's snapshot: one function, nothing else in it.
+"""How the scheduler's view of an executor is rebuilt from the executor's snapshot.
 
-The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, those
-included that it has just adopted from the same snapshot. A row whose request is wanted there is taken over as it is,
-tokens that its client has not seen are delivered; any other row is released. Requests that should be there but are not
-wait again, with the tokens that are known.
+The executor is the truth about what was computed and generated; the scheduler about which requests are wanted, adopted
+ones included. A wanted row is taken over as it is, and its new tokens are delivered; any other row is released.
+Requests that should be there but are not wait again, with their known tokens.
 """
 
 from collections.abc import Mapping
@@ -22,11 +21,11 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
-from paceline_scheduler.core.kept import KeptOutput
-from paceline_scheduler.core.live import HeldRow, LiveRequest, Status, keep_logprobs, place_of
+from paceline_scheduler.core.live import HeldRow, LiveRequest, Status, queue_key_of, retain_logprobs
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.request import Request
-from paceline_scheduler.core.telling import told
+from paceline_scheduler.core.request_outputs import outputs_of
+from paceline_scheduler.core.retained import RetainedOutput
 
 _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -86,7 +85,7 @@ def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
         live.status, live.final = Status.FINISHED, FinalRelease(len(seen.output_token_ids), reason)
     elif not len(fresh):
         return None
-    return _told(live, offset, fresh, reason, seen)
+    return _outputs_of(live, offset, fresh, reason, seen)
 
 
 def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int) -> TokenOutputs | None:
@@ -99,7 +98,7 @@ def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: i
         executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
     if not len(fresh) and reason is FinishReason.NONE:
         return None
-    return _told(live, offset, fresh, reason, seen)
+    return _outputs_of(live, offset, fresh, reason, seen)
 
 
 def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
@@ -110,12 +109,12 @@ def _append_seen(live: LiveRequest, seen: SeenRow) -> tuple[int, Int32Array]:
     return offset, fresh
 
 
-def _told(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: SeenRow) -> TokenOutputs:
+def _outputs_of(live: LiveRequest, offset: int, fresh: Int32Array, reason: FinishReason, seen: SeenRow) -> TokenOutputs:
     logprobs: tuple[TokenLogprobs, ...] = ()
     if live.request.num_logprobs is not None and seen.logprobs is not None and len(fresh):
         logprobs = seen.logprobs.of(offset, fresh)
-        keep_logprobs(live, offset, logprobs)
-    return told(live, offset, fresh, live.output.rolling_hash, reason, logprobs)
+        retain_logprobs(live, offset, logprobs)
+    return outputs_of(live, offset, fresh, live.output.rolling_hash, reason, logprobs)
 
 
 def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: FinalRelease | None) -> None:
@@ -128,17 +127,17 @@ def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: Final
         sampling=_FOREIGN_SAMPLING,
         end_token_ids=(),
     )
-    stranger = LiveRequest(
+    orphan = LiveRequest(
         request,
-        place_of(request, -1, 0.0),
+        queue_key_of(request, -1, 0.0),
         submitted_s=0.0,
         status=Status.FINISHED,
         attempt=seen.attempt,
-        output=KeptOutput.of(seen.output_token_ids),
+        output=RetainedOutput.of(seen.output_token_ids),
         final=final or FinalRelease(len(seen.output_token_ids), FinishReason.ERROR),
-        is_stranger=True,
+        is_orphan=True,
     )
-    _occupy(executor, stranger, seen, row, executor.description.max_model_len)
+    _occupy(executor, orphan, seen, row, executor.description.max_model_len)
     executor.next_plan.ending_rows.append(row)
     executor.leaving_keys.add(seen.record_id)
 

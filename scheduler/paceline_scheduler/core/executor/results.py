@@ -1,7 +1,7 @@
 """What a step result changes: counts, known tokens, tags that can be given, rows that are free again.
 
-Reads and writes one executor's state; returns what the edge should hear and which requests are done with their row.
-numpy.count_nonzero stands where any() and all() would: on a few hundred rows it takes a fifth of their time.
+Returns what the edge should get and which requests are done with their row. numpy.count_nonzero stands where any() and
+all() would: on a few hundred rows it takes a fifth of their time.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from paceline.plan.values import (
     joined,
 )
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
-from paceline_scheduler.core.live import LiveRequest, finish_notice, keep_logprobs
+from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
 from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
@@ -72,7 +72,7 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
-        executor.suspects.got_on(_progress_of_suspects(executor))
+        executor.suspects.note_progress(_progress_of_suspects(executor))
     notices, failures, ended = _end_finished(executor, result, landed)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
@@ -112,9 +112,9 @@ def _matching_step(executor: ExecutorState, result: StepResult) -> StepInFlight:
 
 def _check_tokens(result: StepResult, vocab_size: int) -> None:
     """Raise DivergenceError for a token that the model does not have: clients would get it."""
-    told = [result.token_ids, *(each.columns.top_token_ids.ravel() for each in result.logprobs)]
-    told += [each.columns.top_token_ids.ravel() for each in result.prompt_logprobs]
-    token_ids = np.concatenate(told) if len(told) > 1 else told[0]
+    parts = [result.token_ids, *(each.columns.top_token_ids.ravel() for each in result.logprobs)]
+    parts += [each.columns.top_token_ids.ravel() for each in result.prompt_logprobs]
+    token_ids = np.concatenate(parts) if len(parts) > 1 else parts[0]
     if np.maximum.reduce(token_ids.view(np.uint32), initial=0) >= vocab_size:  # one below 0 is more than all others
         raise DivergenceError(f"step {result.step_id} drew a token outside 0 to {vocab_size - 1}")
 
@@ -151,19 +151,19 @@ def _settle(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) ->
 
 def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
     """Collect prompt log-probabilities until the first output token. Raises DivergenceError on a gap."""
-    kept = executor.rows.prompt_logprobs
-    told = [(each.row, each.columns) for each in result.prompt_logprobs]
-    if len({row for row, _ in told}) < len(told):
+    collected = executor.rows.prompt_logprobs
+    received = [(each.row, each.columns) for each in result.prompt_logprobs]
+    if len({row for row, _ in received}) < len(received):
         raise DivergenceError("the executor sent the prompt's log-probabilities of a row twice")
-    for row, columns in told:
+    for row, columns in received:
         live = executor.rows.live[row] if row in result.rows else None
-        before = kept.get(row)
+        before = collected.get(row)
         expected, num_top = (before[-1].end, before[-1].num_top) if before else (1, columns.num_top)
         does_follow = columns.offset == expected and columns.num_top == num_top
         if live is None or not does_follow or columns.end > live.num_prompt_tokens:
             raise DivergenceError(f"the prompt's log-probabilities of row {row} do not follow those before")
-    for row, columns in told:
-        kept.setdefault(row, []).append(columns)
+    for row, columns in received:
+        collected.setdefault(row, []).append(columns)
 
 
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
@@ -182,7 +182,6 @@ def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num
 
 
 def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
-    """Append the accepted tokens, one per row and round."""
     accepted = landed.num_accepted
     if len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted):
         executor.rows.append(landed.rows, landed.token_ids)
@@ -216,7 +215,6 @@ def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveReques
 def _end_finished(
     executor: ExecutorState, result: StepResult, landed: Landed
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
-    """End the rows that the device ended; returns their finishes and requests."""
     if not np.count_nonzero(landed.finishes):
         return {}, (), ()
     notices: dict[int, FinishNotice] = {}
@@ -269,8 +267,8 @@ def _outputs(
     rows, num_tokens = landed.rows, landed.num_accepted
     if np.count_nonzero(num_tokens) < len(num_tokens):
         # Chunks that did not reach the end have nothing to tell, and failures are told apart from tokens.
-        telling = (num_tokens > 0) | ((landed.finishes != 0) & (landed.finishes != int(RowFinish.ERROR)))
-        rows, num_tokens, offsets = rows[telling], num_tokens[telling], offsets[telling]
+        has_news = (num_tokens > 0) | ((landed.finishes != 0) & (landed.finishes != int(RowFinish.ERROR)))
+        rows, num_tokens, offsets = rows[has_news], num_tokens[has_news], offsets[has_news]
     if not len(rows):
         return None
     handles = tuple(columns.handle[rows].tolist())
@@ -288,30 +286,30 @@ def _outputs(
 
 
 def _logprobs(
-    columns: RowColumns, result: StepResult, told_rows: RowIndex, offsets: Int32Array
+    columns: RowColumns, result: StepResult, rows: RowIndex, offsets: Int32Array
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
     fresh, by_row = {}, {each.row: each for each in result.logprobs}
-    for row, offset in zip(told_rows.tolist(), offsets.tolist(), strict=True):
+    for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
         live, found = columns.live[row], by_row.get(row)
         if live is not None and found is not None:
             tokens = found.columns.of(0, found.token_ids)
             fresh[live.request.handle] = tokens
-            keep_logprobs(live, offset, tokens)
+            retain_logprobs(live, offset, tokens)
     return fresh
 
 
 def _prompt_logprobs(columns: RowColumns, rows: RowIndex) -> dict[int, tuple[TokenLogprobs, ...]]:
     """Take out the prompt log-probabilities of rows that have output now: they travel with the first token."""
-    told = {}
+    found = {}
     for row in rows.tolist():
         parts = columns.prompt_logprobs.pop(row, None)
         if parts is not None:
             whole = joined(parts)
             values = whole.of(whole.offset, columns.token_ids(row)[whole.offset : whole.end])
-            told[int(columns.handle[row])] = values
+            found[int(columns.handle[row])] = values
             if (live := columns.live[row]) is not None and live.request.is_resumable:
                 live.output.prompt_logprobs = values
-    return told
+    return found
 
 
 def _leave(executor: ExecutorState, row: int) -> LiveRequest:

@@ -62,17 +62,17 @@ class StepInFlight:
 
 @dataclass(slots=True, eq=False)
 class NextPlan:
-    """What the next plan carries whatever is decided."""
+    """What the next plan carries, whatever the planner decides."""
 
     ending_rows: list[int] = field(default_factory=list)  # in state ENDING
     rows_to_tag: list[int] = field(default_factory=list)  # whose prompt blocks were filled since the last plan
-    blocks_to_untag: list[int] = field(default_factory=list)  # that hold what is no number
+    blocks_to_untag: list[int] = field(default_factory=list)  # that hold NaN or infinity
     forgets: deque[RecordId] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_FORGETS))
 
 
 @dataclass(slots=True, eq=False)
 class _Planned:
-    """What all plans of the epoch come to."""
+    """Sums over all plans of the epoch."""
 
     num_plans: int = 0
     num_turns: int = 0  # of rows
@@ -90,7 +90,7 @@ class ExecutorState:
         self.output_lengths = OutputLengths()
         self.in_flight: deque[StepInFlight] = deque()
         self.next_plan = NextPlan()
-        self.leaving_keys: set[RecordId] = set()  # on rows that nobody waits for: not to be placed until they left
+        self.leaving_keys: set[RecordId] = set()  # on orphaned rows: not placed again until they left
         self.suspects = Suspects[LiveRequest]()
         self.attached = True
         self.draining = False
@@ -122,17 +122,16 @@ class ExecutorState:
         ahead_ns = sum(step.predicted_ns for step in self.in_flight)
         return len(self.in_flight) < limits.max_plans_in_flight or ahead_ns < limits.run_ahead_s * 1e9
 
-    def carry_on(self, before: "ExecutorState") -> None:
+    def inherit(self, before: "ExecutorState") -> None:
         """Take over what an earlier stream learned and did not send yet, a drain included."""
         self.next_plan.forgets.extend(before.next_plan.forgets)
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
             self.draining, self.leaving = before.draining, before.leaving
-            self.suspects.carry_on(before.suspects)
+            self.suspects.inherit(before.suspects)
 
     def end_row(self, row: int, final: FinalRelease) -> None:
-        """End a running request: its row leaves with the next plan."""
         self.rows.ended[row] = True
         live = self._live(row)
         live.final = final
@@ -143,8 +142,7 @@ class ExecutorState:
             if final.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self.output_lengths.observe(final.num_output_tokens)
 
-    def hear(self, row: int, handle: int, attempt: int) -> None:
-        """Deliver a row's output to another handle from now on."""
+    def deliver_to(self, row: int, handle: int, attempt: int) -> None:
         self.rows.handle[row], self.rows.attempt[row] = handle, attempt
 
     def distrust(self, row: int) -> None:
@@ -164,7 +162,6 @@ class ExecutorState:
             self.next_plan.ending_rows.append(row)
 
     def rows_in_step(self) -> tuple[int, ...]:
-        """Return the rows of the oldest step without a result."""
         return tuple(self.in_flight[0].index.tolist()) if self.in_flight else ()
 
     def unanswered_steps(self) -> tuple[UnansweredStep[LiveRequest], ...]:
@@ -174,7 +171,7 @@ class ExecutorState:
     def _unanswered(self, step: StepInFlight) -> UnansweredStep[LiveRequest]:
         found = zip(step.index.tolist(), step.num_scheduled_after.tolist(), strict=True)
         positions = ((self.rows.live[row], position) for row, position in found)
-        ours = tuple((live, position) for live, position in positions if live is not None and not live.is_stranger)
+        ours = tuple((live, position) for live, position in positions if live is not None and not live.is_orphan)
         return UnansweredStep(step.step_id, ours, is_lone=len(step.index) == 1)
 
     def settle(self) -> tuple[list[_Tag], list[Release]]:
@@ -258,9 +255,8 @@ class ExecutorState:
         )
 
     def _tag_filled(self, row: int) -> list[_Tag]:
-        """Tag the blocks of a row that are full of accepted tokens."""
         live = self._live(row)
-        if live.request.bypass_prefix_cache or live.is_stranger:
+        if live.request.bypass_prefix_cache or live.is_orphan:
             return []
         num_full = int(self.rows.num_computed[row]) // self.block_size
         chain, known = live.prefix_chain(self.description.tag_key, self.block_size), self.rows.token_ids(row)
@@ -293,7 +289,6 @@ class ExecutorState:
     def _place(
         self, admissions: tuple[Admission, ...], now: float
     ) -> tuple[tuple[Placement, ...], BlockGrants, BlockGrants, list[tuple[int, int]]]:
-        """Put requests on rows; returns placements, shared blocks, new blocks, and copies."""
         if not admissions:
             return (), NO_GRANTS, NO_GRANTS, []
         # All hits are taken before any block is allocated: no allocation may evict a block that is about to be hit.
@@ -374,7 +369,6 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
 
 
 def _grants(triples: list[tuple[int, int, int]]) -> BlockGrants:
-    """Return columns of (row, index, block)."""
     if not triples:
         return NO_GRANTS
     columns = np.array(triples, dtype=np.int32)

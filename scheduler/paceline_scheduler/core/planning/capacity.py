@@ -24,7 +24,7 @@ MAX_PLACED_BYTES = 8 << 20  # of prompts and contexts in one plan, which is one 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """What is read of an executor to decide, after what had ended was let go."""
+    """What decisions read of an executor, after `settle` has released what ended."""
 
     description: ExecutorDescription
     rows: RowColumns
@@ -36,7 +36,6 @@ class ExecutorView:
     is_doubted: bool = False  # the last step, of one request, failed: others go first, if there are any
 
     def expected_rest(self, running: RowIndex) -> Int64Array:
-        """Return how many more output tokens these rows are expected to get."""
         num_output = (self.rows.num_known[running] - self.rows.num_prompt[running]).astype(np.int64)
         at_most = np.maximum((self.rows.limit[running] + 1 - self.rows.num_known[running]).astype(np.int64), 0)
         return self.output_lengths.expected_rest(num_output, at_most)
@@ -46,8 +45,8 @@ class ExecutorView:
 class Blocker:
     """Why a request is not placed now, as a sentence for people.
 
-    `is_own` says that only this request is concerned: those behind it in the line may go first without harm to it.
-    `is_brief` says that it is about to pass, so that waiting beats going elsewhere.
+    `is_own`: only this request is concerned, so those behind it may go first. `is_brief`: it passes soon, so waiting
+    beats going elsewhere.
     """
 
     sentence: str
@@ -180,7 +179,6 @@ class Capacity:
         return max(self._limits.decode_only_step_s, _COMPANY * self._view.step_time.predict_ns(1, longest) / 1e9)
 
     def _awaits_prompt(self, live: LiveRequest) -> bool:
-        """Tell whether another completion is computing its prompt."""
         if live.request.num_completions == 1 or live.computes_all:
             return False
         return live.request.key.whole in self._new_groups or any(
@@ -200,7 +198,6 @@ class Capacity:
         return fit
 
     def _siblings(self, live: LiveRequest) -> list[int]:
-        """Return the rows of other completions of the same request."""
         if live.request.num_completions == 1:
             return []
         running = (self._view.rows.state == RUNNING).nonzero()[0].tolist()
@@ -240,7 +237,6 @@ class Capacity:
 
 
 def is_protected(live: LiveRequest | None) -> bool:
-    """Tell whether a request was preempted as often as one may be."""
     return live is not None and live.preemptions.count >= MAX_PREEMPTIONS
 
 

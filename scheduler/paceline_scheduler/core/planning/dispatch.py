@@ -1,6 +1,6 @@
 """Which of several executors of a model a waiting request is meant for: decided late, when one of them could take it.
 
-There is one line for all of them. An executor that plans leaves a request to another one that has room for it too and
+There is one queue for all of them. An executor that plans leaves a request to another one that has room for it too and
 would bring it further sooner, because it has part of the prompt in its cache or less to do.
 """
 

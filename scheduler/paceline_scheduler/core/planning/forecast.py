@@ -1,6 +1,6 @@
-"""What is to be expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
+"""What is expected of an executor: how soon a prompt would be computed there, how fast tokens would follow.
 
-Works on the fitted step times and on what runs now. It is a forecast: what arrives later is not in it.
+Works on the fitted step times and on what runs now; later arrivals are not in it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _MIN_RATE_TOKENS = 16.0  # of a prompt, per step, however slow steps are: what t
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What comes before a request in its line. `num_bounded` of them may generate `max_output_tokens` in all."""
+    """What comes before a request in its queue. `num_bounded` of them may generate `max_output_tokens` in all."""
 
     num_requests: int
     num_tokens: float  # to compute before they generate
@@ -36,7 +36,6 @@ class Ahead:
         return Ahead(num_requests, self.num_tokens / num_executors, num_bounded, round(self.max_output_tokens * part))
 
     def mean_output(self, usual: float) -> float:
-        """Return the tokens that each generates: the usual number, or its bound."""
         if not self.num_requests:
             return usual
         bounded = min(self.max_output_tokens, self.num_bounded * usual)
@@ -81,7 +80,6 @@ class Load:
 
 
 def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
-    """Return what an executor has to do now."""
     rows = view.rows
     running = (rows.state == RUNNING).nonzero()[0]
     behind = np.maximum(rows.target[running] - rows.num_scheduled[running], 0).astype(np.int64)
@@ -121,7 +119,6 @@ def _num_timely(view: ExecutorView, limits: CoreLimits, num_running: int) -> int
 
 
 def _num_held(view: ExecutorView, rest: npt.NDArray[np.int64]) -> int:
-    """Return how many more requests of mean length have blocks."""
     running = view.rows.state == RUNNING
     if not len(rest):
         return len(view.rows.state)
@@ -158,7 +155,6 @@ class Idle:
     prefill_tokens_per_s: float
 
     def least_s(self, num_cached: int, num_known: int, num_output: int) -> float:
-        """Return the time until `num_output` more tokens of a request."""
         num_tokens = max(1, num_known - num_cached)
         step_s = self.view.step_time.predict_ns(1, num_known) / 1e9
         return num_tokens / self.prefill_tokens_per_s + (num_output - 1) * step_s

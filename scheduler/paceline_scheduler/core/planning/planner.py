@@ -21,10 +21,10 @@ from paceline_scheduler.core.suspects import in_order_of_trial
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 
 MAX_LOOKED_AT = 16
-"""Requests of the line that one plan looks at beyond those it admits: only such as no place here is meant for."""
+"""Requests of the queue that one plan looks at beyond those it admits: only such as no place here is meant for."""
 
 MAX_SCANNED = 4096
-"""Requests of the line that one plan passes at most, were all the others too large for this executor."""
+"""Requests of the queue that one plan passes at most, were all the others too large for this executor."""
 
 MAX_MOVES = 8
 """Requests that a draining executor gives away in one plan."""
@@ -36,11 +36,11 @@ _NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 class Waiting:
     """The requests that wait for the executor's model, the most urgent first.
 
-    `is_for_others` tells of a request whether it is better left to another executor. `takes` is there when this one is
-    draining: it tells of a request that runs here whether another one has room for it now.
+    `is_for_others` tells whether a request is better left to another executor. `takes`, of a draining executor, tells
+    whether another one has room for a request that runs here.
     """
 
-    line: Sequence[LiveRequest]
+    queue: Sequence[LiveRequest]
     is_for_others: Callable[[LiveRequest], bool]
     takes: Callable[[LiveRequest], bool] | None = None
 
@@ -84,7 +84,7 @@ def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision
     """Return the next step. Suspects get steps of their own, before all others. After one failed alone, a step of
     others comes first: it tells the request from the executor. Each suspect is tried once before any is tried twice.
     """
-    if not (view.is_doubted or view.suspect_rows or any(live.is_suspect for live in waiting.line[:1])):
+    if not (view.is_doubted or view.suspect_rows or any(live.is_suspect for live in waiting.queue[:1])):
         return _decide(view, *view.rows.decoding_and_prefilling(), waiting, limits)  # as nearly always
     left: list[LiveRequest] = []
     for decision, is_done in _candidates(view, waiting, limits):
@@ -103,10 +103,10 @@ def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Ite
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
         yield without, without.num_tokens > 0
     on_rows = [(row, _live(view.rows, row)) for row in sorted(view.suspect_rows)]
-    in_line = list(takewhile(lambda live: live.is_suspect, islice(waiting.line, MAX_LOOKED_AT)))
-    for row, live in in_order_of_trial(on_rows, in_line) if on_rows or in_line else ():
+    suspects = list(takewhile(lambda live: live.is_suspect, islice(waiting.queue, MAX_LOOKED_AT)))
+    for row, live in in_order_of_trial(on_rows, suspects) if on_rows or suspects else ():
         if row is None:
-            alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, line=[live], takes=None), limits)
+            alone = _decide(view, _NO_ROWS, _NO_ROWS, replace(waiting, queue=[live], takes=None), limits)
         else:
             alone = _decide(view, decoding[decoding == row], prefilling[prefilling == row], _NOBODY, limits)
         yield alone, not alone.is_empty
@@ -116,17 +116,15 @@ def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Ite
 def _without_suspects(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
-    """Return a step without suspects."""
     suspects = sorted(view.suspect_rows)
     decoding, prefilling = (index[~np.isin(index, suspects)] for index in (decoding, prefilling))
-    line = [live for live in islice(waiting.line, MAX_SCANNED) if not live.is_suspect]
-    return _decide(view, decoding, prefilling, replace(waiting, line=line), limits)
+    queue = [live for live in islice(waiting.queue, MAX_SCANNED) if not live.is_suspect]
+    return _decide(view, decoding, prefilling, replace(waiting, queue=queue), limits)
 
 
 def _decide(
     view: ExecutorView, decoding: RowIndex, prefilling: RowIndex, waiting: Waiting, limits: CoreLimits
 ) -> Decision:
-    """Return a step of these rows and of waiting requests."""
     rows = view.rows
     max_num_tokens = min(
         limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
@@ -142,21 +140,21 @@ def _decide(
     num_available -= len(growing_rows)
     decode_drafts = NO_COLUMN
     if np.count_nonzero(rows.num_drafts):
-        budget.num_reserved = MIN_CHUNK if len(prefilling) or waiting.line else 0
+        budget.num_reserved = MIN_CHUNK if len(prefilling) or waiting.queue else 0
         num_spare = 0 if preemptions else num_available
         decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget)
         growing_rows = np.concatenate((growing_rows, drafting_rows))
         num_available -= len(drafting_rows)
     # Who was just preempted for want of blocks would be the first to be admitted again.
-    line = () if preemptions else waiting.line
-    newcomers = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if line else None
-    num_first = _num_ahead(rows, prefilling, line)
-    if newcomers is not None and num_first:
-        newcomers.admit(line[:num_first])
+    queue = () if preemptions else waiting.queue
+    admitting = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if queue else None
+    num_first = _num_ahead(rows, prefilling, queue)
+    if admitting is not None and num_first:
+        admitting.admit(queue[:num_first])
     chunks = _continue_prefills(rows, prefilling, preemptions, budget)
-    if newcomers is not None and len(newcomers.admissions) == num_first:
-        newcomers.admit(line[num_first:] if num_first else line)
-    admissions = () if newcomers is None else tuple(newcomers.admissions)
+    if admitting is not None and len(admitting.admissions) == num_first:
+        admitting.admit(queue[num_first:] if num_first else queue)
+    admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
     return Decision(
         preemptions=preemptions,
@@ -167,7 +165,7 @@ def _decide(
         chunk_rows=np.array([row for row, _ in chunks], dtype=np.intp) if chunks else _NO_ROWS,
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
         admissions=admissions,
-        left_to_others=() if newcomers is None else tuple(newcomers.left_to_others),
+        left_to_others=() if admitting is None else tuple(admitting.left_to_others),
         num_tokens=budget.num_tokens,
         num_pairs=budget.num_pairs,
         predicted_ns=budget.predicted_ns(),
@@ -191,15 +189,15 @@ def _live(rows: RowColumns, row: int) -> LiveRequest:
     return live
 
 
-def _num_ahead(rows: RowColumns, prefilling: RowIndex, line: Sequence[LiveRequest]) -> int:
+def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveRequest]) -> int:
     """Return how many waiting requests are more urgent than every running one that still has known tokens to
     compute.
     """
     if not len(prefilling):
         return 0
     first = prefilling[0]
-    place = (float(rows.urgency[first]), int(rows.arrival_number[first]))
-    return sum(1 for _ in takewhile(lambda live: live.place < place, line))
+    key = (float(rows.urgency[first]), int(rows.arrival_number[first]))
+    return sum(1 for _ in takewhile(lambda live: live.queue_key < key, queue))
 
 
 def _fit_blocks(
@@ -262,7 +260,6 @@ def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num
 def _continue_prefills(
     rows: RowColumns, prefilling: RowIndex, preempted: tuple[int, ...], budget: StepBudget
 ) -> list[tuple[int, int]]:
-    """Return (row, num_tokens) of running requests with known tokens to compute."""
     chunks = []
     for row in prefilling.tolist():
         if row in preempted:
@@ -276,12 +273,11 @@ def _continue_prefills(
 
 
 def _wanted(rows: RowColumns, row: int) -> int:
-    """Return how many known tokens a row would compute in one step."""
     return min(int(rows.target[row] - rows.num_scheduled[row]), _live(rows, row).largest_chunk)
 
 
 class _Admissions:
-    """Who is admitted in one plan, from the head of a line, while rows, blocks and budget last."""
+    """Who is admitted in one plan, from the head of a queue, while rows, blocks and budget last."""
 
     def __init__(self, room: Capacity, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
         self.admissions: list[Admission] = []
@@ -291,11 +287,11 @@ class _Admissions:
         self._budget = budget
         self._num_passed = 0
 
-    def admit(self, line: Sequence[LiveRequest]) -> None:
+    def admit(self, queue: Sequence[LiveRequest]) -> None:
         """Admit from the head of the queue until a request does not fit. A head without room is not passed over, since
         a big request would starve behind small ones.
         """
-        for live in islice(line, MAX_SCANNED):
+        for live in islice(queue, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
                 return
             if not self._room.could_ever_hold(live):

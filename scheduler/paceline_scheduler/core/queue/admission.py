@@ -51,7 +51,7 @@ def check_queue(
     limits: CoreLimits,
     serving: Sequence[ExecutorState],
     *,
-    is_owed: bool = False,
+    is_returning: bool = False,
 ) -> None:
     """Refuse a request that would overfill the queue, or wait in it for too long. One that lost its scheduler keeps its
     place and is refused only by a full queue. `serving` are the executors that take requests for its model now; without
@@ -71,7 +71,7 @@ def check_queue(
         )
     ahead = waiting.ahead_of(live)
     fitting = [executor for executor in serving if live.fits(executor.description)]
-    if ahead.num_requests and fitting and not is_owed:
+    if ahead.num_requests and fitting and not is_returning:
         _check_first_token(outlook_of(live, fitting, ahead, limits).first_token_s, ahead, limits)
 
 
@@ -92,19 +92,18 @@ def _check_first_token(expected_s: float, ahead: Ahead, limits: CoreLimits) -> N
 
 
 def queue_full(waiting: WaitingQueue, limits: CoreLimits, retry_s: float) -> QueueFullError:
-    """Return the refusal by a full queue."""
     return QueueFullError(
         f"{waiting.num_requests} requests are waiting, the limit is {limits.max_num_queued_reqs}", retry_s
     )
 
 
-def hopeless(
+def deadline_misses(
     waiting: Iterable[LiveRequest], serving: Iterable[ExecutorState], limits: CoreLimits, now: float
 ) -> list[tuple[LiveRequest, DeadlineUnreachableError]]:
     """Return the requests that would miss their deadline before their first output, even alone."""
     executors = [idle(executor.view(), limits) for executor in serving]
     return [
-        (live, DeadlineUnreachableError(_hopeless_sentence(live)))
+        (live, DeadlineUnreachableError(_too_late_sentence(live)))
         for live in waiting
         # What has begun goes on while it can: its client has tokens already.
         if live.attempt == 0
@@ -125,7 +124,7 @@ def _is_late_on(live: LiveRequest, executor: Idle, left_s: float) -> bool:
     return left_s < executor.least_s(_num_cached(live, executor.view), live.num_known_tokens, num_output)
 
 
-def _hopeless_sentence(live: LiveRequest) -> str:
+def _too_late_sentence(live: LiveRequest) -> str:
     return (
         f"{live.num_known_tokens} tokens cannot be computed before its timeout passes, even alone; it was not started: "
         "allow more time or send less"

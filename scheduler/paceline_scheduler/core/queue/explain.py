@@ -18,7 +18,7 @@ from paceline_scheduler.errors import SchedulerError
 def explain(
     live: LiveRequest,
     executors: Mapping[str, ExecutorState],
-    line: Sequence[LiveRequest],
+    queue: Sequence[LiveRequest],
     position: int,
     limits: CoreLimits,
 ) -> Explanation:
@@ -31,7 +31,7 @@ def explain(
     if live.status is Status.PREEMPTED:
         waiting_for = f"{live.address} has to confirm that it stopped"
     elif live.status is Status.WAITING:
-        waiting_for = _waiting_for(line[0], executors, position, limits)
+        waiting_for = _waiting_for(queue[0], executors, position, limits)
         state = RequestState.PREEMPTED if live.preemptions.reason else RequestState.WAITING
     elif live.status is Status.RUNNING and executor is not None and not executor.attached:
         waiting_for = f"{live.address} has to attach again"
@@ -78,14 +78,14 @@ _STATES = {
 
 
 def _waiting_for(head: LiveRequest, executors: Mapping[str, ExecutorState], position: int, limits: CoreLimits) -> str:
-    sentence = _hindrance(head, executors, limits)
+    sentence = _blocker(head, executors, limits)
     if not position:
         return sentence
     requests = "1 more urgent request is" if position == 1 else f"{position} more urgent requests are"
     return f"{requests} ahead; for the first of them: {sentence}"
 
 
-def _hindrance(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
+def _blocker(live: LiveRequest, executors: Mapping[str, ExecutorState], limits: CoreLimits) -> str:
     """Return what keeps a request off every executor of its model, in one sentence."""
     sentences = []
     for address, executor in sorted(executors.items()):
@@ -96,11 +96,11 @@ def _hindrance(live: LiveRequest, executors: Mapping[str, ExecutorState], limits
         elif executor.draining:
             sentences.append(f"{address} is being drained")
         else:
-            sentences.append(_hindrance_on(live, executor, limits))
+            sentences.append(_blocker_on(live, executor, limits))
     return "; ".join(sentences) or f"an executor of the model {live.request.model!r} has to attach"
 
 
-def _hindrance_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:
+def _blocker_on(live: LiveRequest, executor: ExecutorState, limits: CoreLimits) -> str:
     view = executor.view()
     match Capacity(view, view.pool.num_available, limits).fit(live):
         case Blocker(sentence=sentence):

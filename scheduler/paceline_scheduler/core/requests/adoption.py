@@ -1,4 +1,4 @@
-"""Requests found on an executor that nobody here has asked for: another scheduler placed them, and is gone.
+"""Requests found on an executor that a former scheduler placed there.
 
 Also the rule for two sightings of one request: the higher attempt lives, at equal attempts the one that is delivered.
 Decides and builds; changes nothing.
@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.plan.values import FinishReason, Int32Array, RowFinish
 from paceline_scheduler.core.executors import SeenRow
-from paceline_scheduler.core.kept import KeptLogprobs, KeptOutput
-from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Preemptions, Status, place_of
+from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Preemptions, Status, queue_key_of
+from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.suspects import Suspicion
 
 _ENDS_FOR_CLIENTS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
@@ -39,14 +39,14 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
     submitted_s = now - min(context.waited_s, MAX_WAITED_S)
     return LiveRequest(
         request,
-        place_of(request, arrival_number, submitted_s),
+        queue_key_of(request, arrival_number, submitted_s),
         submitted_s,
         status=Status.WAITING if seen.released is None else Status.FINISHED,
         attempt=seen.attempt,
         preemptions=Preemptions(context.num_preemptions),
         suspicion=Suspicion(context.num_executor_deaths, context.last_death_offset),
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        output=KeptOutput.of(seen.output_token_ids, _kept_logprobs(seen)),
+        output=RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)),
         final=seen.released,
     )
 
@@ -56,18 +56,18 @@ def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:
     if seen.released is not None or seen.finish is RowFinish.ERROR or not seen.is_of(live.request):
         return False
     is_ahead = seen.attempt > live.attempt or (seen.attempt == live.attempt and live.held is None)
-    is_heard = live.detached_until_s is None
-    return is_ahead and not (is_heard and not np.array_equal(seen.output_token_ids[: len(output)], output))
+    has_listener = live.detached_until_s is None
+    return is_ahead and not (has_listener and not np.array_equal(seen.output_token_ids[: len(output)], output))
 
 
 def has_ended_elsewhere(seen: SeenRow, live: LiveRequest) -> bool:
     """Tell whether this is the end of a request that only seems to go on, in a lost row."""
-    is_unheard = live.detached_until_s is not None
-    return is_unheard and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
+    has_no_listener = live.detached_until_s is not None
+    return has_no_listener and seen.released is not None and seen.attempt >= live.attempt and seen.is_of(live.request)
 
 
-def _kept_logprobs(seen: SeenRow) -> KeptLogprobs | None:
+def _retained_logprobs(seen: SeenRow) -> RetainedLogprobs | None:
     if seen.request_context is None or seen.request_context.request.num_logprobs is None or seen.logprobs is None:
         return None
     columns = seen.logprobs
-    return KeptLogprobs(columns.offset, columns.of(columns.offset, seen.output_token_ids[columns.offset :]))
+    return RetainedLogprobs(columns.offset, columns.of(columns.offset, seen.output_token_ids[columns.offset :]))

@@ -3,8 +3,8 @@
 The one place that knows whether somebody listens. Refuses to know rows, blocks and the queue.
 
 A request is *open* from its submission until its end was decided: tokens are delivered for it. It stays known by its
-key until it has left its row. What a resumable request generated is *kept* after that, until its client has said that
-it has everything, or `KEEP_S`.
+key until it has left its row. The output of a resumable request is *retained* after that, until its client
+has said that it has everything, or for `RETAIN_S`.
 """
 
 from collections import OrderedDict
@@ -16,14 +16,14 @@ from paceline_scheduler.core.live import RESUME_WINDOW_S, LiveRequest
 from paceline_scheduler.core.queue.deadlines import Deadlines
 from paceline_scheduler.core.request import Request
 
-KEEP_S = 60.0
-MAX_KEPT = 4096
-MAX_KEPT_BYTES = 64 * 1024 * 1024
+RETAIN_S = 60.0
+MAX_RETAINED = 4096
+MAX_RETAINED_BYTES = 64 * 1024 * 1024
 _LOGPROB_BYTES = 128  # of one in memory, about
 _KEPT_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 
 
-def heard_by(request: Request, again: Request) -> Request:
+def with_listener_of(request: Request, again: Request) -> Request:
     """Return a request with the listener of a later attachment. The prompt stays: a chat rendered again may give other
     tokens, such as another date.
     """
@@ -44,9 +44,9 @@ class RequestTable:
         self._by_key: dict[RecordId, LiveRequest] = {}
         self._deadlines = Deadlines(lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s)
         self._windows = Deadlines(lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s)
-        self._kept: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
-        self._num_kept_bytes = 0
-        self._num_unheard = 0
+        self._retained: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # and until when, oldest first
+        self._num_retained_bytes = 0
+        self._num_without_listener = 0
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -60,8 +60,8 @@ class RequestTable:
 
     def new_handle(self) -> int:
         """Return a handle for a request without a listener."""
-        self._num_unheard += 1
-        return -self._num_unheard
+        self._num_without_listener += 1
+        return -self._num_without_listener
 
     def add(self, live: LiveRequest) -> None:
         """A former request of the same key is not found by it any more."""
@@ -69,7 +69,6 @@ class RequestTable:
         self._watch(live)
 
     def is_open(self, live: LiveRequest) -> bool:
-        """Tell whether tokens of a request are still delivered."""
         return self._by_handle.get(live.request.handle) is live
 
     def by_handle(self, handle: int) -> LiveRequest | None:
@@ -83,22 +82,21 @@ class RequestTable:
         self._by_handle.pop(live.request.handle, None)
 
     def remove(self, live: LiveRequest) -> None:
-        """Forget it: it has left its row as well."""
         if self._by_key.get(live.request.key) is live:
             del self._by_key[live.request.key]
 
     # Listeners
 
-    def heard(self) -> Iterable[LiveRequest]:
-        return (live for live in self._by_handle.values() if live.was_heard and live.detached_until_s is None)
+    def with_listener(self) -> Iterable[LiveRequest]:
+        return (live for live in self._by_handle.values() if live.had_listener and live.detached_until_s is None)
 
-    def heard_handles(self) -> list[int]:
-        return [live.request.handle for live in self.heard()]
+    def listening_handles(self) -> list[int]:
+        return [live.request.handle for live in self.with_listener()]
 
     def listen(self, live: LiveRequest, request: Request) -> None:
         """Deliver a request from now on to the handle of `request`, which is the same one."""
         self.close(live)
-        live.request, live.detached_until_s = heard_by(live.request, request), None
+        live.request, live.detached_until_s = with_listener_of(live.request, request), None
         self._by_handle[request.handle] = live
         self._watch(live)
 
@@ -120,45 +118,42 @@ class RequestTable:
         return self._windows.pop_passed(now)
 
     def next_s(self) -> float | None:
-        if self._deadlines.is_empty and self._windows.is_empty and not self._kept:
+        if self._deadlines.is_empty and self._windows.is_empty and not self._retained:
             return None
         times = [self._deadlines.next_s(), self._windows.next_s()]
-        if self._kept:
-            times.append(next(iter(self._kept.values()))[0])
+        if self._retained:
+            times.append(next(iter(self._retained.values()))[0])
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     # Outputs that somebody may come back for
 
-    def keep(self, live: LiveRequest, now: float) -> None:
+    def retain(self, live: LiveRequest, now: float) -> None:
         """Retain the output of an ended request, if its client may ask for it again."""
         wanted = live.request.is_resumable and not live.record.is_acknowledged
         if not wanted or live.final is None or live.final.reason not in _KEPT_REASONS:
             return
-        self.drop_old(now)
-        before = self.kept(live.request.key)
+        self.drop_expired(now)
+        before = self.retained(live.request.key)
         if self.by_key(live.request.key) is not None or (before is not None and before.attempt > live.attempt):
             return  # the id has been used again since
-        self.drop_kept(live.request.key)
-        self._kept[live.request.key] = (now + KEEP_S, live)
-        self._num_kept_bytes += _num_bytes(live)
-        while len(self._kept) > MAX_KEPT or self._num_kept_bytes > MAX_KEPT_BYTES:
-            self.drop_kept(next(iter(self._kept)))
+        self.drop_retained(live.request.key)
+        self._retained[live.request.key] = (now + RETAIN_S, live)
+        self._num_retained_bytes += _num_bytes(live)
+        while len(self._retained) > MAX_RETAINED or self._num_retained_bytes > MAX_RETAINED_BYTES:
+            self.drop_retained(next(iter(self._retained)))
 
-    def kept(self, key: RecordId) -> LiveRequest | None:
-        """Return the ended request of a key, if its output is retained."""
-        found = self._kept.get(key)
+    def retained(self, key: RecordId) -> LiveRequest | None:
+        found = self._retained.get(key)
         return None if found is None else found[1]
 
-    def drop_kept(self, key: RecordId) -> None:
-        """Drop the retained output of a request, if any."""
-        found = self._kept.pop(key, None)
+    def drop_retained(self, key: RecordId) -> None:
+        found = self._retained.pop(key, None)
         if found is not None:
-            self._num_kept_bytes -= _num_bytes(found[1])
+            self._num_retained_bytes -= _num_bytes(found[1])
 
-    def drop_old(self, now: float) -> None:
-        """Drop what was retained for long enough."""
-        while self._kept and next(iter(self._kept.values()))[0] <= now:
-            self.drop_kept(next(iter(self._kept)))
+    def drop_expired(self, now: float) -> None:
+        while self._retained and next(iter(self._retained.values()))[0] <= now:
+            self.drop_retained(next(iter(self._retained)))
 
 
 def _num_bytes(live: LiveRequest) -> int:

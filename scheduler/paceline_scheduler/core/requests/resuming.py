@@ -1,7 +1,7 @@
 """What a client that sends a request again finds: the rules of attachments, offsets and hashes. It only decides.
 
-Of the attachments of one request the highest number wins. A client is served from what the request has if that begins
-with what the client holds, told by length and rolling hash; else from what the client holds, if it sent it.
+The highest attachment of a request wins. A client continues from the request's output if that begins with what the
+client holds, by length and rolling hash; else from what it holds, if it sent that.
 """
 
 from enum import Enum
@@ -11,7 +11,7 @@ import numpy as np
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinishReason, Int32Array
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.request import Progress, Request, Resumption
+from paceline_scheduler.core.request import Request, ResumePoint, Resumption
 from paceline_scheduler.errors import DuplicateRequestError, ResumeMismatchError, StaleAttachmentError
 
 _NO_TOKENS: Int32Array = np.zeros(0, dtype=np.int32)
@@ -29,25 +29,25 @@ def resume_mode(live: LiveRequest | None, output: Int32Array, resumption: Resump
     """Return how a request goes on. `live` is the one of the same key, `output` what it has generated. Raises
     StaleAttachmentError, ResumeMismatchError or DuplicateRequestError.
     """
-    request, progress = resumption.request, resumption.progress
+    request, point = resumption.request, resumption.point
     if live is None or (live.final is not None and live.final.reason is FinishReason.ERROR):
-        return _from_prior(ResumeMode.START, progress, "is unknown")
+        return _from_prior(ResumeMode.START, point, "is unknown")
     has_ended = live.final is not None
-    if (has_ended or not live.was_heard) and live.request.body_digest != request.body_digest:
+    if (has_ended or not live.had_listener) and live.request.body_digest != request.body_digest:
         # The id was used for another request, which is over, or whose client left it before this scheduler came.
-        return _from_prior(ResumeMode.START, progress, "is unknown")
+        return _from_prior(ResumeMode.START, point, "is unknown")
     if live.final is not None and live.final.reason is FinishReason.CANCELLED and request.attachment == 1:
-        return _from_prior(ResumeMode.START, progress, "is unknown")  # sent anew, it is meant anew
+        return _from_prior(ResumeMode.START, point, "is unknown")  # sent anew, it is meant anew
     if not has_ended:
-        _check_body(live, request, progress)
+        _check_body(live, request, point)
         _check_attachment(live, request)
-    if holds_beginning(output, progress) and _is_told_whole(live, output, progress):
+    if holds_beginning(output, point) and _has_rest(live, output, point):
         return ResumeMode.ATTACH
-    return _from_prior(ResumeMode.START if has_ended else ResumeMode.RECOMPUTE, progress, "has other output")
+    return _from_prior(ResumeMode.START if has_ended else ResumeMode.RECOMPUTE, point, "has other output")
 
 
-def prior_of(progress: Progress) -> Int32Array:
-    return _NO_TOKENS if progress.prior_output_token_ids is None else progress.prior_output_token_ids
+def prior_of(point: ResumePoint) -> Int32Array:
+    return _NO_TOKENS if point.prior_output_token_ids is None else point.prior_output_token_ids
 
 
 def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> FinishReason:
@@ -57,10 +57,9 @@ def end_of_prior(request: Request, prior: Int32Array, num_allowed: int) -> Finis
     return FinishReason.LENGTH if len(prior) >= num_allowed else FinishReason.NONE
 
 
-def holds_beginning(output: Int32Array, progress: Progress) -> bool:
-    """Tell whether the output begins with what the client holds."""
-    offset = progress.resume_from
-    return offset <= len(output) and rolling_hash(HASH_START, output[:offset]) == progress.resume_hash
+def holds_beginning(output: Int32Array, point: ResumePoint) -> bool:
+    offset = point.resume_from
+    return offset <= len(output) and rolling_hash(HASH_START, output[:offset]) == point.resume_hash
 
 
 def _check_attachment(live: LiveRequest, request: Request) -> None:
@@ -76,19 +75,19 @@ def _check_attachment(live: LiveRequest, request: Request) -> None:
         )
 
 
-def _check_body(live: LiveRequest, request: Request, progress: Progress) -> None:
+def _check_body(live: LiveRequest, request: Request, point: ResumePoint) -> None:
     if live.request.body_digest == request.body_digest:
         return
-    if request.attachment > 1 or progress.resume_from:
+    if request.attachment > 1 or point.resume_from:
         raise ResumeMismatchError(
             f"request_id {request.key.request_id!r} belongs to a request with another body; choose another one"
         )
     raise DuplicateRequestError(f"request_id {request.key.request_id!r} is in use; choose another one")
 
 
-def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) -> bool:
+def _has_rest(live: LiveRequest, output: Int32Array, point: ResumePoint) -> bool:
     """Tell whether all log-probabilities that the client lacks are still there."""
-    asked, offset = live.request, progress.resume_from
+    asked, offset = live.request, point.resume_from
     if asked.num_prompt_logprobs is not None and not offset and len(output) and live.output.prompt_logprobs is None:
         return False
     if asked.num_logprobs is None:
@@ -96,9 +95,9 @@ def _is_told_whole(live: LiveRequest, output: Int32Array, progress: Progress) ->
     return live.output.logprobs is not None and live.output.logprobs.between(offset, len(output)) is not None
 
 
-def _from_prior(mode: ResumeMode, progress: Progress, what: str) -> ResumeMode:
-    if progress.resume_from and progress.prior_output_token_ids is None:
+def _from_prior(mode: ResumeMode, point: ResumePoint, what: str) -> ResumeMode:
+    if point.resume_from and point.prior_output_token_ids is None:
         raise ResumeMismatchError(
-            f"the request {what} beyond offset {progress.resume_from}; send the tokens as prior_output_token_ids"
+            f"the request {what} beyond offset {point.resume_from}; send the tokens as prior_output_token_ids"
         )
     return mode

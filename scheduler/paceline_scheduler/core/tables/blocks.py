@@ -56,7 +56,6 @@ class BlockPool:
         return granted
 
     def share(self, block: int) -> None:
-        """Add an owner to a cached or used block."""
         assert block in self._keys, "only tagged blocks are shared"
         if self._ref_counts[block] == 0:
             del self._cached[block]
@@ -90,7 +89,6 @@ class BlockPool:
         return self._blocks_by_key.get(key)
 
     def is_cached(self, block: int) -> bool:
-        """Tell whether the block has no owner but can be hit."""
         return block in self._cached
 
     def num_freed_by(self, blocks: Iterable[int]) -> int:

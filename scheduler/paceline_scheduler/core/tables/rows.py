@@ -74,7 +74,6 @@ class RowColumns:
         return int(np.count_nonzero(self.state == RUNNING))
 
     def free_rows(self, count: int) -> list[int]:
-        """Return the rows of the next `count` placements, in order."""
         return self._free_rows[: -count - 1 : -1]
 
     def decoding_and_prefilling(self) -> tuple[RowIndex, RowIndex]:
@@ -88,7 +87,6 @@ class RowColumns:
         return _indices(running & ~is_behind & (self.num_scheduled < self.limit)), prefilling
 
     def by_urgency(self, index: RowIndex) -> RowIndex:
-        """Return these rows, the most urgent first."""
         ordered: RowIndex = index[np.lexsort((self.arrival_number[index], self.urgency[index]))]
         return ordered
 
@@ -101,8 +99,8 @@ class RowColumns:
         else:
             self._free_rows.remove(row)
         num_prompt = live.num_prompt_tokens
-        self.state[row] = ENDING if live.is_stranger else RUNNING
-        self.ended[row] = live.is_stranger
+        self.state[row] = ENDING if live.is_orphan else RUNNING
+        self.ended[row] = live.is_orphan
         self.num_prompt[row] = num_prompt
         self.num_known[row] = self.target[row] = len(known)
         self.num_scheduled[row] = self.num_computed[row] = num_cached
@@ -111,7 +109,7 @@ class RowColumns:
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle
-        self.urgency[row], self.arrival_number[row] = live.place
+        self.urgency[row], self.arrival_number[row] = live.queue_key
         self.output_hash[row] = live.output.rolling_hash
         self.live[row] = live
         self._most_known = max(self._most_known, len(known))

@@ -1,6 +1,6 @@
-"""What is told of one request alone: at its cancellation, when an executor comes back, and to a client that comes back.
+"""Outputs of one request alone: at its cancellation, and when an executor or a client comes back.
 
-Builds outputs; changes nothing. What a step tells of many requests at once is in `executor/results`.
+Builds outputs; changes nothing. Those of a step, of many requests at once, are in `executor/results`.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from paceline_scheduler.core.live import LiveRequest, finish_notice
 from paceline_scheduler.core.outputs import TokenOutputs
 
 
-def told(
+def outputs_of(
     live: LiveRequest,
     offset: int,
     token_ids: Int32Array,

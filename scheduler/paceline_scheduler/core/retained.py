@@ -13,7 +13,7 @@ from paceline.plan.values import Int32Array, TokenLogprobs
 from paceline_scheduler.core.prefix import PrefixChain
 
 
-class KeptLogprobs:
+class RetainedLogprobs:
     """Those of an output from token `offset` on, which grow with it."""
 
     __slots__ = ("offset", "tokens")
@@ -34,18 +34,18 @@ class KeptLogprobs:
 
 
 @dataclass(slots=True, eq=False)
-class KeptOutput:
+class RetainedOutput:
     """The tokens of an output as they were when its request left its row; log-probabilities as they were told."""
 
     token_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     rolling_hash: int = HASH_START  # of token_ids
-    logprobs: KeptLogprobs | None = None  # if asked for: one who comes back may not have them all
+    logprobs: RetainedLogprobs | None = None  # if asked for: one who comes back may not have them all
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
 
     @staticmethod
-    def of(token_ids: Int32Array, logprobs: KeptLogprobs | None = None) -> "KeptOutput":
-        return KeptOutput(token_ids, rolling_hash(HASH_START, token_ids), logprobs)
+    def of(token_ids: Int32Array, logprobs: RetainedLogprobs | None = None) -> "RetainedOutput":
+        return RetainedOutput(token_ids, rolling_hash(HASH_START, token_ids), logprobs)
 
     def append(self, token_ids: Int32Array) -> None:
         self.token_ids = np.concatenate((self.token_ids, token_ids))
@@ -58,11 +58,9 @@ class KeptOutput:
         self.chains.clear()
 
     def forget_logprobs(self) -> None:
-        """Forget what was delivered."""
         self.logprobs = self.prompt_logprobs = None
 
-    def keep_logprobs(self, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
-        """Remember those delivered, from token `offset` on."""
+    def retain_logprobs(self, offset: int, tokens: tuple[TokenLogprobs, ...]) -> None:
         if self.logprobs is None or self.logprobs.end != offset:
-            self.logprobs = KeptLogprobs(offset)
+            self.logprobs = RetainedLogprobs(offset)
         self.logprobs.tokens.extend(tokens)
