@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
@@ -71,6 +72,24 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     return _fail(
         state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in requests.pop_late(now)], now
     )
+
+
+def give_way(state: CoreState, executor: ExecutorState, now: float) -> None:
+    """End what nobody has listened to for a while and what keeps others waiting: places in the line, and rows.
+
+    Whoever waits in the line is in the way of all who come: they are refused where too much is ahead of them. What runs
+    is in the way of those in the line whom somebody listens to.
+    """
+    if executor.draining or not state.executors.is_synced:
+        return  # what waits does so for another reason
+    line = tuple(state.waiting.line(executor.description.model))
+    for live in line:
+        if live.must_give_way(now):
+            state.give_up(live, now)
+    if any(live.detached_until_s is None for live in line):
+        for live in [live for live in executor.rows.live if live is not None and state.requests.is_open(live)]:
+            if live.must_give_way(now):
+                state.give_up(live, now)
 
 
 def refuse_hopeless(state: CoreState, now: float) -> tuple[Failure, ...]:

@@ -99,6 +99,11 @@ class RequestTable:
         """Return the open requests that somebody listens to."""
         return (live for live in self._by_handle.values() if live.was_heard and live.detached_until_s is None)
 
+    @property
+    def may_be_unheard(self) -> bool:
+        """Whether there may be open requests that nobody listens to; False is certain."""
+        return not self._windows.is_empty
+
     def heard_handles(self) -> list[int]:
         """Return the handles of those that somebody listens to."""
         return [live.request.handle for live in self.heard()]
