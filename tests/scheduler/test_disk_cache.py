@@ -150,7 +150,7 @@ def test_without_a_folder_nothing_is_kept():
     """As in tests, and where nobody wants it."""
     cache = DiskCache()
     cache.store("a", b"data")
-    assert (cache.is_kept, cache.load("a")) == (False, None)
+    assert (cache.is_enabled, cache.load("a")) == (False, None)
 
 
 def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):

@@ -129,7 +129,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """priority orders requests of a tenant; lower runs earlier. Range -100 to 100, default 0."""
     resumable: _builtins.bool
-    """resumable detaches the request instead of cancelling it when its stream ends."""
+    """resumable detaches the request instead of cancelling it when its stream ends: it goes on for 30 s, or 3 s where it
+    keeps others waiting.
+    """
     attachment: _builtins.int
     """attachment numbers the client's attachments to this request: 1, 2, …; the highest wins and an older one ends with
     ABORTED. 0 counts as 1.

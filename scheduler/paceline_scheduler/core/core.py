@@ -118,7 +118,10 @@ class Core:
             return None
         for admission in decision.admissions:
             state.waiting.remove(admission.live)
-        return executor.commit(decision, tags, releases, now)
+        plan = executor.commit(decision, tags, releases, now)
+        if queue and state.requests.may_be_detached:
+            ending.end_detached(state, executor, now)
+        return plan
 
     def _finish_step(self, address: str, result: StepResult, now: float) -> tuple[StepInFlight, Outputs]:
         state = self._state

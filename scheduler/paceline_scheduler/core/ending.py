@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
+from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
@@ -71,6 +72,24 @@ def expire(state: CoreState, now: float) -> tuple[Failure, ...]:
     return _fail(
         state, [(live, DeadlineExceededError(_deadline_sentence(live))) for live in requests.pop_late(now)], now
     )
+
+
+def end_detached(state: CoreState, executor: ExecutorState, now: float) -> None:
+    """End requests that nobody has listened to for a while and that keep others waiting, in the queue and on rows.
+
+    One in the queue is in the way of all who come: they are refused where too much is ahead of them. One that runs is
+    in the way of those in the queue that have a listener.
+    """
+    if executor.draining or not state.executors.is_synced:
+        return  # what waits does so for another reason
+    queue = tuple(state.waiting.of_model(executor.description.model))
+    for live in queue:
+        if live.is_abandoned(now):
+            state.give_up(live, now)
+    if any(live.detached_until_s is None for live in queue):
+        for live in [live for live in executor.rows.live if live is not None and state.requests.is_open(live)]:
+            if live.is_abandoned(now):
+                state.give_up(live, now)
 
 
 def refuse_late(state: CoreState, now: float) -> tuple[Failure, ...]:

@@ -60,7 +60,7 @@ class Resume(Event[tuple[Resumed, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Detach(Event[None]):
-    """Nobody listens to a request for now: a resumable one goes on for `live.RESUME_WINDOW_S`, then it is cancelled.
+    """Nobody listens to a request for now: a resumable one goes on for `live.RESUME_WINDOW_S`, or less in others' way.
 
     Another one is cancelled at once; unknown handles are ignored.
     """

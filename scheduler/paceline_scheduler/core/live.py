@@ -20,6 +20,9 @@ step of priority comes before or after."""
 RESUME_WINDOW_S = 30.0
 """How long a resumable request goes on without anybody who listens."""
 
+ABANDONED_AFTER_S = 3.0
+"""How long it does so where it keeps others waiting. Clients come back sooner from what they survive."""
+
 MAX_WAITED_S = 60.0
 """What a client may say at most that its request has waited elsewhere: it sets the queue key."""
 
@@ -103,6 +106,10 @@ class LiveRequest:
     final: FinalRelease | None = None  # how it ended
     record: EndRecord = field(default_factory=EndRecord)
     is_orphan: bool = False  # found on a row where nobody asks for it: it only has to leave
+
+    def is_abandoned(self, now: float) -> bool:
+        """Tell whether nobody has listened for so long that it may not keep others waiting."""
+        return self.detached_until_s is not None and now >= self.detached_until_s - RESUME_WINDOW_S + ABANDONED_AFTER_S
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -90,6 +90,11 @@ class RequestTable:
     def with_listener(self) -> Iterable[LiveRequest]:
         return (live for live in self._by_handle.values() if live.had_listener and live.detached_until_s is None)
 
+    @property
+    def may_be_detached(self) -> bool:
+        """Whether there may be open requests without a listener; False is certain."""
+        return not self._windows.is_empty
+
     def listening_handles(self) -> list[int]:
         return [live.request.handle for live in self.with_listener()]
 
