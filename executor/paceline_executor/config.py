@@ -67,6 +67,13 @@ class RunnerKind(enum.Enum):
     SIMULATED = "simulated"
 
 
+class LoadFormat(enum.Enum):
+    """How weights are come by."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """An executor's configuration, every value in range. None means: measured, or taken from the model."""
@@ -77,6 +84,7 @@ class Config:
     offline: bool
     hub_endpoint: str | None
     cache_dir: Path
+    load_format: LoadFormat
     host: str
     port: int
     health_port: int
@@ -107,6 +115,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
     if values.runner is not RunnerKind.SIMULATED and values.step_times is not None:
         parser.error("--step-times needs --runner simulated")
+    if values.load_format is LoadFormat.DUMMY and values.model is None:
+        parser.error("--load-format dummy needs --model: a folder whose config.json says the shape")
     values.model = values.model or DEFAULT_MODEL
     if values.port == values.health_port != 0:
         parser.error("--port and --health-port must differ")
@@ -155,6 +165,14 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         default=default_cache_dir(os.environ),
         metavar="DIR",
         help="Where fetched models are kept. [default: %(default)s]",
+    )
+    group.add_argument(
+        "--load-format",
+        type=_choice(LoadFormat),
+        default=LoadFormat.AUTO,
+        metavar="FORMAT",
+        help="auto reads the weights; dummy makes random ones of the shape in the model's config.json, for benchmarks."
+        " [default: auto]",
     )
     group.add_argument(
         "--quantization",

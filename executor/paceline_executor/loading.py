@@ -16,7 +16,7 @@ import structlog
 from paceline.bytes_tokenizer import CHAT_TEMPLATE, END_TOKEN_IDS, PRINTABLE, VOCAB_SIZE, make_bytes_tokenizer
 from paceline.plan.texts import MAX_NAME_BYTES, readable
 from paceline.plan.values import MAX_BLOCKS, GenerationDefaults
-from paceline_executor.config import Config, RunnerKind
+from paceline_executor.config import Config, LoadFormat, RunnerKind
 from paceline_executor.errors import LimitError, ShortMemoryError
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
@@ -28,7 +28,15 @@ from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
-from paceline_executor.weights import FetchOptions, FetchProgress, ModelConfig, load_model, resolve_model
+from paceline_executor.weights import (
+    Checkpoint,
+    FetchOptions,
+    FetchProgress,
+    ModelConfig,
+    load_dummy,
+    load_model,
+    resolve_model,
+)
 from paceline_executor.weights.known_models import KNOWN_MODELS
 from paceline_executor.weights.tokenizer import SpecialTokens, TokenizerBundle, make_bundle, with_defaults
 
@@ -118,8 +126,7 @@ def _load_model(config: Config) -> Loaded:
     )
     structlog.get_logger().info("model", path=str(path))
     progress.log("model_load", "reading", 0.0)
-    checkpoint, tokenizer = load_model(path)
-    tokenizer = recommend(config.model, tokenizer)
+    checkpoint, tokenizer = _open(config, path)
     numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     limits = limits_for(config, checkpoint.config, numerics, available_bytes())
 
@@ -160,8 +167,18 @@ def _load_model(config: Config) -> Loaded:
         step_points=step_points,
         device="cpu",
         num_threads=runner.num_threads,
+        has_dummy_weights=config.load_format is LoadFormat.DUMMY,
     )
     return Loaded(Engine(RowTable(limits), runner), description)
+
+
+def _open(config: Config, path: Path) -> tuple[Checkpoint, TokenizerBundle]:
+    """Weights and tokenizer, read or invented."""
+    if config.load_format is LoadFormat.DUMMY:
+        dummy, own = load_dummy(path)
+        return dummy, own or simulated_tokenizer(dummy.config.vocab_size)
+    checkpoint, tokenizer = load_model(path)
+    return checkpoint, recommend(config.model, tokenizer)
 
 
 def recommend(model: str, tokenizer: TokenizerBundle) -> TokenizerBundle:

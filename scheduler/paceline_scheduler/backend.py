@@ -41,6 +41,7 @@ class ServedModel:
     num_parameters: int
     quantization: str
     tokenizer: TokenizerSource
+    has_dummy_weights: bool = False
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

@@ -200,6 +200,7 @@ models = every_field(
     end_token_ids=token_ids,
     has_chat_template=st.booleans(),
     default_sampling=defaults,
+    has_dummy_weights=st.booleans(),
 )
 welcomes = every_field(
     plan.Welcome,

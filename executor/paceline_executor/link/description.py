@@ -25,6 +25,7 @@ class Description:
     step_points: tuple[tuple[int, int], ...]  # (num_tokens, duration_ns), measured while warming up
     device: str
     num_threads: int  # 0 for a device that has none
+    has_dummy_weights: bool = False  # random numbers, for benchmarks
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """What every accepted scheduler is told, but for epoch and protocol."""
@@ -51,6 +52,7 @@ class Description:
             end_token_ids=self.tokenizer.end_token_ids,
             has_chat_template=self.tokenizer.chat_template is not None,
             default_sampling=self.tokenizer.defaults,
+            has_dummy_weights=self.has_dummy_weights,
         )
 
     def kv_geometry(self) -> KvGeometry:

@@ -1,6 +1,7 @@
 """Random weights of a model's shape, made on the device that computes with them: for benchmarks, without any file.
 
-Knows which numbers keep what a model computes finite and of ordinary size. It refuses to know files.
+Apart from `weights.dummy`, whose numbers the host makes for a CPU: 16 GB of them would take it most of a minute. Knows
+which numbers keep what a model computes finite and of ordinary size. It refuses to know files.
 """
 
 from dataclasses import dataclass

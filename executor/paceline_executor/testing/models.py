@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, LinearScaling, Rope
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -71,18 +71,6 @@ MetadataInput = bool | int | float | str | list[str] | list[int] | list[float]
 def default_model_path(environ: Mapping[str, str]) -> Path:
     """The default model's file, fetched into the cache that `environ` names unless it is there."""
     return resolve_model(DEFAULT_MODEL, cache_dir=default_cache_dir(environ), on_progress=lambda _: None)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBytes:
-    """A `ByteSource` without a file."""
-
-    data: bytes
-    path: Path = Path("memory")
-
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        """See `ByteSource`."""
-        buffer[:] = self.data[start : start + buffer.nbytes]
 
 
 class RandomCheckpoint:

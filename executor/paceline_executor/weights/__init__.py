@@ -9,7 +9,7 @@ from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, RopeSc
 from paceline_executor.weights.fetch import default_cache_dir, resolve_model
 from paceline_executor.weights.fetching import FetchOptions, FetchPhase, FetchProgress
 from paceline_executor.weights.known_models import DEFAULT_MODEL, KnownModel, list_known_models
-from paceline_executor.weights.loading import load_checkpoint, load_model, load_tokenizer
+from paceline_executor.weights.loading import load_checkpoint, load_dummy, load_model, load_tokenizer
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "default_cache_dir",
     "list_known_models",
     "load_checkpoint",
+    "load_dummy",
     "load_model",
     "load_tokenizer",
     "resolve_model",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline_executor.errors import UnsupportedModelError
 from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.dummy import dummy_checkpoint
 from paceline_executor.weights.gguf_file import checkpoint_from_gguf
 from paceline_executor.weights.gguf_header import GgufHeader, read_gguf_header
 from paceline_executor.weights.refusals import UNSAFE_SUFFIXES, unreadable, unsupported
@@ -30,6 +31,16 @@ def load_model(path: Path) -> tuple[Checkpoint, TokenizerBundle]:
     if _has_own_tokenizer(path):
         return checkpoint, tokenizer_from_folder(path, checkpoint.config.vocab_size)
     return checkpoint, tokenizer_from_gguf(header)
+
+
+def load_dummy(folder: Path) -> tuple[Checkpoint, TokenizerBundle | None]:
+    """Random weights of the shape that the folder's config.json says, and its tokenizer, if there is one.
+
+    Raises ModelNotFoundError, ModelCorruptError or UnsupportedModelError.
+    """
+    checkpoint = dummy_checkpoint(folder)
+    tokenizer = tokenizer_from_folder(folder, checkpoint.config.vocab_size) if _has_own_tokenizer(folder) else None
+    return checkpoint, tokenizer
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -79,6 +79,18 @@ class FileBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBytes:
+    """A `ByteSource` without a file."""
+
+    data: bytes
+    path: Path = Path("memory")
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """See `ByteSource`."""
+        buffer[:] = self.data[start : start + buffer.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor. Whoever makes it has checked that its bytes are there and fit the shape.
 

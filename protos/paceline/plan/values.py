@@ -517,6 +517,7 @@ class Model:
     end_token_ids: tuple[int, ...] = ()
     has_chat_template: bool = False
     default_sampling: GenerationDefaults = GenerationDefaults()
+    has_dummy_weights: bool = False  # random numbers, for benchmarks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1344,7 +1344,7 @@ class Model(_message.Message):
     quantization: _builtins.str
     """quantization names the weight format, such as "Q4_1"; empty when unquantised."""
     has_dummy_weights: _builtins.bool
-    """has_dummy_weights says that the weights are random numbers, for benchmarks. Always false yet."""
+    """has_dummy_weights says that the weights are random numbers, for benchmarks."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end_token_ids end a completion unless ignore_eos is set."""

@@ -131,6 +131,7 @@ def model(served: ServedModel) -> inference_pb2.Model:
         num_parameters=served.num_parameters,
         quantization=served.quantization,
         default_sampling=write_defaults(served.tokenizer.defaults),
+        has_dummy_weights=served.has_dummy_weights,
     )
 
 

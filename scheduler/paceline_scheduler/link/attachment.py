@@ -55,6 +55,7 @@ def served_models(executors: Iterable[Attachment]) -> tuple[ServedModel, ...]:
             num_parameters=model.num_parameters,
             quantization=model.quantization,
             tokenizer=tokenizer,
+            has_dummy_weights=model.has_dummy_weights,
         )
     return tuple(served[name] for name in sorted(served))
 

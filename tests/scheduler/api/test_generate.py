@@ -1,5 +1,7 @@
 """InferenceService over real gRPC: one request per call, and the short calls."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -305,6 +307,15 @@ async def test_a_client_that_does_not_read_is_cut_and_others_are_not(server, stu
         assert [(handle, reason) for handle, _, reason in backend.asked.ended] == [(slow_handle, FinishReason.ERROR)]
         code, details = await refusal(slow)
     assert (code, details[ErrorInfo].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
+
+
+async def test_random_weights_are_told_of(stub, backend):
+    """Nobody should take their outputs for a model's."""
+    (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
+    assert not model.has_dummy_weights
+    backend.served = tuple(replace(served, has_dummy_weights=True) for served in backend.served)
+    (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
+    assert model.has_dummy_weights
 
 
 async def test_models_are_listed_and_described(stub, backend):

@@ -70,6 +70,7 @@ def write_model(model: Model) -> inference_pb2.Model:
         num_parameters=model.num_parameters,
         quantization=model.quantization,
         default_sampling=write_defaults(model.default_sampling),
+        has_dummy_weights=model.has_dummy_weights,
     )
 
 
@@ -84,6 +85,7 @@ def _read_model(message: inference_pb2.Model) -> Model:
         end_token_ids=tuple(message.end_token_ids),
         has_chat_template=message.has_chat_template,
         default_sampling=read_defaults(message.default_sampling),
+        has_dummy_weights=message.has_dummy_weights,
     )
 
 

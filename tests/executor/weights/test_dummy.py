@@ -1,0 +1,69 @@
+"""Weights that are invented: of the shape that a config.json says, served like others, and told to be so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paceline_executor.config import parse_config
+from paceline_executor.errors import ModelNotFoundError
+from paceline_executor.loading import load
+from paceline_executor.weights import load_dummy
+
+SHAPE = {
+    "model_type": "gemma2",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A config.json and nothing else."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return tmp_path
+
+
+def test_weights_have_the_shapes_of_the_configuration(folder):
+    """The same each time, and another matrix has other numbers."""
+    checkpoint, tokenizer = load_dummy(folder)
+    assert tokenizer is None
+    for name, shape in checkpoint.config.tensor_shapes().items():
+        values = checkpoint.tensor(name)
+        assert (values.shape, values.dtype) == (shape, np.float32)
+        assert np.array_equal(values, load_dummy(folder)[0].tensor(name))
+        assert np.array_equal(values.tobytes(), checkpoint.stored(name).read().tobytes())
+        assert checkpoint.quantized(name) is None
+    first, second = (checkpoint.tensor(f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(2))
+    assert not np.array_equal(first, second)
+    with pytest.raises(KeyError):
+        checkpoint.quantized("lm_head.bias")
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path):
+    """It is all that is needed."""
+    with pytest.raises(ModelNotFoundError, match=r"cannot read .*config\.json"):
+        load_dummy(tmp_path)
+
+
+@pytest.mark.parametrize("numbers", ["auto", "none"])
+def test_an_executor_serves_them_and_says_what_they_are(folder, numbers):
+    """With a tokenizer of bytes, as large as the vocabulary."""
+    arguments = ["--model", str(folder), "--load-format", "dummy", "--quantization", numbers, "--num-threads", "1"]
+    loaded = load(parse_config([*arguments, "--max-num-seqs", "2", "--kv-cache-memory", "4MiB"]))
+    model = loaded.description.served_model()
+    assert (model.has_dummy_weights, model.architecture, model.vocab_size) == (True, "gemma2", 300)
+    assert loaded.description.welcome(b"i", b"k", 4).model == model
+
+
+def test_the_shape_has_to_be_said(capsys):
+    """A model by its name has weights."""
+    with pytest.raises(SystemExit):
+        parse_config(["--load-format", "dummy"])
+    assert "--load-format dummy needs the --model whose config.json says the shape" in capsys.readouterr().err
