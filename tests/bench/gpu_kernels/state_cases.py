@@ -1,4 +1,4 @@
-"""What a step does for rows beside its model: input building, draws, verification of drafts, the advance of rows.
+"""What a step does for rows beside its model: inputs, draws, verification of drafts, the advance of rows, results.
 
 All of it is so little that only its time says something: 256 rows that go on, with and without drafts.
 """
@@ -14,6 +14,9 @@ from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, mismatch_of, 
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.draws import reference as draws_reference
 from paceline_kernels.draws.triton import advance_rows, draw_inputs
+from paceline_kernels.result_ring import new_ring
+from paceline_kernels.result_ring import reference as ring_reference
+from paceline_kernels.result_ring.triton import write_results
 from paceline_kernels.sampling.columns import Samples
 from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
 from paceline_kernels.step_inputs import reference as step_inputs_reference
@@ -37,7 +40,7 @@ class _Rows:
 
 
 def cases(scale: Scale, place: Place) -> Iterator[Case]:
-    """The three operations, without drafts and with some."""
+    """The operations, without drafts and with some."""
     if scale is Scale.ODD:
         yield from _of_rows(place, _Rows(3, 7, 2, 16, 4))
     if scale is Scale.FULL:
@@ -46,7 +49,13 @@ def cases(scale: Scale, place: Place) -> Iterator[Case]:
 
 
 def _of_rows(place: Place, rows: _Rows) -> Iterator[Case]:
-    for op, build in (("step inputs", _step_inputs), ("draw inputs", _draw_inputs), ("advance rows", _advance_rows)):
+    builders = {
+        "step inputs": _step_inputs,
+        "draw inputs": _draw_inputs,
+        "advance rows": _advance_rows,
+        "write results": _write_results,
+    }
+    for op, build in builders.items():
         yield Case(
             op=op,
             shape={"rows": rows.num_rows, "drafts": rows.num_drafts},
@@ -91,14 +100,8 @@ def _draw_inputs(place: Place, rows: _Rows, seed: int) -> Work:
 
 
 def _advance_rows(place: Place, rows: _Rows, seed: int) -> Work:
-    """Every other draw equals its draft. Replays go on with rows that have advanced, which changes no work."""
-    state, draws, plan = _columns(rows, seed)
-    batch = step_inputs_reference.step_inputs(state, plan, rows.num_tokens, rows.block_size)
-    drawn = draws_reference.draw_inputs(state, draws, plan, batch, rows.num_tokens, rows.num_drafts)
-    tokens = torch.arange(rows.num_tokens, dtype=torch.int32) % 2
-    nothing = torch.zeros(rows.num_tokens, 0)
-    samples = Samples(tokens, torch.zeros_like(tokens), torch.zeros(rows.num_tokens), nothing.int(), nothing)
-    host = (state, draws, plan, batch, drawn, samples, rows.num_drafts)
+    """Replays go on with rows that have advanced, which changes no work."""
+    host = _drawn(rows, seed)
     device = [moved(value, place.device) for value in host]
 
     def error(way: Way) -> float:
@@ -108,6 +111,39 @@ def _advance_rows(place: Place, rows: _Rows, seed: int) -> Work:
         return wrong + _mismatch(ours[0], expected[0]) + _mismatch(ours[1], expected[1])
 
     return Work(lambda: advance_rows(*device), None, error)
+
+
+def _write_results(place: Place, rows: _Rows, seed: int) -> Work:
+    """Of the same step, into host memory; a replay writes the slot again."""
+    step = _drawn(rows, seed)
+    *_, drawn, samples, _ = step
+    advanced = draws_reference.advance_rows(*step)
+    host = (torch.ones(1, dtype=torch.int64), advanced, drawn, samples)
+    device = [moved(value, place.device) for value in host]
+    ours, expected = (
+        new_ring(2, rows.num_rows, rows.num_tokens, pinned=is_ours and place.device.type == "cuda")
+        for is_ours in (True, False)
+    )
+    ring_reference.write_results(expected, *host)
+
+    def error(way: Way) -> float:
+        way(lambda: write_results(ours, *device))
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()
+        return _mismatch(ours, expected)
+
+    return Work(lambda: write_results(ours, *device), None, error)
+
+
+def _drawn(rows: _Rows, seed: int) -> tuple[Any, ...]:
+    """What `advance_rows` is given, on the host. Every other draw equals its draft."""
+    state, draws, plan = _columns(rows, seed)
+    batch = step_inputs_reference.step_inputs(state, plan, rows.num_tokens, rows.block_size)
+    drawn = draws_reference.draw_inputs(state, draws, plan, batch, rows.num_tokens, rows.num_drafts)
+    tokens = torch.arange(rows.num_tokens, dtype=torch.int32) % 2
+    nothing = torch.zeros(rows.num_tokens, 0)
+    samples = Samples(tokens, torch.zeros_like(tokens), torch.zeros(rows.num_tokens), nothing.int(), nothing)
+    return state, draws, plan, batch, drawn, samples, rows.num_drafts
 
 
 def _columns(rows: _Rows, seed: int) -> tuple[RowState, RowDraws, PlanColumns]:

@@ -180,6 +180,14 @@ def test_only_block_ids_that_a_gpu_cannot_read_are_checked_and_sent(monkeypatch)
     assert [[id(column) for column in columns] for columns in as_they_were] == [[id(device)] * 2, [id(host)] * 2]
 
 
+def test_a_reference_on_another_device_makes_its_own_memory(place):
+    """Where kernels run on a GPU references run beside them on the CPU; `torch.empty` serves both."""
+    ours = place(torch.zeros(1))
+    elsewhere = torch.device("meta")
+    assert torch.empty(2, 3, dtype=torch.int32, device=elsewhere).device == elsewhere
+    assert torch.empty((2,), dtype=torch.float32, device=ours.device).isnan().all()
+
+
 def test_nothing_to_do_launches_nothing(place):
     """An empty batch is a batch."""
     none = torch.zeros(0, dtype=torch.int32)

@@ -39,7 +39,7 @@ class TooManyLaunchesError(Exception):
 
 def compile_case(name: str, call: Callable[[], object]) -> Iterator[Resources]:
     """The kernels that a call launches, compiled and measured; each of them once."""
-    with _launches_compile_only() as compiled:
+    with launches_compile_only() as compiled:
         call()
     kernels = {id(kernel): kernel for kernel in compiled}.values()
     if len({kernel.metadata.name for kernel in kernels}) < len(kernels):
@@ -51,7 +51,7 @@ def compile_case(name: str, call: Callable[[], object]) -> Iterator[Resources]:
 
 
 @contextmanager
-def _launches_compile_only() -> Iterator[list[Any]]:
+def launches_compile_only() -> Iterator[list[Any]]:
     """While this lasts, every launch compiles and adds the compiled kernel to the list, and nothing runs."""
     compiled: list[Any] = []
     launch = JITFunction.run

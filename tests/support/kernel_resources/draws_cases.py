@@ -1,4 +1,4 @@
-"""How draws and advances of rows are launched: without drafts, and with the largest table there is."""
+"""How draws, advances of rows and their results are launched: without drafts, and with the largest tables there are."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,17 +6,28 @@ from functools import partial
 import torch
 
 from kernel_resources.case import Case, meta
-from paceline_kernels.draws import MAX_DRAFTS, MAX_END_TOKENS, RowDraws, advance_rows, draw_inputs
-from paceline_kernels.sampling.columns import Samples
-from paceline_kernels.step_inputs import PlanColumns, RowState, StepInputs
+from paceline_kernels.draws import (
+    MAX_DRAFTS,
+    MAX_END_TOKENS,
+    Advanced,
+    DrawInputs,
+    RowDraws,
+    advance_rows,
+    draw_inputs,
+)
+from paceline_kernels.result_ring import ResultRing, write_results
+from paceline_kernels.sampling.columns import Samples, SamplingParameters
+from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
 
 _ROWS, _MAX_TOKENS, _DRAWS = 1024, 131_072, 2048
 
 
 def cases() -> Iterator[Case]:
-    """Many rows without drafts, and one with the largest table."""
+    """Many rows without drafts, and one with the largest table; results of a batch, and of as many rows as may be."""
     yield Case("draws 1024", partial(_call, 1024, 0, 2))
     yield Case("draws 1 drafts", partial(_call, 1, MAX_DRAFTS, MAX_END_TOKENS))
+    for num_planned in (256, MAX_PLANNED_ROWS):
+        yield Case(f"results {num_planned}", partial(call_results, num_planned))
 
 
 def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
@@ -54,3 +65,24 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     draws = draw_inputs(state, rows, plan, batch, _DRAWS, max_drafts)
     samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
     advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
+
+
+def call_results(num_planned: int) -> None:
+    """Write what a step of so many rows brought."""
+    planned, tokens = meta(num_planned, dtype=torch.int32), meta(_DRAWS, dtype=torch.int32)
+    ring = ResultRing(
+        steps=meta(4, dtype=torch.int64),
+        num_accepted=meta(4, MAX_PLANNED_ROWS, dtype=torch.int32),
+        finish=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
+        problems=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
+        token_ids=meta(4, _DRAWS, dtype=torch.int32),
+    )
+    draws = DrawInputs(
+        places=tokens,
+        cu_draws=meta(num_planned + 1, dtype=torch.int32),
+        rows=tokens,
+        parameters=SamplingParameters(*[tokens] * 7),
+    )
+    samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
+    advanced = Advanced(planned, meta(num_planned, dtype=torch.uint8))
+    write_results(ring, meta(1, dtype=torch.int64), advanced, draws, samples)

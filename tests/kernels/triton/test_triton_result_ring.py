@@ -1,0 +1,198 @@
+"""result_ring: what steps bring their rows is read on the host as it was, step after step, and never half."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_kernels.draws import Advanced, DrawInputs, RowFinish
+from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
+from paceline_kernels.result_ring import ResultRing, RingReader, new_ring, reference, write_results
+from paceline_kernels.result_ring import triton as kernels
+from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
+from paceline_kernels.testing.bounds import BoundedMemory
+
+MAX_PLANNED, MAX_DRAWS = 20, 60
+
+
+def int32(*values):
+    """A column."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@dataclasses.dataclass
+class Row:
+    """A planned row: the tokens that it drew, how many it took, how it stands, what became of the first not taken."""
+
+    drawn: tuple = ()
+    num_accepted: int = 0
+    finish: RowFinish = RowFinish.GOES_ON
+    outcome: SampleOutcome = SampleOutcome.DRAWN
+
+    @property
+    def problem(self):
+        """What the host is told."""
+        is_ours = self.finish == RowFinish.ERROR and self.num_accepted < len(self.drawn)
+        return self.outcome if is_ours else SampleOutcome.DRAWN
+
+
+def columns_of(rows, num_draws):
+    """What `advance_rows`, `draw_inputs` and `sample` leave of a step with these rows; padding draws the token 99."""
+    tokens, outcomes, cu_draws = [], [], [0]
+    for row in rows:
+        tokens += row.drawn
+        outcomes += [row.outcome if draw == row.num_accepted else SampleOutcome.DRAWN for draw in range(len(row.drawn))]
+        cu_draws.append(len(tokens))
+    padding = num_draws - len(tokens)
+    samples = Samples(int32(*tokens, *[99] * padding), int32(*outcomes, *[1] * padding), *[torch.zeros(0)] * 3)
+    finish = torch.tensor([row.finish for row in rows], dtype=torch.uint8)
+    nothing = int32(*[0] * num_draws)
+    draws = DrawInputs(nothing, int32(*cu_draws), nothing, SamplingParameters(*[nothing] * 7))
+    return Advanced(int32(*(row.num_accepted for row in rows)), finish), draws, samples
+
+
+def placed(memory, columns):
+    """The same columns where a kernel may use them, nested ones too."""
+    if isinstance(columns, torch.Tensor):
+        return memory.place(columns)
+    return type(columns)(*(placed(memory, getattr(columns, field.name)) for field in dataclasses.fields(columns)))
+
+
+def ring_on(memory, device, num_slots):
+    """A ring that a kernel may write and the host may read."""
+    ring = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, pinned=device.type == "cuda")
+    return ring if device.type == "cuda" else placed(memory, ring)
+
+
+def number_of(step):
+    """As a plan brings it."""
+    return torch.tensor([step], dtype=torch.int64)
+
+
+def written(memory, device, ring, step, rows, num_draws):
+    """One step's results, in the ring."""
+    columns = (placed(memory, column) for column in columns_of(rows, num_draws))
+    kernels.write_results(ring, memory.place(number_of(step)), *columns)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def assert_read(results, rows):
+    """As the rows are."""
+    assert results.num_accepted.tolist() == [row.num_accepted for row in rows]
+    assert results.finish.tolist() == [row.finish for row in rows]
+    assert results.problems.tolist() == [row.problem for row in rows]
+    assert results.token_ids.tolist() == [token for row in rows for token in row.drawn[: row.num_accepted]]
+
+
+@st.composite
+def planned_rows(draw):
+    """A row that drew nothing, one token or several, and took all of them, some or none."""
+    drawn = draw(st.lists(st.integers(0, 2**31 - 1), max_size=4))
+    taken = draw(st.integers(0, len(drawn)))
+    return Row(tuple(drawn), taken, draw(st.sampled_from(RowFinish)), draw(st.sampled_from(SampleOutcome)))
+
+
+STEPS = st.lists(st.lists(planned_rows(), min_size=1, max_size=MAX_PLANNED - 5), min_size=1, max_size=5)
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
+@given(steps=STEPS, num_slots=st.integers(1, 3), first=st.sampled_from([0, 1, 2**31 - 2, 2**40]))
+def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(device, steps, num_slots, first):
+    """Round and round, and slot by slot what the reference writes; what lies around is untouched."""
+    memory, expected = BoundedMemory(device), new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, pinned=False)
+    ring = ring_on(memory, device, num_slots)
+    reader = RingReader(ring)
+    for step, rows in enumerate(steps, first):
+        num_draws = sum(len(row.drawn) for row in rows)
+        assert not reader.has_step(step)
+        written(memory, device, ring, step, rows, num_draws)
+        reference.write_results(expected, number_of(step), *columns_of(rows, num_draws))
+        for field in dataclasses.fields(ResultRing):
+            assert torch.equal(getattr(ring, field.name), getattr(expected, field.name)), field.name
+        for back in range(min(num_slots, step - first + 1)):
+            landed = steps[step - first - back]
+            assert_read(reader.results_of(step - back, len(landed)), landed)
+    assert memory.margins_are_untouched()
+
+
+def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
+    """Behind tokens that it got, and with none; a row that had ended so before draws nothing; padding is no row."""
+    rows = [
+        Row((5, 6, 7), 1, RowFinish.ERROR, SampleOutcome.NOT_FINITE),
+        Row((8,), 0, RowFinish.ERROR, SampleOutcome.NOTHING_LEFT),
+        Row((), 0, RowFinish.ERROR),
+        Row((9, 9), 1, RowFinish.GOES_ON, SampleOutcome.NOT_FINITE),
+        Row(),
+    ]
+    memory = BoundedMemory(device)
+    ring = ring_on(memory, device, 2)
+    written(memory, device, ring, 3, rows, 9)
+    results = RingReader(ring).results_of(3, 5)
+    assert results.problems.tolist() == [1, 2, 0, 0, 0]
+    assert results.token_ids.tolist() == [5, 9]
+
+
+def test_results_are_views_of_the_ring():
+    """Nothing is copied for a reader."""
+    ring = new_ring(2, 3, 3, pinned=False)
+    reference.write_results(ring, number_of(1), *columns_of([Row((4, 5), 2)], 2))
+    results = RingReader(ring).results_of(1, 1)
+    for name in ("num_accepted", "finish", "problems", "token_ids"):
+        assert np.shares_memory(getattr(results, name), getattr(ring, name).numpy()), name
+
+
+def test_a_step_that_is_not_there_is_not_read():
+    """Before the first one, before it has landed, and when a later one has taken its slot."""
+    ring = new_ring(2, 3, 3, pinned=False)
+    reader = RingReader(ring)
+    assert not reader.has_step(0)
+    reference.write_results(ring, number_of(0), *columns_of([Row((4,), 1)], 1))
+    assert (reader.has_step(0), reader.has_step(1), reader.has_step(2)) == (True, False, False)
+    with pytest.raises(KernelArgumentError, match="step 2 has not landed: ask `has_step`"):
+        reader.results_of(2, 1)
+    reference.write_results(ring, number_of(2), *columns_of([Row((4,), 1)], 1))
+    with pytest.raises(KernelArgumentError, match="step 0 is gone, its slot holds 2: read a step before 2 more are"):
+        reader.has_step(0)
+
+
+def test_what_a_slot_has_no_room_for_is_refused():
+    """More rows or draws than a step was said to have; and what no GPU has made."""
+    columns = columns_of([Row((1,), 1)] * 3, 3)
+    with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 2 rows with 3 draws, not for 3 with 3"):
+        write_results(new_ring(1, 2, 3, pinned=False), number_of(0), *columns)
+    with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 3 rows with 2 draws, not for 3 with 3"):
+        write_results(new_ring(1, 3, 2, pinned=False), number_of(0), *columns)
+    with pytest.raises(KernelArgumentError, match=r"step must be torch\.int64"):
+        write_results(new_ring(1, 3, 3, pinned=False), int32(0), *columns)
+    with pytest.raises(UnsupportedDeviceError, match="this version has: cuda"):
+        write_results(new_ring(1, 3, 3, pinned=False), number_of(0), *columns)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_step_is_released_to_the_whole_system_behind_a_barrier_and_all_else(architecture):
+    """As compiled: nothing is written behind the number, and what other threads wrote comes before it."""
+    script = (
+        "from kernel_resources import draws_cases, stub_driver\n"
+        "from kernel_resources.compiling import launches_compile_only\n"
+        f"stub_driver.install({architecture.removeprefix('sm_')})\n"
+        "with launches_compile_only() as compiled:\n"
+        "    draws_cases.call_results(256)\n"
+        "print(compiled[-1].asm['ptx'])\n"
+    )
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script]
+    ptx = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    steps = re.findall(r"bar\.sync|st\.global|atom\.\S+", ptx)
+    release = next(i for i, step in enumerate(steps) if step.startswith("atom."))
+    assert {"sys", "release", "exch"} <= set(steps[release].split("."))
+    assert steps[release - 1] == "bar.sync"
+    assert steps[:release].count("st.global") >= 4
+    assert "st.global" not in steps[release:]
