@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from repository_checks.sources import Source
 
 MAX_WORDS: Mapping[str, int] = {
-    "paceline": 134,
-    "paceline_scheduler": 148,
-    "paceline_executor": 145,
-    "paceline_kernels": 191,
+    "paceline": 135,
+    "paceline_scheduler": 149,
+    "paceline_executor": 149,
+    "paceline_kernels": 193,
     "paceline_client": 165,
     "paceline_cli": 129,
 }
