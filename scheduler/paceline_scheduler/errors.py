@@ -33,6 +33,7 @@ SchedulerError
     ├── UnreachableError         nothing answers at the address, or nothing that can be believed
     │   └── IncredibleTermError  it tells of a term that no scheduler can have come to
     ├── StreamEndedError         the plan stream ended
+    │   └── StillLoadingError    the executor answers, and loads its model
     ├── UnlikeExecutorError      another executor serves another model under the same name
     ├── ProtocolMismatchError    no version of the plan protocol in common
     ├── TermSupersededError      a scheduler of a higher term drives the executor
@@ -221,6 +222,10 @@ class IncredibleTermError(UnreachableError):
 
 class StreamEndedError(LinkError):
     """The plan stream ended, or a peer that should answer did not in time."""
+
+
+class StillLoadingError(StreamEndedError):
+    """The executor is there and has not loaded its model yet."""
 
 
 class UnlikeExecutorError(LinkError):

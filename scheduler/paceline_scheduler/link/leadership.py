@@ -20,6 +20,7 @@ from paceline_scheduler.errors import (
     ProtocolMismatchError,
     SchedulerError,
     StandingByError,
+    StillLoadingError,
     StreamEndedError,
     TermRaisedError,
     TermSupersededError,
@@ -44,12 +45,16 @@ class InLine:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The stream ended, or an attempt to open one failed: because of `holder`, if that is given."""
+    """The stream ended, or an attempt to open one failed: because of `holder`, if that is given.
+
+    `is_loading`: the executor is there, and loads its model.
+    """
 
     address: str
     reason: str
     was_driven: bool
     holder: Holder | None = None
+    is_loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +312,7 @@ class Leadership:
     def _detach(self, executor: ExecutorRecord, error: SchedulerError, holder: Holder | None, now_s: float) -> Detached:
         was_driven = executor.detach(holder, now_s)
         self.awaited.expect_held(executor)
-        return Detached(executor.address, str(error), was_driven, holder)
+        return Detached(executor.address, str(error), was_driven, holder, isinstance(error, StillLoadingError))
 
     def _lose(self, executor: ExecutorRecord) -> Verdicts:
         if executor.phase is Phase.LOST:

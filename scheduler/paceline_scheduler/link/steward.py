@@ -26,7 +26,8 @@ log = structlog.get_logger(__name__)
 class UnreachableLog:
     """Logs that an executor cannot be reached: at once, then now and then, so that the log stays readable.
 
-    An executor that starts beside its scheduler is waited for first: a warning that every start has is read by nobody.
+    An executor that starts beside its scheduler is waited for first, and one that loads its model for as long as it
+    takes: a warning that every start has is read by nobody.
     """
 
     address: str
@@ -36,14 +37,16 @@ class UnreachableLog:
     _num_attempts: int = 0
     _logged_s: float = 0.0
 
-    def note(self, reason: str, now_s: float) -> None:
+    def note(self, reason: str, now_s: float, *, is_loading: bool) -> None:
         """An attempt or a stream ended."""
         self._num_attempts += 1
         if reason == self._reason and now_s - self._logged_s < _LOG_REMINDER_S:
             return
         self._reason, self._logged_s = reason, now_s
         is_starting = not self._was_attached and now_s - self.expected_s < _PATIENCE_S
-        tell, event = (log.info, "waiting_for_executor") if is_starting else (log.warning, "executor_unreachable")
+        tell, event = (
+            (log.info, "waiting_for_executor") if is_starting or is_loading else (log.warning, "executor_unreachable")
+        )
         tell(event, address=self.address, reason=reason, attempts=self._num_attempts)
 
     def settle(self) -> None:
@@ -133,8 +136,8 @@ class Steward:
     def _carry_out(self, verdicts: tuple[Verdict, ...]) -> None:
         for verdict in verdicts:
             match verdict:
-                case Detached(address, reason, was_driven):
-                    self._log_end(address, reason, was_driven=was_driven)
+                case Detached(address, reason) as end:
+                    self._log_end(end)
                     self.listener.detached(address, reason)
                 case Lost(address, was_serving):
                     if was_serving:
@@ -151,11 +154,11 @@ class Steward:
         self._wake_at(self._leadership.next_change_s())
         self.listener.changed()
 
-    def _log_end(self, address: str, reason: str, *, was_driven: bool) -> None:
-        if was_driven:
-            log.warning("executor_detached", address=address, reason=reason)
+    def _log_end(self, end: Detached) -> None:
+        if end.was_driven:
+            log.warning("executor_detached", address=end.address, reason=end.reason)
         else:
-            self._unreachable[address].note(reason, self.clock())
+            self._unreachable[end.address].note(end.reason, self.clock(), is_loading=end.is_loading)
 
     def _wake_at(self, at_s: float | None) -> None:
         self.stop()

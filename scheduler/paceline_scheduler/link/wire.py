@@ -20,6 +20,7 @@ from paceline_scheduler.errors import (
     DivergenceError,
     LinkError,
     ProtocolMismatchError,
+    StillLoadingError,
     StreamEndedError,
     TermSupersededError,
 )
@@ -89,6 +90,8 @@ def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
                 return _superseded(info)
             if info.reason == "PROTOCOL_MISMATCH":
                 return ProtocolMismatchError(sentence)
+            if info.reason == "LOADING":
+                return StillLoadingError(sentence)
     return StreamEndedError(sentence)
 
 

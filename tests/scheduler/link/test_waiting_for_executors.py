@@ -5,6 +5,7 @@ import asyncio
 from structlog.testing import capture_logs
 
 from both_sides.deployment import Deployment, scenario
+from paceline_scheduler.errors import StillLoadingError
 
 FIRST = "executor:1"
 
@@ -41,6 +42,24 @@ async def test_an_executor_that_does_not_come_is_warned_of_within_some_seconds_a
                 assert told(events).count(("warning", "executor_unreachable")) == 1
                 await asyncio.sleep(30)
                 assert told(events).count(("warning", "executor_unreachable")) <= 4
+
+
+@scenario
+async def test_an_executor_that_loads_its_model_is_waited_for_however_long_that_takes():
+    """It says so itself: the first start of a large model is no trouble."""
+    async with Deployment(FIRST) as deployment:
+        reach = deployment.network.reach
+
+        async def loading(*_):
+            raise StillLoadingError("UNAVAILABLE: the model is still loading; wait")
+
+        deployment.network.reach = loading
+        with capture_logs() as events:
+            async with deployment.rig() as rig:
+                await asyncio.sleep(100)
+                deployment.network.reach = reach
+                await rig.until_ready()
+    assert set(told(events)) == {("info", "waiting_for_executor")}
 
 
 @scenario

@@ -5,6 +5,7 @@ from itertools import count, islice
 
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from paceline.plan.codec import decode_response, encode_request, encode_response
 from paceline.plan.values import (
@@ -25,7 +26,7 @@ from paceline.plan.values import (
 )
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import RequestContext, SeenRow
-from paceline_scheduler.errors import DivergenceError, StreamEndedError
+from paceline_scheduler.errors import DivergenceError, StillLoadingError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
 from paceline_scheduler.link.transport_grpc import GrpcPlanStream
@@ -78,6 +79,14 @@ def test_a_refusal_without_details_is_the_end_of_the_stream():
     error = wire.decode_refusal("ABORTED: gone", None)
     assert type(error) is StreamEndedError
     assert str(error) == "ABORTED: gone"
+
+
+def test_an_executor_that_loads_its_model_is_told_from_one_that_is_not_there():
+    """By the reason that it gives, not by its sentence."""
+    details = status_pb2.Status(code=14)
+    details.details.add().Pack(error_details_pb2.ErrorInfo(reason="LOADING", domain="paceline"))
+    error = wire.decode_refusal("UNAVAILABLE: wait", details.SerializeToString())
+    assert type(error) is StillLoadingError
 
 
 LONG = RowState(
