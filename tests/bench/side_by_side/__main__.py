@@ -19,7 +19,7 @@ from side_by_side.engines import BENCH, OURS, QUICK, ROOT, SEARCH_PATH, Engine, 
 from side_by_side.errors import EngineError, InstallError
 from side_by_side.install import install, model_file
 from side_by_side.machine import PATIENCE_S, describe_machine, wait_until_quiet
-from side_by_side.measurements import Measurement, all_measurements
+from side_by_side.measurements import TIMELINE, Measurement, all_measurements
 from side_by_side.process import DriverProcess
 from side_by_side.quality import COMMAND, QUALITY, SHORT_COMMAND, measure_quality, quality_sample
 from side_by_side.results import Limits, Results
@@ -59,7 +59,7 @@ def main(
         return
     end_s = time.monotonic() + 60 * (minutes or (_QUICK_MINUTES if quick else _FULL_MINUTES))
     found = Results(f"{datetime.now(UTC):%Y-%m-%d %H:%M}", describe_machine())
-    names = {row.ours.measurement for row in rows}
+    names = {row.ours.measurement for row in rows} | ({TIMELINE} if _is_wanted(TIMELINE, only) else set())
     measurements = [each for each in all_measurements() if each.name in names]
     most = repetitions or (_QUICK_REPETITIONS if quick else _FULL_REPETITIONS)
     try:

@@ -22,6 +22,7 @@ _PREFIX, _OWN_PART, _NUM_PREFIXES = 400, 16, 3
 _NUM_RUNNING, LONG_PROMPT, _RUNNING_BEFORE = 8, 1_900, 16
 CONTEXTS = (60, 440, 1_900)
 NUMS_OF_STREAMS = (8, 16, 32)
+TIMELINE = "timeline"
 
 Values = dict[str, float]
 
@@ -51,6 +52,7 @@ def all_measurements() -> tuple[Measurement, ...]:
         Measurement("prefix", (OURS,), _prefixes, prefix_values),
         Measurement("mixed", (OURS,), _mixed, mixed_values),
         Measurement("arrival", (OURS, LLAMA_SERVER, OPENVINO, VLLM), _arrival, arrival_values),
+        Measurement(TIMELINE, (OURS,), _watched_arrival, timeline_values),
     )
 
 
@@ -91,6 +93,11 @@ def arrival_values(workloads: Sequence[Workload], answers: Sequence[Answer]) -> 
     if gaps:
         values |= {"p99_gap_s": percentile(gaps, 0.99), "median_gap_s": percentile(gaps, 0.5)}
     return values
+
+
+def timeline_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
+    """No row shows it: a picture is drawn from the steps that come with the answer."""
+    return {"num_steps": float(sum(len(answer.steps) for answer in answers))}
 
 
 def prefix_values(_: Sequence[Workload], answers: Sequence[Answer]) -> Values:
@@ -149,6 +156,11 @@ def _arrival(chance: random.Random) -> Sequence[Workload]:
     (running,) = _streams(_NUM_RUNNING)(chance)
     late = Request(_prompt(chance, LONG_PROMPT), 2, after_tokens=_RUNNING_BEFORE)
     return [replace(running, requests=(*running.requests, late))]
+
+
+def _watched_arrival(chance: random.Random) -> Sequence[Workload]:
+    (arrival,) = _arrival(chance)
+    return [replace(arrival, is_watched=True)]
 
 
 def _prefixes(chance: random.Random) -> Sequence[Workload]:
