@@ -171,7 +171,8 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=_choice(LoadFormat),
         default=LoadFormat.AUTO,
         metavar="FORMAT",
-        help="auto reads the weights; dummy makes random ones of the shape in the model's config.json, for benchmarks."
+        help="Where weights come from. auto: from the model's files; dummy: they are random, of the shape in its"
+        " config.json, for benchmarks."
         " [default: auto]",
     )
     group.add_argument(

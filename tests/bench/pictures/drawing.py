@@ -12,8 +12,6 @@ from pictures.figures import Pauses, Throughput, Timeline
 
 _SIZE = (8, 4.2)
 _OURS, _OTHERS = "#0b6e4f", ("#b5651d", "#4a6fa5", "#8d5a97", "#777777")
-# Text stays text, and the same figures give the same file.
-_SVG = {"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.family": "sans-serif"}
 
 
 def draw_throughput(figures: Throughput, path: Path) -> None:
@@ -86,7 +84,8 @@ def draw_timeline(figures: Timeline, path: Path) -> None:
 
 
 def _save(source: str, path: Path, draw: Callable[[Axes], None]) -> None:
-    with mpl.rc_context(_SVG):
+    # Text stays text, and the same figures give the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.family": "sans-serif"}):
         figure = Figure(figsize=_SIZE, layout="constrained", facecolor="white")
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)

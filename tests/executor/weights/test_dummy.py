@@ -66,4 +66,4 @@ def test_the_shape_has_to_be_said(capsys):
     """A model by its name has weights."""
     with pytest.raises(SystemExit):
         parse_config(["--load-format", "dummy"])
-    assert "--load-format dummy needs the --model whose config.json says the shape" in capsys.readouterr().err
+    assert "--load-format dummy needs --model: a folder whose config.json says the shape" in capsys.readouterr().err

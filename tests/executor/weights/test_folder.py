@@ -311,7 +311,7 @@ def test_other_quantisation_is_refused_by_its_name(tmp_path, quantization):
     small_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"quantised by .*, float8 among them with a scale for each tensor"):
+    with pytest.raises(UnsupportedModelError, match=r"quantised by .*, or float8 with a scale for each tensor"):
         load_checkpoint(tmp_path)
 
 
