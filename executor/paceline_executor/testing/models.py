@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.weights import DEFAULT_MODEL, ModelConfig, default_cache_dir, resolve_model
 from paceline_executor.weights.checkpoint import Activation, Checkpoint, Float32Array, LinearScaling, Rope
-from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
+from paceline_executor.weights.dummy import DummyCheckpoint
 
 TINY_CONFIG = ModelConfig(
     architecture="llama",
@@ -73,36 +73,20 @@ def default_model_path(environ: Mapping[str, str]) -> Path:
     return resolve_model(DEFAULT_MODEL, cache_dir=default_cache_dir(environ), on_progress=lambda _: None)
 
 
-class RandomCheckpoint:
-    """A checkpoint of random weights: the same for the same configuration and seed, whatever is read first."""
+class RandomCheckpoint(DummyCheckpoint):
+    """Random weights in which norms and biases count, too: the same for the same configuration and seed."""
 
     def __init__(self, config: ModelConfig = TINY_CONFIG, seed: int = 0) -> None:
-        self._config = config
+        super().__init__(config)
         self._seed = seed
 
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
-
-    @property
-    def quantization(self) -> str:
-        return ""
-
-    def stored(self, name: str) -> StoredTensor:
-        """See `Checkpoint.stored`: float32, in memory."""
-        values = self.tensor(name)
-        return StoredTensor(name, FloatType.FLOAT32, values.shape, MemoryBytes(values.tobytes()), 0)
-
     def tensor(self, name: str) -> Float32Array:
-        """See `Checkpoint.tensor`. Matrices have unit gain on average, norms lie around 1."""
-        shape = self._config.tensor_shapes()[name]
+        """Matrices have unit gain on average, norms lie around 1."""
+        shape = self.config.tensor_shapes()[name]
         generator = np.random.default_rng([self._seed, *name.encode()])
         noise = generator.standard_normal(shape, np.float32)
         scale, shift = (0.125, 1.0) if len(shape) == 1 else (shape[1] ** -0.5, 0.0)
         return noise * np.float32(scale) + np.float32(shift)
-
-    def quantized(self, name: str) -> None:
-        assert name in self._config.tensor_shapes()
 
 
 @dataclass(slots=True)

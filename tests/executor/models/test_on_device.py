@@ -15,10 +15,10 @@ from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
 from paceline_executor.models.interface import ForwardInputs, KvCache
 from paceline_executor.models.registry import build_model, upload_model
 from paceline_executor.numerics import WeightKind
-from paceline_executor.testing.models import FAMILY_CONFIGS, MemoryBytes, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.testing.models import FAMILY_CONFIGS, RandomCheckpoint, tiny_checkpoint
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.compiler import jit
 from paceline_kernels.devices import cpu_stands_for_gpu
 from paceline_kernels.linear import Splits

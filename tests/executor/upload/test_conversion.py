@@ -7,10 +7,9 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from paceline_executor.errors import UnsupportedModelError
-from paceline_executor.testing.models import MemoryBytes
 from paceline_executor.upload.conversion import check_convertible, numbers_of
 from paceline_executor.weights.stored_checkpoint import floats_of
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 
 DEQUANTISED = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")]
 

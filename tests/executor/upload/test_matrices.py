@@ -9,14 +9,14 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from paceline_executor.errors import ModelCorruptError, UnsupportedModelError
-from paceline_executor.testing.models import TINY_CONFIG, MemoryBytes, RandomCheckpoint, gguf_parts
+from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, gguf_parts
 from paceline_executor.upload import matrices
 from paceline_executor.upload import staging as staging_module
 from paceline_executor.upload.matrices import MatrixKind, Uploader
 from paceline_executor.upload.staging import HostTransfer, Staging
 from paceline_executor.weights import load_checkpoint
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
-from paceline_executor.weights.stored_tensor import FloatType, StoredTensor
+from paceline_executor.weights.stored_tensor import FloatType, MemoryBytes, StoredTensor
 from paceline_kernels.scaled_linear import quantize_rows
 
 CPU = torch.device("cpu")
