@@ -40,6 +40,7 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
+        table.begin_device()
 
     @property
     def max_in_flight(self) -> int:

@@ -5,22 +5,28 @@ ended, and then the device computes nothing for it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.rows.columns import NOT_ASKED, RowColumns
-from paceline_executor.rows.rules import RowRules, rule_columns
+from paceline_executor.rows.rules import Ruled, rule_columns
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
+    BlockCells,
     CarriedRows,
     Int32Array,
     PromptTargets,
+    RowDescriptions,
     SamplingColumns,
     StepBatch,
+    TokenLists,
 )
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
+
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +47,12 @@ def prepare(
     rules: Mapping[int, RowRules],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
-    is_open: npt.NDArray[np.bool_] | None,
+    *,
+    is_carried: bool,
+    is_ahead: bool,
 ) -> Prepared:
     """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
-    not ended. is_open: for a device that carries rows, whether each row of the executor is in a step in flight; else
-    None.
+    not ended. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     if places.size < rows.size:
@@ -58,12 +65,13 @@ def prepare(
     token_rows = np.repeat(rows, num_tokens)
     token_ids = columns.tokens[token_rows, positions]
     sampled = np.flatnonzero(context_lens == columns.known_bound[rows]).astype(np.int32)
-    carried, is_ahead = None, False
-    if is_open is not None:
-        carried = CarriedRows(rows, is_open[rows], columns.end_tokens[rows[sampled], : columns.max_end_tokens])
-        is_ahead = bool(is_open.any())
+    carried, num_table_blocks = None, -(-int(context_lens.max(initial=0)) // columns.block_size)
+    sampling = _sampling(columns, rows[sampled])
+    if is_carried:
+        carried, num_table_blocks = _carried(columns, rules, rows), 0
         token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
-    num_table_blocks = -(-int(context_lens.max(initial=0)) // columns.block_size)
+    elif rules:
+        sampling = replace(sampling, rules=rule_columns(_ruled(columns, rules, rows[sampled])))
     batch = StepBatch(
         token_ids=token_ids,
         positions=positions,
@@ -71,14 +79,14 @@ def prepare(
         context_lens=context_lens,
         block_tables=columns.block_table[rows, :num_table_blocks],
         sampled=sampled,
-        sampling=_sampling(columns, rules, rows[sampled]),
+        sampling=sampling,
         prompt_targets=_prompt_targets(columns, rows, context_lens),
         carried=carried,
     )
     return Prepared(batch, rows, places, num_tokens, np.ones(sampled.size, dtype=np.int32), sampled.size, is_ahead)
 
 
-def _sampling(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> SamplingColumns:
+def _sampling(columns: RowColumns, rows: Int32Array) -> SamplingColumns:
     return SamplingColumns(
         temperature=columns.temperature[rows],
         top_k=columns.top_k[rows],
@@ -87,8 +95,51 @@ def _sampling(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Arr
         seeds=columns.seed[rows],
         offsets=columns.known_bound[rows] - columns.num_prompt[rows],
         num_logprobs=columns.num_logprobs[rows],
-        rules=rule_columns(rules, columns, rows),
     )
+
+
+def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> list[Ruled | None]:
+    """The rules of rows of which nothing is in flight, each with the row's output."""
+    ruled = []
+    for row in rows.tolist():
+        mine = rules.get(row)
+        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+        ruled.append(None if mine is None else Ruled(mine, output))
+    return ruled
+
+
+def _carried(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> CarriedRows:
+    """What the device has not been told of these rows."""
+    untold = rows[~columns.is_told[rows]]
+    return CarriedRows(rows, _described(columns, rules, untold), _untold_cells(columns, rows))
+
+
+def _described(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> RowDescriptions:
+    mine = [rules.get(row) for row in rows.tolist()]
+    histories = [
+        columns.tokens[row, : columns.num_known[row]] if of_row is not None and of_row.needs_output else NO_TOKENS
+        for row, of_row in zip(rows.tolist(), mine, strict=True)
+    ]
+    return RowDescriptions(
+        rows=rows,
+        num_prompt=columns.num_prompt[rows],
+        num_known=columns.num_known[rows],
+        num_computed=columns.num_computed[rows],
+        max_known=np.minimum(columns.max_known[rows], _MAX_INT32).astype(np.int32),
+        end_token_ids=columns.end_tokens[rows, : columns.max_end_tokens],
+        sampling=_sampling(columns, rows),
+        rules=tuple(mine),
+        history=TokenLists.of(histories),
+    )
+
+
+def _untold_cells(columns: RowColumns, rows: Int32Array) -> BlockCells:
+    """Those of the rows' tables that lie behind the ones told."""
+    first = np.where(columns.is_told[rows], columns.told_blocks[rows], 0)
+    counts = columns.num_blocks[rows] - first
+    cell_rows = np.repeat(rows, counts)
+    indices = np.arange(cell_rows.size, dtype=np.int32) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return BlockCells(cell_rows, indices.astype(np.int32), columns.block_table[cell_rows, indices])
 
 
 def _prompt_targets(columns: RowColumns, rows: Int32Array, context_lens: Int32Array) -> PromptTargets | None:

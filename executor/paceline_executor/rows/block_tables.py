@@ -70,6 +70,7 @@ class BlockTables:
         columns.num_shared[row] = min(columns.num_shared[row], num_blocks)
         num_computed = min(columns.num_computed[row], num_blocks * columns.block_size)
         columns.num_computed[row] = columns.computed_bound[row] = num_computed
+        columns.is_told[row] = False
 
     def _keep_contents(self, grants: BlockGrants, copies: BlockCopies) -> None:
         """Refuse to replace a block with computed tokens by anything but a copy of it."""
@@ -111,6 +112,7 @@ class BlockTables:
     def _fill(self, grants: BlockGrants, undo: Undo) -> npt.NDArray[np.bool_]:
         """Write the cells; says which of them held a block before."""
         table, num_blocks = self._columns.block_table, self._columns.num_blocks
+        told_blocks = self._columns.told_blocks
         rows, indices, blocks = grants.rows, grants.indices, grants.block_ids
         if _first_repeated(rows.astype(np.int64) * table.shape[1] + indices) is not None:
             raise PlanError(PlanFault.BLOCK_INDEX, "one cell of a block table is granted twice in one plan")
@@ -120,11 +122,13 @@ class BlockTables:
         def restore() -> None:
             table[rows, indices] = cells_before
             num_blocks[rows] = counts_before
+            told_blocks[rows] = np.minimum(told_blocks[rows], counts_before)
             self._count(blocks, -1)
             self._count(cells_before[replaced], 1)
 
         undo.add(restore)
         table[rows, indices] = blocks
+        np.minimum.at(told_blocks, rows[replaced], indices[replaced])
         np.add.at(num_blocks, rows[~replaced], 1)
         self._count(cells_before[replaced], -1)
         self._count(blocks, 1)

@@ -36,6 +36,9 @@ class RowColumns:
         self.max_known = np.zeros(num_rows, dtype=np.int64)  # number of tokens at which max_tokens is reached
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         self.num_shared = np.zeros(num_rows, dtype=np.int32)  # leading blocks that are only read
+        # What a device that keeps rows has been told: of the row, and how many leading cells of its table.
+        self.is_told = np.zeros(num_rows, dtype=np.bool_)
+        self.told_blocks = np.zeros(num_rows, dtype=np.int32)
         self.temperature = np.zeros(num_rows, dtype=np.float32)
         self.top_k = np.zeros(num_rows, dtype=np.int32)
         self.top_p = np.zeros(num_rows, dtype=np.float32)
@@ -57,8 +60,13 @@ class RowColumns:
         """Restore what `progress` returned; later tokens stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 
+    def count_as_told(self, rows: npt.NDArray[np.int32]) -> None:
+        """The device is told all of these rows with the step that is launched."""
+        self.is_told[rows] = True
+        self.told_blocks[rows] = self.num_blocks[rows]
+
     def clear(self, row: int) -> None:
-        for array in self._state():
+        for array in (*self._state(), self.is_told, self.told_blocks):
             array[row] = 0
         self.block_table[row] = NO_BLOCK
         self.end_tokens[row] = _NO_TOKEN

@@ -9,8 +9,9 @@ from paceline.plan.values import NewRequest, RecordId, Release, RowFinish, RowSt
 from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.rows.logprobs import LogprobLog
-from paceline_executor.rows.rules import RowRules, rules_of
+from paceline_executor.rows.rules import rules_of
 from paceline_executor.runner.interface import Int32Array
+from paceline_executor.runner.row_rules import RowRules
 
 
 class Occupants:

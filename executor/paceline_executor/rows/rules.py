@@ -4,62 +4,16 @@ A pure function of the placement and of the tokens since: a row that is placed a
 Knows tokens; the arithmetic is the runner's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.plan.values import NewRequest
-from paceline_executor.rows.columns import RowColumns
 from paceline_executor.runner.interface import Float32Array, Int32Array, LogitRuleColumns, TokenLists
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 
-_NONE: Int32Array = np.zeros(0, dtype=np.int32)
 _NO_BIASES: Float32Array = np.zeros(0, dtype=np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class RowRules:
-    """The rules of one row, made ready once."""
-
-    allowed: Int32Array
-    biased: Int32Array
-    biases: Float32Array  # [num_biased]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    forbidden: Int32Array  # at every token: bad words of one token
-    bad_words: Mapping[tuple[int, ...], Int32Array]  # longer ones: their last tokens, by the tokens before
-    bad_word_lens: tuple[int, ...]  # of what is before the last token, each length once
-    min_tokens: int
-    end_token_ids: Int32Array  # forbidden before min_tokens
-    prompt: Int32Array  # its tokens, each once, where they are penalised
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether earlier tokens count."""
-        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
-
-    @property
-    def needs_output(self) -> bool:
-        """Whether it counts which tokens were drawn, not only how many."""
-        return self.has_penalties or bool(self.bad_words)
-
-    @property
-    def is_permanent(self) -> bool:
-        """Whether it has more than min_tokens."""
-        return bool(
-            self.allowed.size or self.biased.size or self.forbidden.size or self.bad_words or self.has_penalties
-        )
-
-    def forbidden_after(self, output: Int32Array) -> Int32Array:
-        """The tokens that cannot follow this output."""
-        parts = [self.forbidden]
-        if output.size < self.min_tokens:
-            parts.append(self.end_token_ids)
-        if self.bad_words:
-            tail = tuple(output[-self.bad_word_lens[-1] :].tolist())
-            parts += [self.bad_words.get(tail[-size:], _NONE) for size in self.bad_word_lens if size <= len(tail)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def rules_of(placement: NewRequest) -> RowRules | None:
@@ -83,52 +37,55 @@ def rules_of(placement: NewRequest) -> RowRules | None:
         bad_word_lens=tuple(sorted({len(before) for before in words})),
         min_tokens=placement.min_tokens,
         end_token_ids=np.array(placement.end_token_ids + placement.ignored_end_token_ids, dtype=np.int32),
-        prompt=_each_once(placement.prompt_token_ids) if is_prompt_penalised else _NONE,
+        prompt=_each_once(placement.prompt_token_ids) if is_prompt_penalised else NO_TOKENS,
     )
     return rules if rules.is_permanent or rules.min_tokens else None
 
 
-def rule_columns(rules: Mapping[int, RowRules], columns: RowColumns, rows: Int32Array) -> LogitRuleColumns | None:
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """A row with rules, and its output so far."""
+
+    rules: RowRules
+    output: Int32Array
+
+    @property
+    def is_ruled_now(self) -> bool:
+        """Whether its rules ask for anything at its next token."""
+        is_withheld = self.output.size < self.rules.min_tokens and self.rules.end_token_ids.size > 0
+        return self.rules.is_permanent or is_withheld
+
+
+def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:
     """The rules of these rows at their next token, or None if none has any now."""
-    if not rules:
-        return None
-    present = [_present(rules.get(row), columns, row) for row in rows.tolist()]
+    present = [mine if mine is not None and mine.is_ruled_now else None for mine in rows]
     if not any(present):
         return None
-    one: Float32Array = np.ones(rows.size, dtype=np.float32)
+    one: Float32Array = np.ones(len(rows), dtype=np.float32)
     presence, frequency, repetition = one * 0, one * 0, one
-    allowed, forbidden, biased, prompt, output = ([_NONE] * rows.size for _ in range(5))
-    biases = [_NO_BIASES] * rows.size
-    for index, (row, mine) in enumerate(zip(rows.tolist(), present, strict=True)):
+    allowed, forbidden, biased, prompt, output = ([NO_TOKENS] * len(rows) for _ in range(5))
+    biases = [_NO_BIASES] * len(rows)
+    for index, mine in enumerate(present):
         if mine is None:
             continue
-        # Where this is a bound, only its length counts: rules of rows that ask for more wait until it is known.
-        drawn = columns.tokens[row, columns.num_prompt[row] : columns.known_bound[row]]
-        allowed[index], biased[index], biases[index] = mine.allowed, mine.biased, mine.biases
-        forbidden[index] = mine.forbidden_after(drawn)
-        presence[index], frequency[index] = mine.presence_penalty, mine.frequency_penalty
-        repetition[index] = mine.repetition_penalty
-        output[index] = drawn if mine.has_penalties else _NONE
-        prompt[index] = mine.prompt
+        rules = mine.rules
+        allowed[index], biased[index], biases[index] = rules.allowed, rules.biased, rules.biases
+        forbidden[index] = rules.forbidden_after(mine.output)
+        presence[index], frequency[index] = rules.presence_penalty, rules.frequency_penalty
+        repetition[index] = rules.repetition_penalty
+        output[index] = mine.output if rules.has_penalties else NO_TOKENS
+        prompt[index] = rules.prompt
     return LogitRuleColumns(
-        allowed=_lists(allowed),
-        forbidden=_lists(forbidden),
-        biased=_lists(biased),
+        allowed=TokenLists.of(allowed),
+        forbidden=TokenLists.of(forbidden),
+        biased=TokenLists.of(biased),
         biases=np.concatenate(biases),
         presence_penalty=presence,
         frequency_penalty=frequency,
         repetition_penalty=repetition,
-        prompt=_lists(prompt),
-        output=_lists(output),
+        prompt=TokenLists.of(prompt),
+        output=TokenLists.of(output),
     )
-
-
-def _present(rules: RowRules | None, columns: RowColumns, row: int) -> RowRules | None:
-    """The rules of a row if they ask for anything at its next token."""
-    if rules is None or rules.is_permanent:
-        return rules
-    num_output = int(columns.known_bound[row] - columns.num_prompt[row])
-    return rules if num_output < rules.min_tokens and rules.end_token_ids.size else None
 
 
 def _each_once(token_ids: Int32Array) -> Int32Array:
@@ -136,9 +93,3 @@ def _each_once(token_ids: Int32Array) -> Int32Array:
     is_there = np.zeros(int(token_ids.max(initial=0)) + 1, dtype=np.bool_)
     is_there[token_ids] = True
     return np.flatnonzero(is_there).astype(np.int32)
-
-
-def _lists(rows: Sequence[Int32Array]) -> TokenLists:
-    cu_lens = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([row.size for row in rows], out=cu_lens[1:])
-    return TokenLists(cu_lens, np.concatenate(rows))

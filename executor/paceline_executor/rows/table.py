@@ -11,8 +11,6 @@ Knows rows, records, block tables and tags. It refuses to know the device, which
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
     BatchPlan,
@@ -37,7 +35,7 @@ from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import BoolArray, StepOutput
+from paceline_executor.runner.interface import Int32Array, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,10 @@ class RowTable:
     def begin_epoch(self) -> None:
         self._grant_hash = HASH_START
 
+    def begin_device(self) -> None:
+        """The rows are computed by a device that has been told nothing yet."""
+        self._columns.is_told[:] = False
+
     def clear_tags(self) -> None:
         self._tags.clear_all()
 
@@ -95,8 +97,7 @@ class RowTable:
 
     def can_launch(self, plan: BatchPlan) -> bool:
         """Whether a plan needs nothing that only the landing of steps in flight can tell. Schedulers wait for results
-        before they place a row or request again, or state an output's length. Penalties and bad words do occur: they
-        need the drawn tokens.
+        before they place a row or request again, or state an output's length.
         """
         if not self._in_flight:
             return True
@@ -118,10 +119,13 @@ class RowTable:
                 self._close(release, undo)
             errors = tuple(filter(None, (self._place(placement, plan, undo) for placement in plan.new_requests)))
             self._grant(plan, undo)
-            places = check_schedule(plan, self._columns, self.limits, is_ahead=bool(self._in_flight))
-            is_open = self._rows_in_flight() if is_carried else None
-            prepared = prepare(self._columns, self._occupants.rules, plan, places, is_open)
+            is_ahead = bool(self._in_flight)
+            places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
+            rules = self._occupants.rules
+            prepared = prepare(self._columns, rules, plan, places, is_carried=is_carried, is_ahead=is_ahead)
             raise_bounds(self._columns, prepared, undo)
+            if is_carried:
+                self._count_as_told(prepared.rows, undo)
         except Exception:
             undo.roll_back()
             raise
@@ -183,17 +187,14 @@ class RowTable:
         if any(columns.is_closed[placed.row] or placed.record_id in leaving for placed in plan.new_requests):
             return True
         finals = [(release.row, release.final.num_output_tokens) for release in released if release.final is not None]
-        if any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals):
-            return True
-        is_unknown = columns.known_bound[plan.rows] > columns.num_known[plan.rows]
-        asking = (self._occupants.rules.get(row) for row in plan.rows[is_unknown].tolist())
-        return any(rules is not None and rules.needs_output for rules in asking)
+        return any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals)
 
-    def _rows_in_flight(self) -> BoolArray:
-        is_open = np.zeros(self.limits.num_rows, dtype=np.bool_)
-        for launched in self._in_flight:
-            is_open[launched.prepared.rows] = True
-        return is_open
+    def _count_as_told(self, rows: Int32Array, undo: Undo) -> None:
+        def forget() -> None:
+            self._columns.is_told[rows] = False
+
+        undo.add(forget)
+        self._columns.count_as_told(rows)
 
     def _close(self, release: Release, undo: Undo) -> None:
         """Close a row to new work; its blocks may be granted again, and its request placed elsewhere."""

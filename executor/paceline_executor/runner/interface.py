@@ -5,11 +5,14 @@ can take the place of the CPU runner without the rest of the executor noticing.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 
 Int32Array = npt.NDArray[np.int32]
 UInt64Array = npt.NDArray[np.uint64]
@@ -37,10 +40,21 @@ class KvGeometry:
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """A list of token ids per sampled row: those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
+    """A list of token ids per row: those of row i are `token_ids[cu_lens[i]:cu_lens[i + 1]]`."""
 
-    cu_lens: Int32Array  # [num_sampled + 1]
+    cu_lens: Int32Array  # [num_rows + 1]
     token_ids: Int32Array
+
+    @classmethod
+    def of(cls, lists: Sequence[Int32Array]) -> "TokenLists":
+        """These lists one after another."""
+        cu_lens = np.zeros(len(lists) + 1, dtype=np.int32)
+        np.cumsum([one.size for one in lists], out=cu_lens[1:])
+        return cls(cu_lens, np.concatenate(lists) if lists else NO_TOKENS)
+
+    def list_of(self, index: int) -> Int32Array:
+        """One of them."""
+        return self.token_ids[self.cu_lens[index] : self.cu_lens[index + 1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +110,45 @@ class PromptTargets:
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedRows:
-    """What a device that carries rows from step to step has to know of a batch's rows.
+class RowDescriptions:
+    """All there is to know of rows, one element of each column per row, but for tokens and blocks.
 
-    Where `is_open`, the row is in a step launched before whose outcome is not known here. If it ended in that step, the
-    device computes nothing for it and draws nothing; otherwise it puts in the tokens that are UNKNOWN_TOKEN. Where not,
-    the batch says all there is to know, whatever the device remembers of the row.
+    history: the known tokens of rows whose rules count them, from the prompt's first on; of others none. What such a
+    row is given in batches lies behind them.
+    """
+
+    rows: Int32Array  # [num_described] of the executor
+    num_prompt: Int32Array  # [num_described]
+    num_known: Int32Array  # [num_described] tokens of prompt and output; more than the device has seen, in a prompt
+    num_computed: Int32Array  # [num_described]
+    max_known: Int32Array  # [num_described] at so many tokens the row ends
+    end_token_ids: Int32Array  # [num_described, most of any row], padded with -1: tokens that end the row
+    sampling: SamplingColumns  # offsets and rules mean nothing here
+    rules: tuple[RowRules | None, ...]
+    history: TokenLists
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCells:
+    """Cells of block tables that are filled, or filled anew."""
+
+    rows: Int32Array  # [num_cells] of the executor
+    indices: Int32Array  # [num_cells] in the row's table
+    block_ids: Int32Array  # [num_cells]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRows:
+    """What a device that keeps rows from step to step has to be told of a batch's rows before it computes them.
+
+    A row in `described` is as it is described, whatever the device remembers of it; of any other row it remembers what
+    is right. If a row ended in a step before, the device computes nothing for it and draws nothing; otherwise it puts
+    in the tokens that are UNKNOWN_TOKEN.
     """
 
     rows: Int32Array  # [num_rows] which row of the executor each batch row is
-    is_open: BoolArray  # [num_rows]
-    end_token_ids: Int32Array  # [num_sampled, most of any row], padded with -1: tokens that end the row
+    described: RowDescriptions
+    cells: BlockCells  # of the batch's rows, those told before left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +159,8 @@ class StepBatch:
     `context_lens[i] - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot
     `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order.
     `prompt_targets` is None when nobody asked for log-probabilities of a prompt. `carried` is None for runners that
-    have one step in flight at most: all is known then.
+    have one step in flight at most: all is known then. Others keep block tables and rules themselves: the batch has a
+    table without columns, and no rules.
     """
 
     token_ids: Int32Array  # [num_tokens]

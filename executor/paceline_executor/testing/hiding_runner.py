@@ -1,8 +1,8 @@
 """A runner that behaves as a device does which computes on its own: nothing is known of a step until it is waited for.
 
 Around any runner that computes in `launch`. What that one drew is kept back; whether a step is done is said late and at
-random; and what a device carries from step to step is carried here: the last token of each row, and which rows ended.
-Knows arrays only. Tests that pass on it show that nobody reads what has not landed.
+random; and what a device keeps of rows from step to step is kept here: blocks, last tokens, rules, which rows ended.
+Tests that pass on it show that nobody reads what has not landed, and that a device is told all it needs.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 
+from paceline_executor.rows.rules import Ruled, rule_columns
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
     BoolArray,
@@ -27,6 +28,7 @@ from paceline_executor.runner.interface import (
     StepOutput,
     TokenLists,
 )
+from paceline_executor.runner.row_rules import RowRules
 
 MAX_IN_FLIGHT = 4
 _LATENESS = 0.7  # how often a step that could be told is said not to be done
@@ -37,6 +39,18 @@ class _Hidden:
     """A step that was computed and of which nobody may know."""
 
     output: StepOutput
+
+
+@dataclass
+class _KeptRow:
+    """What a device keeps of a row."""
+
+    end_token_ids: Int32Array
+    rules: RowRules | None
+    output: list[int]  # where rules count tokens; else only as long
+    blocks: dict[int, int]  # by their place in the table
+    last_token: int = UNKNOWN_TOKEN
+    has_ended: bool = False
 
 
 class HidingRunner:
@@ -50,8 +64,7 @@ class HidingRunner:
         self._random = Random(seed)  # noqa: S311, chance in tests is no secret
         self._max_in_flight = max_in_flight
         self._hidden: deque[_Hidden] = deque()
-        self._last_tokens: dict[int, int] = {}  # by row
-        self._ended: set[int] = set()  # rows
+        self._rows: dict[int, _KeptRow] = {}
         self.lose_next: Exception | None = None
         self.deepest = 0  # how many steps were in flight at most
 
@@ -77,9 +90,9 @@ class HidingRunner:
         if batch.carried is None:
             raise AssertionError("a device with steps in flight has to know the rows of its batches")
         carried = batch.carried
-        self._ended -= set(carried.rows[~carried.is_open].tolist())
-        goes_on = ~np.isin(carried.rows, list(self._ended))
-        kept = kept_rows(self._with_tokens(batch, carried), goes_on)
+        self._tell(carried)
+        goes_on = np.array([not self._rows[row].has_ended for row in carried.rows.tolist()], dtype=np.bool_)
+        kept = kept_rows(self._completed(batch, carried), goes_on)
         output = self._inner.wait(self._inner.launch(kept)) if goes_on.any() else _no_output()
         output = _spread(output, batch, goes_on)
         self._carry(batch, carried, output)
@@ -105,27 +118,56 @@ class HidingRunner:
         if not self._hidden or handle is not self._hidden[0]:
             raise AssertionError("steps are waited for in the order of their launches")
 
-    def _with_tokens(self, batch: StepBatch, carried: CarriedRows) -> StepBatch:
-        """The batch with the tokens that only the device knows, where rows go on."""
+    def _tell(self, carried: CarriedRows) -> None:
+        """Take in what is told of rows."""
+        described, cells = carried.described, carried.cells
+        for index, row in enumerate(described.rows.tolist()):
+            num_output = int(described.num_known[index] - described.num_prompt[index])
+            output = described.history.list_of(index)[described.num_prompt[index] :].tolist() or [0] * num_output
+            self._rows[row] = _KeptRow(described.end_token_ids[index], described.rules[index], output, {})
+        for row, index, block_id in zip(cells.rows, cells.indices, cells.block_ids, strict=True):
+            self._rows[int(row)].blocks[int(index)] = int(block_id)
+
+    def _completed(self, batch: StepBatch, carried: CarriedRows) -> StepBatch:
+        """The batch with what only the device knows."""
+        tables = np.full((carried.rows.size, self._table_width(carried)), -1, dtype=np.int32)
+        for batch_row, row in enumerate(carried.rows.tolist()):
+            for index, block_id in self._rows[row].blocks.items():
+                tables[batch_row, index] = block_id
+        ruled = [self._ruled(row) for row in carried.rows[batch.sampled].tolist()]
+        sampling = replace(batch.sampling, rules=rule_columns(ruled))
+        return replace(batch, token_ids=self._tokens(batch, carried), block_tables=tables, sampling=sampling)
+
+    def _table_width(self, carried: CarriedRows) -> int:
+        return max(1 + max(self._rows[row].blocks, default=-1) for row in carried.rows.tolist())
+
+    def _ruled(self, row: int) -> Ruled | None:
+        kept = self._rows[row]
+        return None if kept.rules is None else Ruled(kept.rules, np.array(kept.output, dtype=np.int32))
+
+    def _tokens(self, batch: StepBatch, carried: CarriedRows) -> Int32Array:
+        """The batch's tokens, with those that only the device knows where rows go on."""
         token_ids = batch.token_ids.copy()
         for index in np.flatnonzero(token_ids == UNKNOWN_TOKEN).tolist():
             batch_row = int(np.searchsorted(batch.cu_seqlens, index, side="right")) - 1
             row = int(carried.rows[batch_row])
-            if not carried.is_open[batch_row]:
+            kept = self._rows[row]
+            if kept.last_token == UNKNOWN_TOKEN and not kept.has_ended:
                 raise AssertionError(f"no step in flight can tell the last token of row {row}")
-            token_ids[index] = self._last_tokens.get(row, UNKNOWN_TOKEN)
-        return replace(batch, token_ids=token_ids)
+            token_ids[index] = kept.last_token
+        return token_ids
 
     def _carry(self, batch: StepBatch, carried: CarriedRows, output: StepOutput) -> None:
         ends = np.cumsum(output.num_accepted)
         for index, batch_row in enumerate(batch.sampled.tolist()):
-            row = int(carried.rows[batch_row])
-            if output.num_accepted[index]:
-                token_id = int(output.token_ids[ends[index] - 1])
-                self._last_tokens[row] = token_id
-                if token_id in carried.end_token_ids[index]:
-                    self._ended.add(row)
-        self._ended.update(int(carried.rows[batch_row]) for batch_row in output.problems)
+            kept = self._rows[int(carried.rows[batch_row])]
+            drawn = output.token_ids[ends[index] - output.num_accepted[index] : ends[index]].tolist()
+            if drawn:
+                kept.output += drawn
+                kept.last_token = drawn[-1]
+                kept.has_ended = drawn[-1] in kept.end_token_ids
+        for batch_row in output.problems:
+            self._rows[int(carried.rows[batch_row])].has_ended = True
 
 
 def kept_rows(batch: StepBatch, is_kept: BoolArray) -> StepBatch:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.values import RowFinish, SamplingParams, StepTimings
+from paceline.plan.values import RowFinish, StepTimings
 from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, StepFailedError
 from paceline_executor.link.engine import Engine
 from paceline_executor.rows.limits import RowLimits
@@ -260,20 +260,18 @@ def test_a_plan_that_goes_beyond_what_can_be_known_is_refused(ahead):
     assert tokens_of(ahead.engine, tickets) == [[token] for token in reference([5, 6], 2)]
 
 
-PENALISED = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, presence_penalty=1.0)
 WAITING = {
     "a row that is being released": {"place": [placement(0, [1], name="b")]},
     "a request that is being released": {"place": [placement(2, [1], name="request-0")]},
     "more tokens than have landed": {"finish": [(1, 1)]},
-    "penalties on tokens that are not known": {"scheduled": [(3, 1)]},
 }
 
 
 @pytest.mark.parametrize("needed", WAITING)
 def test_a_plan_waits_for_what_only_a_landing_can_tell(ahead, needed):
     """And is then executed as ever."""
-    place = [placement(row, [row + 1], sampling=PENALISED if row == 3 else PENALISED_BY_NOTHING) for row in (0, 1, 3)]
-    tickets = [ahead.launch([(0, 1), (1, 1), (3, 1)], place=place, grants=[(row, 0, row) for row in (0, 1, 3)])]
+    place = [placement(row, [row + 1]) for row in (0, 1)]
+    tickets = [ahead.launch([(0, 1), (1, 1)], place=place, grants=[(row, 0, row) for row in (0, 1)])]
     tickets.append(ahead.launch(step_id=2, preempt=[0]))
     waiting = plan(step_id=3, **WAITING[needed])
     assert not ahead.engine.can_launch(waiting)
@@ -282,7 +280,14 @@ def test_a_plan_waits_for_what_only_a_landing_can_tell(ahead, needed):
     ahead.engine.collect(ahead.engine.launch(waiting))
 
 
-PENALISED_BY_NOTHING = replace(PENALISED, presence_penalty=0.0)
+def test_rules_that_count_tokens_nobody_here_knows_hold_at_each_of_them(ahead):
+    """The device keeps them: a row that may not draw a token twice in a row is launched ahead as any other."""
+    sampling = replace(placement(0, [5]).sampling, allowed_token_ids=(11, 12))
+    place = [placement(0, [5, 6], sampling=sampling, bad_words=((11, 11), (12, 12)))]
+    tickets = [ahead.launch([(0, 2)], place=place, grants=[(0, 0, 2), (0, 1, 3)])]
+    tickets += [ahead.launch([(0, 1)], step_id=step_id) for step_id in (2, 3, 4)]
+    drawn = [token for (token,) in tokens_of(ahead.engine, tickets)]
+    assert drawn in ([11, 12, 11, 12], [12, 11, 12, 11])
 
 
 def test_a_failed_launch_is_told_after_the_steps_before_it(ahead):

@@ -34,6 +34,7 @@ class PlanAudit:
         self._contents: dict[bytes, bytes] = {}  # what each key stood for so far
         self._tenants: dict[int, str] = {}  # of blocks that were tagged
         self._waiting: deque[BatchPlan] = deque()  # arrived and not launched
+        self._block_tables: deque[Int32Array] = deque()  # of the rows of each launched step
 
     def begin_epoch(self) -> None:
         """What has not been launched will not be."""
@@ -79,8 +80,10 @@ class PlanAudit:
         for place in plan.new_requests:
             self._check_cached(place, plan, table)
         batch = launched.prepared.batch
+        block_tables = table._columns.block_table[launched.prepared.rows]
+        self._block_tables.append(block_tables)
         lines = np.repeat(np.arange(batch.context_lens.size), np.diff(batch.cu_seqlens))
-        written = batch.block_tables[lines, batch.positions // self._block_size]
+        written = block_tables[lines, batch.positions // self._block_size]
         is_tagged = keys[written].any()
         self._require(not is_tagged, plan, "write to a tagged block", f"one of {sorted(set(written.tolist()))}")
 
@@ -90,7 +93,7 @@ class PlanAudit:
         copied = self._landed[plan.copies.sources].copy()
         self._landed[plan.grants.block_ids] = _UNWRITTEN
         self._landed[plan.copies.destinations] = copied
-        lines = zip(prepared.rows.tolist(), num_before.tolist(), prepared.batch.block_tables, strict=True)
+        lines = zip(prepared.rows.tolist(), num_before.tolist(), self._block_tables.popleft(), strict=True)
         for row, start, block_table in lines:
             positions = np.arange(start, columns.num_computed[row])
             cells = block_table[positions // self._block_size], positions % self._block_size
@@ -98,6 +101,7 @@ class PlanAudit:
 
     def taken_back(self, plans: list[BatchPlan]) -> None:
         """Steps failed that may have written to the blocks they were granted: nobody knows what these hold."""
+        self._block_tables.clear()
         for plan in plans:
             self._landed[plan.grants.block_ids] = _UNWRITTEN
             for block in plan.grants.block_ids.tolist():
