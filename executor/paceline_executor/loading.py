@@ -24,7 +24,7 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
-from paceline_executor.runner.interface import Runner
+from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
@@ -130,7 +130,7 @@ def _load_model(config: Config) -> Loaded:
     numerics = choose_numerics(config.quantization, config.kv_cache_dtype, checkpoint.config, config.block_size)
     limits = limits_for(config, checkpoint.config, numerics, available_bytes())
 
-    from paceline_executor.runner.cpu import CpuRunner, WarmUpProgress  # with torch, which takes seconds to import
+    from paceline_executor.runner.cpu import CpuRunner  # with torch, which takes seconds to import
 
     def on_warm_up(warm_up: WarmUpProgress) -> None:
         progress.log("warm_up", warm_up.step, warm_up.index / warm_up.num_steps)

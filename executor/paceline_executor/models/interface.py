@@ -59,3 +59,18 @@ class Model(Protocol):
         shapes and types alone.
         """
         ...
+
+
+class DeviceModel(Protocol):
+    """A model whose steps are captured in two parts: its forward pass, and the draws."""
+
+    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+        """Write the batch's keys and values to their slots; returns [num_logits, hidden], normalised, for `logits`.
+
+        A place of -1 among logit_tokens is padding, and NaN.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
+        """hidden: as `hidden` returns it. Returns [num_logits, vocab]."""
+        ...

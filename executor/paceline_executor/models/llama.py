@@ -19,7 +19,7 @@ from paceline_executor.models.layers import DOWN, GATE_UP, OUTPUT, QKV, DenseLin
 from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
-from paceline_kernels.attention import paged_attention
+from paceline_kernels.attention import Splits, paged_attention
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
@@ -64,6 +64,10 @@ class LlamaModel:
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """See `Model.forward`."""
+        return self.logits(self.hidden(inputs, kv_cache), inputs.splits)
+
+    def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+        """See `DeviceModel.hidden`."""
         config, eps = self._config, self._config.rms_norm_eps
         # The stream that every layer adds to; the norms add the output of the layer before to it in passing.
         stream = take_rows(self._embedding, inputs.token_ids, config.embedding_scale)
@@ -73,7 +77,12 @@ class LlamaModel:
             attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
             hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
-        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens), inputs.splits).float()
+        return take_rows(hidden, inputs.logit_tokens)
+
+    def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
+        """See `DeviceModel.logits`: [num_logits, vocab] float32."""
+        config = self._config
+        logits = self._lm_head(hidden, splits).float()
         if config.logit_softcap is not None:
             softcap(logits, config.logit_softcap)
         return logits

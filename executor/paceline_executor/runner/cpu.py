@@ -9,7 +9,6 @@ numba or runs in the step thread.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from paceline_executor.runner.interface import (
     StepHandle,
     StepOutput,
     TokenLogprobs,
+    WarmUpProgress,
     output_of,
 )
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
@@ -50,15 +50,6 @@ _PROBLEMS = {
 _NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
 _IN_FLOAT32 = ("linear", *_NORMS, "gate_and_multiply", "softcap", "rope_and_write_kv", "paged_attention")
 _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUpProgress:
-    """What the warm-up is about to do: its step `index` of `num_steps`, counted from 0."""
-
-    step: str
-    index: int
-    num_steps: int
 
 
 def operations_of(numerics: Numerics) -> tuple[str, ...]:

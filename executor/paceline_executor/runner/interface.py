@@ -217,6 +217,15 @@ class StepOutput:
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # batch row -> of its targets
 
 
+@dataclass(frozen=True, slots=True)
+class WarmUpProgress:
+    """What the warm-up is about to do: its step `index` of `num_steps`, counted from 0."""
+
+    step: str
+    index: int
+    num_steps: int
+
+
 class Runner(Protocol):
     """A device that holds weights and KV cache. All methods are called from one thread, the step thread.
 

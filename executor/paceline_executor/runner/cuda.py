@@ -1,0 +1,318 @@
+"""The GPU runner: rows live on the device, plans go up and results come down by rings, two steps are in flight.
+
+The host writes what the device does not know into a plan's slot, replays two captured graphs, and looks at a result's
+slot until the device has written the step's number. Knows arrays and slots; refuses to know requests and plans. What
+a step launches is `device_steps`'; `device` may be a twin on the CPU.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paceline_executor.models.interface import DeviceModel, KvCache
+from paceline_executor.rows.limits import MAX_LOGPROBS, RowLimits
+from paceline_executor.runner.buckets import Bucket, Buckets
+from paceline_executor.runner.device import Device
+from paceline_executor.runner.device_steps import DeviceSteps, Rings
+from paceline_executor.runner.interface import (
+    BlockCells,
+    BoolArray,
+    CarriedRows,
+    Int32Array,
+    KvGeometry,
+    RowDescriptions,
+    RowProblem,
+    SamplingColumns,
+    StepBatch,
+    StepHandle,
+    StepOutput,
+    TokenLists,
+    TokenLogprobs,
+    WarmUpProgress,
+)
+from paceline_executor.runner.kept_rules import KeptRules
+from paceline_executor.runner.prompt_logprobs import Cut, Piece, cut, joined
+from paceline_executor.runner.row_words import RowWords, WordChanges
+from paceline_kernels.attention import Splits
+from paceline_kernels.block_copy import block_copy
+from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
+from paceline_kernels.result_ring import RingReader, StepResults, new_ring
+from paceline_kernels.sampling import SampleOutcome, token_logprobs
+from paceline_kernels.step_inputs import PlanColumns
+
+_MAX_IN_FLIGHT = 2  # they hide what the host does for as long as a step takes; three are no better
+_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
+_PROBLEMS = {
+    int(SampleOutcome.NOT_FINITE): RowProblem.NOT_FINITE,
+    int(SampleOutcome.NOTHING_LEFT): RowProblem.NOTHING_LEFT,
+}
+# Sizes whose step times are measured: the scheduler fits its prediction to them.
+_MEASURED_TOKENS = (1, 16, 64, 256, 1024, 2048)
+_NUM_MEASUREMENTS = 3
+_WORDS_PER_ROW = 192  # a new row's columns, end tokens and first blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedPiece:
+    """Log-probabilities of a part of a row's prompt, in host memory once the step has ended."""
+
+    row: int  # of the batch
+    num_top: int
+    values: list[torch.Tensor] = field(default_factory=list)  # chosen, alternatives, theirs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """A step on the device."""
+
+    step: int
+    batch: StepBatch
+    rows: Int32Array  # [num_rows] of the executor
+    planned: Int32Array  # [num_planned] which batch rows the ring tells of
+    with_logprobs: bool
+    pieces: Sequence[_LaunchedPiece]
+
+
+class DeviceRunner:
+    """Runs a model on a device, see `runner.interface.Runner`."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: DeviceModel,
+        kv_cache: KvCache,
+        geometry: KvGeometry,
+        limits: RowLimits,
+        *,
+        buckets: Buckets,
+        splits: Splits = Splits.EVEN,
+        on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Take the memory of rows and rings. on_progress is called during `warm_up`. Raises StartError for more rows
+        than can be kept.
+        """
+        num_rows = limits.num_rows
+        max_words = limits.max_num_batched_tokens + num_rows * _WORDS_PER_ROW
+        max_logprobs = min(MAX_LOGPROBS, limits.vocab_size)
+        plans = new_plan_ring(_MAX_IN_FLIGHT, num_rows, max_words, pinned=device.is_pinned)
+        results = new_ring(_MAX_IN_FLIGHT, num_rows, num_rows, pinned=device.is_pinned, max_logprobs=max_logprobs)
+        self._device = device
+        self._kv_cache = kv_cache
+        self._geometry = geometry
+        self._limits = limits
+        self._buckets = buckets
+        self._on_progress = on_progress
+        self._clock_ns = clock_ns
+        self._max_words = max_words
+        self._rows = RowWords(limits, device.torch_device)
+        self._rules = KeptRules(num_rows, device.upload)
+        self._writer = PlanWriter(plans)
+        self._reader = RingReader(results)
+        rings = Rings(plans, results, max_logprobs)
+        self._steps = DeviceSteps(device, model, kv_cache, self._rows, rings, geometry.block_size, splits)
+        self._next_step = 0
+        self._failed = np.zeros(num_rows, dtype=np.bool_)  # rows whose prompt was no number: the device goes on
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        return self._geometry
+
+    @property
+    def max_in_flight(self) -> int:
+        return _MAX_IN_FLIGHT
+
+    def warm_up(self) -> tuple[tuple[int, int], ...]:
+        """Capture every bucket, then measure."""
+        buckets = list(self._buckets)
+        limits, block_size = self._limits, self._geometry.block_size
+        most = min(limits.max_model_len, limits.max_num_batched_tokens, limits.num_blocks * block_size)
+        sizes = [size for size in _MEASURED_TOKENS if size <= most]
+        num_steps = len(buckets) + len(sizes)
+        for index, bucket in enumerate(self._steps.capture(self._buckets)):
+            name = f"capture {bucket.num_tokens} tokens of {bucket.num_rows} rows"
+            self._on_progress(WarmUpProgress(name, index, num_steps))
+        self._next_step = self._steps.num_steps
+        points = []
+        for index, size in enumerate(sizes, start=len(buckets)):
+            self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
+            points.append((size, self._measure(size)))
+        return tuple(points)
+
+    def launch(self, batch: StepBatch) -> StepHandle:
+        """Raises MemoryError and RuntimeError where the device has no memory left."""
+        carried = batch.carried
+        if carried is None:
+            raise ValueError("a device that keeps rows has to know which rows a batch's are")
+        changes = self._rows.changes(batch, carried)
+        self._rules.tell(carried.described)
+        self._failed[carried.described.rows] = False
+        parts = cut(batch)
+        try:
+            launched = self._launch(batch, parts, carried.rows, changes)
+        except Exception:
+            self._device.synchronize()  # what was launched of it reads the slot that the next step gets
+            raise
+        self._next_step += 1
+        return launched
+
+    def is_done(self, handle: StepHandle) -> bool:
+        self._device.poll()
+        return self._reader.has_step(_launched(handle).step)
+
+    def wait(self, handle: StepHandle) -> StepOutput:
+        launched = _launched(handle)
+        while not self._reader.has_step(launched.step):
+            self._device.poll()
+        results = self._reader.results_of(launched.step, launched.planned.size)
+        prompt_logprobs, problems = self._prompt_logprobs(launched)
+        self._failed[launched.rows[list(problems)]] = True
+        return self._output(launched, results, prompt_logprobs, problems)
+
+    def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
+        """In order with the steps."""
+        pairs = self._device.upload(sources), self._device.upload(destinations)
+        cache = self._kv_cache
+        of_slots = [scales for scales in (cache.key_scales, cache.value_scales) if scales is not None]
+        # A scale per head of a layer belongs to no block.
+        tensors = [cache.keys, cache.values, *(scales for scales in of_slots if scales.ndim > 2)]
+
+        def copy() -> None:
+            for tensor in tensors:
+                block_copy(tensor, *pairs)
+
+        self._device.launch(copy)
+
+    def _launch(self, batch: StepBatch, parts: Cut, rows: Int32Array, changes: WordChanges) -> _Launched:
+        rest, planned = parts.rest, rows[parts.rest_rows]
+        in_slot = 0 if parts.pieces else min(changes.places.size, self._max_words)
+        self._send(WordChanges(changes.places[in_slot:], changes.values[in_slot:]))
+        pieces = [self._launch_piece(piece, int(rows[piece.row])) for piece in parts.pieces]
+        num_tokens = np.diff(rest.cu_seqlens)
+        words = changes.places[:in_slot], changes.values[:in_slot]
+        self._writer.write(self._next_step, planned, num_tokens, *words)
+        with_logprobs = bool(batch.sampling.num_logprobs.max(initial=-1) >= 0)
+        size = self._size(planned.size, rest.token_ids.size, int(num_tokens.max(initial=1)))
+        rules = self._rules.of(planned[rest.sampled].tolist())
+        self._steps.launch(size, with_logprobs=with_logprobs, rules=rules)
+        return _Launched(self._next_step, batch, rows, parts.rest_rows, with_logprobs, pieces)
+
+    def _size(self, num_rows: int, num_tokens: int, longest: int) -> Bucket:
+        bucket = self._buckets.smallest(num_rows, num_tokens, longest)
+        return bucket or Bucket(max(1, num_rows), max(1, num_tokens), longest)
+
+    def _send(self, changes: WordChanges) -> None:
+        """Change words by a launch of its own: they are more than a slot holds, or must come before the step."""
+        if changes.places.size:
+            places, values = self._device.upload(changes.places), self._device.upload(changes.values)
+            self._device.launch(lambda: write_words(self._rows.words, places, values))
+
+    def _launch_piece(self, piece: Piece, row: int) -> _LaunchedPiece:
+        """Compute some tokens of a prompt, with the log-probabilities of those behind them."""
+        upload, download, num_tokens = self._device.upload, self._device.download, piece.batch.token_ids.size
+        plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
+        targets = upload(np.array(piece.target_token_ids, dtype=np.int32))
+        num_top = upload(np.full(num_tokens, piece.num_top, dtype=np.int32))
+        launched = _LaunchedPiece(piece.row, piece.num_top)
+
+        def compute() -> None:
+            logits = self._steps.logits_of(plan, num_tokens)
+            found = token_logprobs(logits, targets, num_top, max_logprobs=piece.num_top)
+            columns = (found.logprobs, found.top_token_ids, found.top_logprobs)
+            launched.values.extend(download(column) for column in columns)
+
+        self._device.launch(compute)
+        self._send(self._rows.computed(row, int(piece.batch.context_lens[0])))
+        return launched
+
+    def _prompt_logprobs(self, launched: _Launched) -> tuple[dict[int, TokenLogprobs], dict[int, RowProblem]]:
+        """Those of the batch's targets, by batch row. A row with a logit that is no number is a problem instead."""
+        taken: dict[int, list[TokenLogprobs]] = {}
+        problems = {}
+        for piece in launched.pieces:
+            logprobs, top_token_ids, top_logprobs = (column.numpy() for column in piece.values)
+            if not np.isfinite(logprobs).all():
+                problems[piece.row] = RowProblem.NOT_FINITE
+            taken.setdefault(piece.row, []).append(TokenLogprobs(logprobs, top_token_ids, top_logprobs))
+        return {row: joined(parts) for row, parts in taken.items() if row not in problems}, problems
+
+    def _output(
+        self,
+        launched: _Launched,
+        results: StepResults,
+        prompt_logprobs: dict[int, TokenLogprobs],
+        problems: dict[int, RowProblem],
+    ) -> StepOutput:
+        """The results in arrays of their own: the slot is written again."""
+        counts, is_kept = results.num_accepted, None
+        failed = self._failed[launched.rows[launched.planned]]
+        if failed.any():
+            is_kept = np.repeat(~failed, counts)
+            counts = np.where(failed, 0, counts)
+        for planned in np.flatnonzero(results.problems).tolist():
+            problems.setdefault(int(launched.planned[planned]), _PROBLEMS[int(results.problems[planned])])
+        of_batch = np.zeros(launched.batch.context_lens.size, dtype=np.int32)
+        of_batch[launched.planned] = counts
+        begun, forwarded, ended = results.stamps.tolist()
+        return StepOutput(
+            num_accepted=of_batch[launched.batch.sampled],
+            token_ids=_kept(results.token_ids, is_kept),
+            logprobs=_logprobs(results, is_kept) if launched.with_logprobs else None,
+            problems=problems,
+            forward_ns=forwarded - begun,
+            sample_ns=ended - forwarded,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _measure(self, num_tokens: int) -> int:
+        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only slow steps down."""
+        batch = _chunk(num_tokens, self._geometry.block_size)
+        outputs = [self.wait(self.launch(batch)) for _ in range(_NUM_MEASUREMENTS)]
+        return min(output.forward_ns + output.sample_ns for output in outputs)
+
+
+def _launched(handle: StepHandle) -> _Launched:
+    if not isinstance(handle, _Launched):
+        raise TypeError(f"a step is waited for by the handle of its launch, not by {handle!r}")
+    return handle
+
+
+def _kept(tokens: Int32Array, is_kept: BoolArray | None) -> Int32Array:
+    return tokens.copy() if is_kept is None else tokens[is_kept]
+
+
+def _logprobs(results: StepResults, is_kept: BoolArray | None) -> TokenLogprobs:
+    values = TokenLogprobs(results.logprobs.copy(), results.top_token_ids.copy(), results.top_logprobs.copy())
+    return values if is_kept is None else values.where(is_kept)
+
+
+def _chunk(num_tokens: int, block_size: int) -> StepBatch:
+    """A prompt of so many tokens on row 0, described anew."""
+    one, zero = np.ones(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    floats = zero.astype(np.float32)
+    sampling = SamplingColumns(floats, zero, floats + 1, floats, zero.astype(np.uint64), zero, -one)
+    blocks = np.arange(-(-num_tokens // block_size), dtype=np.int32)
+    described = RowDescriptions(
+        rows=zero,
+        num_prompt=one * num_tokens,
+        num_known=one * num_tokens,
+        num_computed=zero,
+        max_known=one * (num_tokens + 1),
+        end_token_ids=-one[None],
+        sampling=sampling,
+        rules=(None,),
+        history=TokenLists.of([_NOTHING]),
+    )
+    return StepBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int32),
+        positions=np.arange(num_tokens, dtype=np.int32),
+        cu_seqlens=np.array([0, num_tokens], dtype=np.int32),
+        context_lens=one * num_tokens,
+        block_tables=np.zeros((1, 0), dtype=np.int32),
+        sampled=zero,
+        sampling=sampling,
+        carried=CarriedRows(zero, described, BlockCells(np.zeros_like(blocks), blocks, blocks)),
+    )

@@ -1,0 +1,164 @@
+"""Rows on the device: one flat tensor of words of which every column is a view, and what a batch changes of it.
+
+So that one kernel applies whatever the host knows better: a new row's columns, new blocks, the tokens of a prompt.
+Knows columns and places; refuses to know who sends them, and what becomes of rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_executor.errors import StartError
+from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.runner.interface import UNKNOWN_TOKEN, CarriedRows, Int32Array, RowDescriptions, StepBatch
+from paceline_kernels.draws import RowDraws
+from paceline_kernels.step_inputs import RowState
+
+_MAX_WORDS = 2**31  # places are int32
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WordChanges:
+    """Words of rows that change, no two alike."""
+
+    places: Int32Array  # [num_words]
+    values: Int32Array  # [num_words]
+
+    @classmethod
+    def of(cls, changes: list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]) -> "WordChanges":
+        """Lists of places, each with its values: of 32 bits, whatever they stand for."""
+        places = np.concatenate([places for places, _ in changes]).astype(np.int32)
+        return cls(places, np.concatenate([np.ascontiguousarray(values).view(np.int32) for _, values in changes]))
+
+
+class RowLayout:
+    """Where each column begins among the words."""
+
+    def __init__(self, limits: RowLimits) -> None:
+        """Raises StartError if the rows have more words than places can name."""
+        num_rows = limits.num_rows
+        self.num_rows, self.max_model_len, self.max_blocks = num_rows, limits.max_model_len, limits.max_blocks_per_row
+        # Seeds have 64 bits, so they come first.
+        widths = {"seeds": 2, "token_ids": self.max_model_len, "block_table": self.max_blocks}
+        widths |= {"end_tokens": MAX_END_TOKENS} | dict.fromkeys(_COLUMNS, 1)
+        self.starts: dict[str, int] = {}
+        self.num_words = 0
+        for name, width in widths.items():
+            self.starts[name] = self.num_words
+            self.num_words += num_rows * width
+        if self.num_words >= _MAX_WORDS:
+            sentence = f"{num_rows} rows of {self.max_model_len} tokens are more than a device can keep"
+            raise StartError(f"{sentence}; lower --max-num-seqs or --max-model-len")
+
+    def cells(self, name: str, rows: Int32Array, width: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """The places of these elements of rows of a matrix."""
+        return self.starts[name] + rows.astype(np.int64) * width + indices
+
+
+class RowWords:
+    """The words on a device, as columns, and what they are told."""
+
+    def __init__(self, limits: RowLimits, device: torch.device) -> None:
+        self.layout = layout = RowLayout(limits)
+        self.words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
+        self.state = RowState(
+            token_ids=self._matrix("token_ids", layout.max_model_len),
+            num_held=self._column("num_held"),
+            num_computed=self._column("num_computed"),
+            finish=self._column("finish"),
+            block_table=self._matrix("block_table", layout.max_blocks),
+        )
+        self.draws = RowDraws(
+            num_prompt=self._column("num_prompt"),
+            num_known=self._column("num_known"),
+            max_known=self._column("max_known"),
+            end_tokens=self._matrix("end_tokens", MAX_END_TOKENS),
+            temperature=self._column("temperature", torch.float32),
+            top_k=self._column("top_k"),
+            top_p=self._column("top_p", torch.float32),
+            min_p=self._column("min_p", torch.float32),
+            seeds=self.words[: 2 * layout.num_rows].view(torch.int64),
+            num_logprobs=self._column("num_logprobs"),
+        )
+        # Tokens of a row before this one come from the host; it draws the others itself.
+        self._num_given = np.zeros(layout.num_rows, dtype=np.int32)
+
+    def changes(self, batch: StepBatch, carried: CarriedRows) -> WordChanges:
+        """What a batch tells of its rows."""
+        layout, cells, described = self.layout, carried.cells, carried.described
+        changes = [
+            (layout.cells("block_table", cells.rows, layout.max_blocks, cells.indices), cells.block_ids),
+            *(_described(layout, described) if described.rows.size else ()),
+        ]
+        if described.rows.size:
+            has_history = np.diff(described.history.cu_lens) > 0
+            self._num_given[described.rows] = np.where(has_history, 0, described.num_known)
+        token_rows = np.repeat(carried.rows, np.diff(batch.cu_seqlens))
+        is_given = (batch.positions < self._num_given[token_rows]) & (batch.token_ids != UNKNOWN_TOKEN)
+        if is_given.any():
+            places = layout.cells("token_ids", token_rows[is_given], layout.max_model_len, batch.positions[is_given])
+            changes.append((places, batch.token_ids[is_given]))
+        return WordChanges.of(changes)
+
+    def computed(self, row: int, num_tokens: int) -> WordChanges:
+        """That a row has so many tokens computed."""
+        place = self.layout.starts["num_computed"] + row
+        return WordChanges(np.array([place], dtype=np.int32), np.array([num_tokens], dtype=np.int32))
+
+    def _column(self, name: str, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        start = self.layout.starts[name]
+        return self.words[start : start + self.layout.num_rows].view(dtype)
+
+    def _matrix(self, name: str, width: int) -> torch.Tensor:
+        start, num_rows = self.layout.starts[name], self.layout.num_rows
+        return self.words[start : start + num_rows * width].view(num_rows, width)
+
+
+_COLUMNS = (
+    "num_held",
+    "num_computed",
+    "finish",
+    "num_prompt",
+    "num_known",
+    "max_known",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "num_logprobs",
+)
+
+
+def _described(
+    layout: RowLayout, described: RowDescriptions
+) -> list[tuple[npt.NDArray[np.integer], npt.NDArray[np.generic]]]:
+    rows, sampling, history = described.rows, described.sampling, described.history
+    columns = {
+        "num_held": described.num_known,  # drafts are the device's own
+        "num_computed": described.num_computed,
+        "finish": np.zeros_like(rows),
+        "num_prompt": described.num_prompt,
+        "num_known": described.num_known,
+        "max_known": described.max_known,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "num_logprobs": sampling.num_logprobs,
+    }
+    end_tokens = np.full((rows.size, MAX_END_TOKENS), _NO_TOKEN, dtype=np.int32)
+    end_tokens[:, : described.end_token_ids.shape[1]] = described.end_token_ids
+    ends = layout.cells("end_tokens", rows[:, None], MAX_END_TOKENS, np.arange(MAX_END_TOKENS))
+    seeds = layout.cells("seeds", rows[:, None], 2, np.arange(2))
+    lens = np.diff(history.cu_lens)
+    positions = np.arange(history.token_ids.size) - np.repeat(history.cu_lens[:-1], lens)
+    tokens = layout.cells("token_ids", np.repeat(rows, lens), layout.max_model_len, positions)
+    return [
+        *((layout.starts[name] + rows, column) for name, column in columns.items()),
+        (ends.ravel(), end_tokens.ravel()),
+        (seeds.ravel(), sampling.seeds),
+        (tokens, history.token_ids),
+    ]
