@@ -18,11 +18,11 @@ from paceline.plan.texts import MAX_NAME_BYTES, readable
 from paceline.plan.values import MAX_BLOCKS, GenerationDefaults
 from paceline_executor.config import Config, LoadFormat, RunnerKind
 from paceline_executor.errors import LimitError, ShortMemoryError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import Numerics, choose_numerics
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES

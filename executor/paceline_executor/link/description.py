@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.plan.values import ExecutorLimits, KvGeometry, Model, StepPoint, Welcome
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import KvGeometry as CacheShape
 from paceline_executor.weights.tokenizer import TokenizerBundle
 

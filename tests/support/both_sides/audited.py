@@ -18,10 +18,10 @@ from paceline.plan.values import (
     TokenLogprobs,
 )
 from paceline_executor.errors import StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.loading import describe_simulated, simulated_tokenizer
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import Launched
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.runner.simulated import logprobs_of

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description
 from paceline_executor.loading import describe_simulated, simulated_tokenizer
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRule
 
