@@ -1,4 +1,4 @@
-"""How draws, advances of rows and their results are launched: without drafts, and with the largest tables there are."""
+"""How plans, draws, advances of rows and their results are launched: without drafts, and with the largest tables."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from kernel_resources.case import Case, meta
+from paceline_kernels.clock import stamp
 from paceline_kernels.draws import (
     MAX_DRAFTS,
     MAX_END_TOKENS,
@@ -15,6 +16,7 @@ from paceline_kernels.draws import (
     advance_rows,
     draw_inputs,
 )
+from paceline_kernels.plan_ring import PlanRing, read_plan, write_words
 from paceline_kernels.result_ring import ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
 from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
@@ -24,10 +26,19 @@ _ROWS, _MAX_TOKENS, _DRAWS = 1024, 131_072, 2048
 
 def cases() -> Iterator[Case]:
     """Many rows without drafts, and one with the largest table; results of a batch, and of as many rows as may be."""
+    yield Case("plan", _call_plan)
     yield Case("draws 1024", partial(_call, 1024, 0, 2))
     yield Case("draws 1 drafts", partial(_call, 1, MAX_DRAFTS, MAX_END_TOKENS))
     for num_planned in (256, MAX_PLANNED_ROWS):
         yield Case(f"results {num_planned}", partial(call_results, num_planned))
+
+
+def _call_plan() -> None:
+    words, planned, changes = (meta(*shape, dtype=torch.int32) for shape in ((_ROWS * 100,), (4, _ROWS), (4, _DRAWS)))
+    ring = PlanRing(meta(4, 2, dtype=torch.int32), planned, planned, changes, changes)
+    read_plan(ring, meta(1, dtype=torch.int64), words, 256, meta(2, dtype=torch.int64))
+    write_words(words, meta(8, dtype=torch.int32), meta(8, dtype=torch.int32))
+    stamp(meta(2, dtype=torch.int64), 1)
 
 
 def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
