@@ -104,7 +104,7 @@ def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:
     check_tensor(op, "end_tokens", rows.end_tokens, torch.int32, (num_rows, None))
     if rows.end_tokens.shape[1] > MAX_END_TOKENS:
         raise KernelArgumentError(op, f"a row has up to {MAX_END_TOKENS} end tokens, not {rows.end_tokens.shape[1]}")
-    check_tensor(op, "finish", state.finish, torch.uint8, (num_rows,))
+    check_tensor(op, "finish", state.finish, torch.int32, (num_rows,))
     counts = {
         "num_held": state.num_held,
         "num_computed": state.num_computed,

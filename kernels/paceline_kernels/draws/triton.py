@@ -220,7 +220,7 @@ def advance_rows_kernel(
     planned = tl.program_id(0)
     row = tl.load(plan_rows + planned).to(tl.int64)
     exists = (row >= 0) & (row < num_rows)
-    ended = tl.load(row_finish + row, mask=exists, other=0).to(tl.int32)
+    ended = tl.load(row_finish + row, mask=exists, other=0)
     accepted = 0
     if exists & (ended == 0):
         first = tl.load(cu_draws + planned)
@@ -253,6 +253,6 @@ def advance_rows_kernel(
         tl.store(num_computed + row, tl.minimum(tl.load(context_lens + planned), known + last))
         tl.store(num_held + row, known + accepted)
         tl.store(num_known + row, known + accepted)
-        tl.store(row_finish + row, ended.to(tl.uint8))
+        tl.store(row_finish + row, ended)
     tl.store(num_accepted + planned, accepted)
     tl.store(finish + planned, ended.to(tl.uint8))

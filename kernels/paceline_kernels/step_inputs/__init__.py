@@ -22,7 +22,7 @@ class RowState:
     token_ids: torch.Tensor  # [num_rows, max_model_len] int32
     num_held: torch.Tensor  # [num_rows] int32: how many of them are known or drafted, so that they can be computed
     num_computed: torch.Tensor  # [num_rows] int32
-    finish: torch.Tensor  # [num_rows] uint8, 0 for rows that go on
+    finish: torch.Tensor  # [num_rows] int32, 0 for rows that go on
     block_table: torch.Tensor  # [num_rows, max_blocks_per_row] int32, -1 where there is no block
 
 
@@ -58,7 +58,7 @@ def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size:
     check_tensor(op, "token_ids", state.token_ids, torch.int32, (num_rows, None))
     check_tensor(op, "num_held", state.num_held, torch.int32, (num_rows,))
     check_tensor(op, "num_computed", state.num_computed, torch.int32, (num_rows,))
-    check_tensor(op, "finish", state.finish, torch.uint8, (num_rows,))
+    check_tensor(op, "finish", state.finish, torch.int32, (num_rows,))
     check_tensor(op, "block_table", state.block_table, torch.int32, (num_rows, None))
     check_tensor(op, "rows", plan.rows, torch.int32, (num_planned,))
     check_tensor(op, "num_tokens", plan.num_tokens, torch.int32, (num_planned,))

@@ -160,7 +160,7 @@ def _columns(rows: _Rows, seed: int) -> tuple[RowState, RowDraws, PlanColumns]:
         token_ids=token_ids,
         num_held=ints * num_held,
         num_computed=ints * (rows.num_known - 1),
-        finish=torch.zeros(num_rows, dtype=torch.uint8),
+        finish=torch.zeros(num_rows, dtype=torch.int32),
         block_table=torch.randperm(num_rows * max_blocks, generator=generator).int().view(num_rows, max_blocks),
     )
     draws = RowDraws(

@@ -47,7 +47,7 @@ def columns_of(*rows):
         token_ids=tokens,
         num_held=num_known + int32(*(len(row.drafts) for row in rows)),
         num_computed=int32(*computed),
-        finish=torch.tensor([row.finish for row in rows], dtype=torch.uint8),
+        finish=torch.tensor([row.finish for row in rows], dtype=torch.int32),
         block_table=torch.arange(num_rows * 5, dtype=torch.int32).view(num_rows, 5),
     )
     steps = torch.arange(1, num_rows + 1)

@@ -44,7 +44,7 @@ def on_device(columns, place):
         token_ids=put(columns.tokens),
         num_held=put(columns.num_known),
         num_computed=put(columns.num_computed),
-        finish=put(columns.finish, torch.uint8),
+        finish=put(columns.finish),
         block_table=put(columns.block_table),
     )
     rows = RowDraws(

@@ -29,7 +29,7 @@ def row_state(num_held, num_computed, finish=(0,) * NUM_ROWS):
         token_ids=torch.randint(0, 1000, (NUM_ROWS, MAX_TOKENS), generator=generator, dtype=torch.int32),
         num_held=int32(*num_held),
         num_computed=int32(*num_computed),
-        finish=torch.tensor(finish, dtype=torch.uint8),
+        finish=torch.tensor(finish, dtype=torch.int32),
         block_table=blocks,
     )
 

@@ -90,7 +90,7 @@ def _call_step_inputs(num_planned: int) -> None:
         token_ids=meta(1024, 131_072, dtype=torch.int32),
         num_held=column,
         num_computed=column,
-        finish=meta(1024, dtype=torch.uint8),
+        finish=meta(1024, dtype=torch.int32),
         block_table=meta(1024, 8192, dtype=torch.int32),
     )
     planned = meta(num_planned, dtype=torch.int32)

@@ -47,7 +47,7 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
         token_ids=meta(_ROWS, _MAX_TOKENS, dtype=torch.int32),
         num_held=ints,
         num_computed=ints,
-        finish=meta(_ROWS, dtype=torch.uint8),
+        finish=meta(_ROWS, dtype=torch.int32),
         block_table=meta(_ROWS, 8192, dtype=torch.int32),
     )
     rows = RowDraws(
