@@ -25,6 +25,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.draws.columns import Advanced, DrawInputs, RowDraws, RowFinish
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 from paceline_kernels.sampling.columns import Samples
@@ -60,11 +61,15 @@ def draw_inputs(
     _check_rows(op, state, rows)
     _check_plan(op, plan, batch)
     _check_drafts(op, max_drafts)
+    if is_cpu(state.token_ids.device):
+        from paceline_kernels.draws import cpu
+
+        return cpu.draw_inputs(state, rows, plan, batch, num_draws, max_drafts)
     if gpu.has_kernels(state.token_ids.device):
         from paceline_kernels.draws import triton
 
         return triton.draw_inputs(state, rows, plan, batch, num_draws, max_drafts)
-    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.DEVICES)
 
 
 def advance_rows(
@@ -91,11 +96,15 @@ def advance_rows(
     check_tensor(op, "cu_draws", draws.cu_draws, torch.int32, (plan.rows.shape[0] + 1,))
     check_tensor(op, "samples.token_ids", samples.token_ids, torch.int32, (num_draws,))
     check_tensor(op, "outcomes", samples.outcomes, torch.int32, (num_draws,))
+    if is_cpu(state.token_ids.device):
+        from paceline_kernels.draws import cpu
+
+        return cpu.advance_rows(state, rows, plan, batch, draws, samples)
     if gpu.has_kernels(state.token_ids.device):
         from paceline_kernels.draws import triton
 
         return triton.advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
-    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.DEVICES)
 
 
 def _check_rows(op: str, state: RowState, rows: RowDraws) -> None:

@@ -240,6 +240,7 @@ def advance_rows_kernel(
         reasons = tl.where(known + draws + 1 >= MAX_TOKENS, 3, 0)
         reasons = tl.where(known + draws + 1 >= tl.load(max_known + row), 2, reasons)
         reasons = tl.where(is_end, 1, reasons)
+        reasons = tl.where(fits, reasons, 3)
         reasons = tl.where(failed, 4, reasons)
         is_last = (reasons != 0) | (draws >= count - 1) | (drawn != drafts)
         last = tl.min(tl.where(is_last, draws, DRAWS))

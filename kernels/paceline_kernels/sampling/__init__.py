@@ -77,7 +77,7 @@ def sample(
     max_logprobs: what num_logprobs counts as at most, and how many columns the best tokens have (none below 1). None
     looks for the largest of the column, which only a CPU can: a GPU would have to wait, and goes up to 1,024.
     Rules cost their rows what their lists are long, and one to three passes over the vocabulary; None costs nothing.
-    DrawRules are for GPUs, where the host need not know what has been drawn, and rows have several draws.
+    DrawRules are for hosts that need not know what has been drawn, and for rows that have several draws.
     Raises KernelArgumentError, UnsupportedDeviceError.
     """
     num_rows = logits.shape[0]
@@ -93,16 +93,17 @@ def sample(
         _check_draw_rules(rules, num_rows)
     elif rules is not None:
         _check_rules(rules, num_rows)
-    if is_cpu(logits.device) and not isinstance(rules, DrawRules):
+    if is_cpu(logits.device):
         from paceline_kernels.sampling import cpu
+        from paceline_kernels.sampling.draw_rules import rules_of_draws
 
+        rules = rules_of_draws(rules, parameters.offsets) if isinstance(rules, DrawRules) else rules
         return cpu.sample(logits, parameters, rules, max_logprobs)
     if gpu.has_kernels(logits.device):
         from paceline_kernels.sampling import triton
 
         return triton.sample(logits, parameters, rules, _known("sample", max_logprobs))
-    devices = gpu.GPU_ONLY if isinstance(rules, DrawRules) else gpu.DEVICES
-    raise UnsupportedDeviceError("sample", logits.device, devices)
+    raise UnsupportedDeviceError("sample", logits.device, gpu.DEVICES)
 
 
 def token_logprobs(

@@ -10,6 +10,7 @@ import torch
 
 from paceline_kernels import gpu
 from paceline_kernels.arguments import check_tensor
+from paceline_kernels.devices import is_cpu
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
 MAX_PLANNED_ROWS = 4096
@@ -43,7 +44,7 @@ class StepInputs:
     slot_mapping: torch.Tensor  # [num_tokens] int64, -1 in padding, and where the table has no block
     cu_seqlens: torch.Tensor  # [num_planned + 1] int32, of tokens that are no padding
     context_lens: torch.Tensor  # [num_planned] int32, this step's tokens included
-    block_tables: torch.Tensor  # [num_planned, max_blocks_per_row] int32; cells behind context_lens are not written
+    block_tables: torch.Tensor  # [num_planned, max_blocks_per_row] int32; cells behind context_lens hold anything
 
 
 def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size: int) -> StepInputs:
@@ -64,8 +65,12 @@ def step_inputs(state: RowState, plan: PlanColumns, num_tokens: int, block_size:
     check_tensor(op, "num_tokens", plan.num_tokens, torch.int32, (num_planned,))
     if not 1 <= num_planned <= MAX_PLANNED_ROWS:
         raise KernelArgumentError(op, f"a plan names 1 to {MAX_PLANNED_ROWS} rows, not {num_planned}")
+    if is_cpu(state.token_ids.device):
+        from paceline_kernels.step_inputs import cpu
+
+        return cpu.step_inputs(state, plan, num_tokens, block_size)
     if gpu.has_kernels(state.token_ids.device):
         from paceline_kernels.step_inputs import triton
 
         return triton.step_inputs(state, plan, num_tokens, block_size)
-    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.GPU_ONLY)
+    raise UnsupportedDeviceError(op, state.token_ids.device, gpu.DEVICES)

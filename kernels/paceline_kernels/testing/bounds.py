@@ -13,6 +13,7 @@ import torch
 from paceline_kernels.testing import unwritten_value
 
 _empty = torch.empty  # as it is before a test puts something else in its place
+_CPU = torch.device("cpu")
 MARGIN = 128  # elements on either side, a multiple of every vector a kernel reads
 
 
@@ -38,7 +39,7 @@ class BoundedMemory:
         self._stops.append(inner.data_ptr() + inner.numel() * inner.element_size())
         return inner
 
-    def empty(self, *size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ANN401
+    def empty(self, *size: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:  # noqa: ANN401
         """A stand-in for `torch.empty`, whose memory is placed, too, and holds what `unwritten` does.
 
         What runs on another device, as references do where kernels run on a GPU, gets memory as it always does.

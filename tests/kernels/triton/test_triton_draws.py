@@ -96,19 +96,23 @@ def samples_of(token_ids, outcomes=None):
 
 
 def step(place, state, rows, plan, drawn, *, num_draws=None, max_drafts=4):
-    """One step by the kernels, each of which must do what the reference does; `drawn` makes samples of the draws."""
+    """One step by kernels and CPU, all of which must do what the reference does; `drawn` makes samples of the draws."""
     num_tokens = int(plan.num_tokens.sum())
     batch = step_inputs_reference.step_inputs(state, plan, num_tokens, BLOCK_SIZE)
     device = [placed(place, columns) for columns in (state, rows, plan, batch)]
+    cpu = [copied(columns) for columns in (state, rows, plan, batch)]
     num_draws = num_tokens if num_draws is None else num_draws
     draws = reference.draw_inputs(state, rows, plan, batch, num_draws, max_drafts)
     ours = kernels.draw_inputs(*device, num_draws, max_drafts)
     assert_equal(ours, draws)
+    assert_equal(draw_inputs(*cpu, num_draws, max_drafts), draws)
     samples = drawn(draws)
     advanced = reference.advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
     assert_equal(kernels.advance_rows(*device, ours, placed(place, samples), max_drafts), advanced)
-    assert_equal(device[0], state)
-    assert_equal(device[1], rows)
+    assert_equal(advance_rows(*cpu, draws, samples, max_drafts), advanced)
+    for ours_after in (device, cpu):
+        assert_equal(ours_after[0], state)
+        assert_equal(ours_after[1], rows)
     return draws, advanced
 
 
@@ -155,10 +159,11 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft_or_the_end(
     assert state.num_computed[0] == computed
 
 
-def test_a_row_that_has_no_room_left_takes_nothing(place):
-    """Its draw is not written into the next row."""
+@pytest.mark.parametrize("drawn", [5, END])
+def test_a_row_that_has_no_room_left_takes_nothing(place, drawn):
+    """Its draw is not written into the next row, nor is it an end."""
     state, rows = columns_of(Row([1] * MAX_TOKENS, [], max_known=99), Row([2, 2]))
-    _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(1)), lambda draws: samples_of([5]))
+    _, advanced = step(place, state, rows, PlanColumns(int32(0), int32(1)), lambda draws: samples_of([drawn]))
     assert (advanced.num_accepted.tolist(), advanced.finish.tolist()) == ([0], [RowFinish.CONTEXT_FULL])
     assert state.token_ids[1, 0] == 2
 
@@ -253,8 +258,9 @@ def test_what_cannot_be_done_is_refused():
         draw_inputs(state, rows, plan, batch, 1, 64)
     with pytest.raises(KernelArgumentError, match="a row has up to 128 end tokens, not 129"):
         draw_inputs(state, dataclasses.replace(rows, end_tokens=torch.zeros(1, 129).int()), plan, batch, 1)
-    with pytest.raises(UnsupportedDeviceError, match="this version has: cuda"):
-        draw_inputs(state, rows, plan, batch, 1)
+    there = [placed(lambda column: column.to("meta"), columns) for columns in (state, rows)]
+    with pytest.raises(UnsupportedDeviceError, match="device 'meta'; this version has: cpu, and cuda"):
+        draw_inputs(*there, plan, batch, 1)
     draws = reference.draw_inputs(state, rows, plan, batch, 1)
-    with pytest.raises(UnsupportedDeviceError, match="this version has: cuda"):
-        advance_rows(state, rows, plan, batch, draws, samples_of([5]))
+    with pytest.raises(UnsupportedDeviceError, match="device 'meta'; this version has: cpu, and cuda"):
+        advance_rows(*there, plan, batch, draws, samples_of([5]))

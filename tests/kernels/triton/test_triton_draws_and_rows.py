@@ -20,14 +20,15 @@ from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.testing.plans import int32, placement, plan
-from paceline_kernels.draws import RowDraws, RowFinish
-from paceline_kernels.draws import reference as draws_reference
+from paceline_kernels import draws as draws_package
+from paceline_kernels.draws import RowDraws, RowFinish, advance_rows, draw_inputs
 from paceline_kernels.draws import triton as kernels
 from paceline_kernels.gpu import architecture
-from paceline_kernels.sampling import DrawRules, RowRules, SampleOutcome, Samples, TokenLists
+from paceline_kernels.sampling import DrawRules, RowRules, SampleOutcome, Samples, TokenLists, sample
 from paceline_kernels.sampling import reference as sampling_reference
 from paceline_kernels.sampling import triton as sampling_kernels
-from paceline_kernels.step_inputs import PlanColumns, RowState, reference
+from paceline_kernels.sampling.draw_rules import rules_of_draws
+from paceline_kernels.step_inputs import PlanColumns, RowState, reference, step_inputs
 
 LIMITS = RowLimits(num_rows=5, max_model_len=12, max_num_batched_tokens=64, num_blocks=20, block_size=4, vocab_size=9)
 END = 8
@@ -117,8 +118,9 @@ def assert_same_rows(state, rows, columns):
         assert ours.cpu().tolist() == theirs.tolist()
 
 
+@pytest.mark.parametrize("ops", [kernels, draws_package], ids=["kernels", "of the device"])
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
+def test_rows_on_a_device_advance_as_the_executors_do(place, seed, ops):
     """Chunks, decodes, every way to end, and plans that still name rows that have ended."""
     chance = random.Random(seed)  # noqa: S311  # repeatable
     table = RowTable(LIMITS)
@@ -140,7 +142,7 @@ def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
 
         planned = PlanColumns(place(torch.from_numpy(step.rows)), place(torch.from_numpy(step.num_scheduled_tokens)))
         batch = placed(place, reference.step_inputs(state, planned, 24, LIMITS.block_size))
-        draws = kernels.draw_inputs(state, rows, planned, batch, 6, 0)
+        draws = ops.draw_inputs(state, rows, planned, batch, 6, 0)
         assert_same_draws(draws, prepared)
         token_ids, outcomes = torch.zeros(2, 6, dtype=torch.int32)
         drawn = np.flatnonzero(output.num_accepted)
@@ -148,7 +150,7 @@ def test_rows_on_a_gpu_advance_as_the_executors_do(place, seed):
         for index, row in enumerate(prepared.batch.sampled.tolist()):
             outcomes[index] = SampleOutcome.NOT_FINITE if row in output.problems else SampleOutcome.DRAWN
         samples = Samples(place(token_ids), place(outcomes), place(torch.zeros(6)), outcomes, outcomes)
-        advanced = kernels.advance_rows(state, rows, planned, batch, draws, samples, 0)
+        advanced = ops.advance_rows(state, rows, planned, batch, draws, samples, 0)
 
         result = table.land(launched, output)
         assert advanced.num_accepted.tolist() == result.num_accepted.tolist()
@@ -250,7 +252,7 @@ def decoded_one_by_one(request):
 @settings(max_examples=settings.default.max_examples // 4)
 @given(chance=st.randoms())
 def test_drafts_change_no_token_of_a_row_with_rules(chance):
-    """Whatever is drafted, right or wrong: rules see the tokens before each draw, and nothing behind it."""
+    """Whatever is drafted, right or wrong: rules see the tokens before each draw, and nothing behind it. By a CPU."""
     request = random_request(chance)
     expected, finish = decoded_one_by_one(request)
     state, rows = on_device(columns_of(request)[1], torch.clone)
@@ -261,13 +263,13 @@ def test_drafts_change_no_token_of_a_row_with_rules(chance):
         drafts = torch.tensor(drafts[: LIMITS.max_model_len - known], dtype=torch.int32)
         state.token_ids[0, known : known + len(drafts)] = drafts
         state.num_held[0] = known + len(drafts)
-        batch = reference.step_inputs(state, planned, 6, LIMITS.block_size)
-        draws = draws_reference.draw_inputs(state, rows, planned, batch, 6, 5)
+        batch = step_inputs(state, planned, 6, LIMITS.block_size)
+        draws = draw_inputs(state, rows, planned, batch, 6, 5)
         ends = [int(batch.positions[place]) + 1 for place in draws.places]  # those of padding are anything
         logits = torch.stack([model(state.token_ids[0, :end].tolist()) for end in ends])
-        rules_of_draws = DrawRules(rules, draws.rows, state.token_ids, rows.num_prompt)
-        samples = sampling_reference.sample(logits, draws.parameters, rules_of_draws)
-        draws_reference.advance_rows(state, rows, planned, batch, draws, samples, 5)
+        rules_here = DrawRules(rules, draws.rows, state.token_ids, rows.num_prompt)
+        samples = sample(logits, draws.parameters, rules_here)
+        advance_rows(state, rows, planned, batch, draws, samples, 5)
     assert state.token_ids[0, : rows.num_known[0]].tolist() == expected
     assert state.finish[0] == finish
 
@@ -288,8 +290,26 @@ def test_rules_of_draws_change_what_the_reference_changes(place, monkeypatch, se
     logits = torch.stack([model([seed, draw]) for draw in range(len(rows))])
     draws = sampling_kernels._rows("sample", place(logits))
     ruled, is_ruled = sampling_kernels._apply(placed(place, rules), place(offsets), draws)
-    lists = sampling_reference.rules_of_draws(rules, offsets)
+    lists, cpus = sampling_reference.rules_of_draws(rules, offsets), rules_of_draws(rules, offsets)
     for draw, row in enumerate(logits):
         expected = torch.from_numpy(sampling_reference.ruled(row.numpy(), lists, draw))
         assert torch.equal(ruled[draw].cpu() if is_ruled[draw] else row, expected)
+        assert torch.equal(torch.from_numpy(sampling_reference.ruled(row.numpy(), cpus, draw)), expected)
     assert not is_ruled[0]
+
+
+def test_draws_without_rules_have_none():
+    """Nor does padding, whatever the first row has: nothing is copied for them."""
+    withheld_only = placement(
+        0, [1], max_tokens=3, end_token_ids=[END], min_tokens=2, sampling=SamplingParams(0, 0, 1, 0, 0)
+    )
+    plain = placement(0, [1], max_tokens=3, end_token_ids=[END], sampling=SamplingParams(0, 0, 1, 0, 0))
+    kept = rules_on_device([withheld_only, plain])
+    token_ids, num_prompt = torch.zeros(2, 5, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+
+    def lists_of(rows, offsets):
+        draws = DrawRules(kept, torch.from_numpy(int32(rows)), token_ids, num_prompt)
+        return rules_of_draws(draws, torch.from_numpy(int32(offsets)))
+
+    assert lists_of([1, -1, 0], [0, 0, 2]) is None
+    assert lists_of([1, 0], [0, 1]).forbidden.cu_lens.tolist() == [0, 0, 1]
