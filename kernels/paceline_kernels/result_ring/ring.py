@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline_kernels.clock import CLOCK_SIZE
 from paceline_kernels.errors import KernelArgumentError
 
 _NO_STEP = -1
+NUM_STAMPS = CLOCK_SIZE + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,10 @@ class ResultRing:
     finish: torch.Tensor  # [num_slots, max_planned] uint8, of RowFinish
     problems: torch.Tensor  # [num_slots, max_planned] uint8, of SampleOutcome: of the draw that ended a row, else DRAWN
     token_ids: torch.Tensor  # [num_slots, max_draws] int32: the new tokens, planned row after planned row
+    logprobs: torch.Tensor  # [num_slots, max_draws] float32: theirs, where a step is written with any
+    top_token_ids: torch.Tensor  # [num_slots, max_draws, max_logprobs] int32: the likeliest ones instead of them
+    top_logprobs: torch.Tensor  # [num_slots, max_draws, max_logprobs] float32
+    stamps: torch.Tensor  # [num_slots, NUM_STAMPS] int64: the clock's times, and when all this was written, in ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +39,17 @@ class StepResults:
     finish: npt.NDArray[np.uint8]  # [num_planned], of RowFinish
     problems: npt.NDArray[np.uint8]  # [num_planned], of SampleOutcome; DRAWN unless a draw of this step failed
     token_ids: npt.NDArray[np.int32]  # [sum(num_accepted)]
+    logprobs: npt.NDArray[np.float32]  # [sum(num_accepted)], this and the next two as in Samples; else anything
+    top_token_ids: npt.NDArray[np.int32]  # [sum(num_accepted), max_logprobs]
+    top_logprobs: npt.NDArray[np.float32]  # [sum(num_accepted), max_logprobs]
+    stamps: npt.NDArray[np.int64]  # [NUM_STAMPS], by the device's time
 
 
-def new_ring(num_slots: int, max_planned: int, max_draws: int, *, pinned: bool) -> ResultRing:
+def new_ring(num_slots: int, max_planned: int, max_draws: int, max_logprobs: int = 0, *, pinned: bool) -> ResultRing:
     """An empty ring in host memory.
 
     num_slots: as many steps as may be in flight, or have landed and not been read. max_planned, max_draws: of a step.
-    pinned: so that a GPU writes it, which needs one.
+    max_logprobs: how many of the likeliest tokens a draw may tell. pinned: so that a GPU writes it, which needs one.
     """
 
     def column(value: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -51,6 +61,10 @@ def new_ring(num_slots: int, max_planned: int, max_draws: int, *, pinned: bool) 
         finish=column(0, torch.uint8, num_slots, max_planned),
         problems=column(0, torch.uint8, num_slots, max_planned),
         token_ids=column(0, torch.int32, num_slots, max_draws),
+        logprobs=column(0, torch.float32, num_slots, max_draws),
+        top_token_ids=column(0, torch.int32, num_slots, max_draws, max_logprobs),
+        top_logprobs=column(0, torch.float32, num_slots, max_draws, max_logprobs),
+        stamps=column(0, torch.int64, num_slots, NUM_STAMPS),
     )
 
 
@@ -67,6 +81,10 @@ class RingReader:
         self._finish = ring.finish.numpy()
         self._problems = ring.problems.numpy()
         self._token_ids = ring.token_ids.numpy()
+        self._logprobs = ring.logprobs.numpy()
+        self._top_token_ids = ring.top_token_ids.numpy()
+        self._top_logprobs = ring.top_logprobs.numpy()
+        self._stamps = ring.stamps.numpy()
 
     def has_step(self, step: int) -> bool:
         """Whether the step has landed. Raises KernelArgumentError if a later one has taken its slot."""
@@ -84,9 +102,14 @@ class RingReader:
             raise KernelArgumentError("result_ring", f"step {step} has not landed: ask `has_step` until it has")
         slot = step % len(self._steps)
         num_accepted = self._num_accepted[slot, :num_planned]
+        num_tokens = int(num_accepted.sum())
         return StepResults(
             num_accepted=num_accepted,
             finish=self._finish[slot, :num_planned],
             problems=self._problems[slot, :num_planned],
-            token_ids=self._token_ids[slot, : int(num_accepted.sum())],
+            token_ids=self._token_ids[slot, :num_tokens],
+            logprobs=self._logprobs[slot, :num_tokens],
+            top_token_ids=self._top_token_ids[slot, :num_tokens],
+            top_logprobs=self._top_logprobs[slot, :num_tokens],
+            stamps=self._stamps[slot],
         )

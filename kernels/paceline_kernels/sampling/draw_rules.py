@@ -76,8 +76,8 @@ def _said_words(
 
 
 def _lengths(lists: TokenLists, rows: _IntArray) -> _IntArray:
-    cu_lens = lists.cu_lens.numpy()
-    return cu_lens[rows + 1] - cu_lens[rows]
+    lengths: _IntArray = np.diff(lists.cu_lens.numpy())[rows]
+    return lengths
 
 
 def _flat(starts: _IntArray, lengths: _IntArray) -> _IntArray:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpu_kernels.case import Bound, Case, Place, Scale, Way, Work, mismatch_of, moved
+from paceline_kernels.clock import new_clock
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.draws import reference as draws_reference
 from paceline_kernels.draws.triton import advance_rows, draw_inputs
@@ -114,25 +115,28 @@ def _advance_rows(place: Place, rows: _Rows, seed: int) -> Work:
 
 
 def _write_results(place: Place, rows: _Rows, seed: int) -> Work:
-    """Of the same step, into host memory; a replay writes the slot again."""
+    """Of the same step, into host memory; a replay writes the only slot again, as the next step."""
     step = _drawn(rows, seed)
     *_, drawn, samples, _ = step
     advanced = draws_reference.advance_rows(*step)
-    host = (torch.ones(1, dtype=torch.int64), advanced, drawn, samples)
+    host = (torch.zeros(1, dtype=torch.int64), advanced, drawn, samples, new_clock(torch.device("cpu")))
     device = [moved(value, place.device) for value in host]
     ours, expected = (
-        new_ring(2, rows.num_rows, rows.num_tokens, pinned=is_ours and place.device.type == "cuda")
+        new_ring(1, rows.num_rows, rows.num_tokens, pinned=is_ours and place.device.type == "cuda")
         for is_ours in (True, False)
     )
     ring_reference.write_results(expected, *host)
 
+    def ours_of() -> None:
+        write_results(ours, *device)
+
     def error(way: Way) -> float:
-        way(lambda: write_results(ours, *device))
+        way(ours_of)
         if place.device.type == "cuda":
             torch.cuda.synchronize()
-        return _mismatch(ours, expected)
+        return _mismatch(ours, dataclasses.replace(expected, steps=device[0].cpu() - 1, stamps=ours.stamps))
 
-    return Work(lambda: write_results(ours, *device), None, error)
+    return Work(ours_of, None, error)
 
 
 def _drawn(rows: _Rows, seed: int) -> tuple[Any, ...]:

@@ -19,7 +19,15 @@ from paceline_kernels.result_ring import triton as kernels
 from paceline_kernels.sampling import SampleOutcome, Samples, SamplingParameters
 from paceline_kernels.testing.bounds import BoundedMemory
 
-MAX_PLANNED, MAX_DRAWS = 20, 60
+MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS = 20, 60, 3
+CLOCK = torch.tensor([11, 2**40])
+
+
+@pytest.fixture(autouse=True)
+def _few_at_a_time(monkeypatch):
+    """So that every loop goes round more than once."""
+    monkeypatch.setattr(kernels, "_ROWS_AT_A_TIME", 4)
+    monkeypatch.setattr(kernels, "_TOPS_AT_A_TIME", 16)
 
 
 def int32(*values):
@@ -43,15 +51,21 @@ class Row:
         return self.outcome if is_ours else SampleOutcome.DRAWN
 
 
-def columns_of(rows, num_draws):
-    """What `advance_rows`, `draw_inputs` and `sample` leave of a step with these rows; padding draws the token 99."""
+def columns_of(rows, num_draws, num_logprobs=2):
+    """What `advance_rows`, `draw_inputs` and `sample` leave of a step with these rows; padding draws the token 99.
+
+    The log-probability of a token, and the best ones beside it, are made of the token and the draw.
+    """
     tokens, outcomes, cu_draws = [], [], [0]
     for row in rows:
         tokens += row.drawn
         outcomes += [row.outcome if draw == row.num_accepted else SampleOutcome.DRAWN for draw in range(len(row.drawn))]
         cu_draws.append(len(tokens))
     padding = num_draws - len(tokens)
-    samples = Samples(int32(*tokens, *[99] * padding), int32(*outcomes, *[1] * padding), *[torch.zeros(0)] * 3)
+    drawn = int32(*tokens, *[99] * padding)
+    best = drawn[:, None] % 1000 + torch.arange(num_logprobs, dtype=torch.int32)
+    logprobs = -(drawn % 100) - torch.arange(num_draws) / 8
+    samples = Samples(drawn, int32(*outcomes, *[1] * padding), logprobs, best, logprobs[:, None] - best)
     finish = torch.tensor([row.finish for row in rows], dtype=torch.uint8)
     nothing = int32(*[0] * num_draws)
     draws = DrawInputs(nothing, int32(*cu_draws), nothing, SamplingParameters(*[nothing] * 7))
@@ -67,21 +81,34 @@ def placed(memory, columns):
 
 def ring_on(memory, device, num_slots):
     """A ring that a kernel may write and the host may read."""
-    ring = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, pinned=device.type == "cuda")
+    ring = new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=device.type == "cuda")
     return ring if device.type == "cuda" else placed(memory, ring)
 
 
 def number_of(step):
-    """As a plan brings it."""
+    """As the device counts."""
     return torch.tensor([step], dtype=torch.int64)
 
 
-def written(memory, device, ring, step, rows, num_draws):
-    """One step's results, in the ring."""
-    columns = (placed(memory, column) for column in columns_of(rows, num_draws))
-    kernels.write_results(ring, memory.place(number_of(step)), *columns)
+def written(memory, device, ring, step, columns, *, with_logprobs=False):
+    """One step's results, in the ring; returns what is the next step for the device."""
+    number = memory.place(number_of(step))
+    columns = [placed(memory, column) for column in columns]
+    kernels.write_results(ring, number, *columns, memory.place(CLOCK), with_logprobs=with_logprobs)
     if device.type == "cuda":
         torch.cuda.synchronize()
+    return int(number)
+
+
+def assert_same(ring, expected):
+    """All but the time of the end, which is later than nothing."""
+    for field in dataclasses.fields(ResultRing):
+        ours, theirs = getattr(ring, field.name), getattr(expected, field.name)
+        if field.name == "stamps":
+            written_slots = expected.steps >= 0
+            assert (ours[written_slots, 2] > 0).all()
+            ours, theirs = ours[:, :2], theirs[:, :2]
+        assert torch.equal(ours, theirs), field.name
 
 
 def assert_read(results, rows):
@@ -104,23 +131,49 @@ STEPS = st.lists(st.lists(planned_rows(), min_size=1, max_size=MAX_PLANNED - 5),
 
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)  # on a GPU the first one compiles
-@given(steps=STEPS, num_slots=st.integers(1, 3), first=st.sampled_from([0, 1, 2**31 - 2, 2**40]))
-def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(device, steps, num_slots, first):
-    """Round and round, and slot by slot what the reference writes; what lies around is untouched."""
-    memory, expected = BoundedMemory(device), new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, pinned=False)
+@given(
+    steps=STEPS,
+    num_slots=st.integers(1, 3),
+    first=st.sampled_from([0, 1, 2**31 - 2, 2**40]),
+    num_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+)
+def test_every_step_is_read_as_it_was_until_its_slot_is_written_again(device, steps, num_slots, first, num_logprobs):
+    """Round and round, and slot by slot what the reference writes, on both devices; what lies around is untouched."""
+    memory, with_logprobs = BoundedMemory(device), num_logprobs is not None
+    expected, cpus = (new_ring(num_slots, MAX_PLANNED, MAX_DRAWS, MAX_LOGPROBS, pinned=False) for _ in range(2))
     ring = ring_on(memory, device, num_slots)
     reader = RingReader(ring)
+    expected_number, cpu_number = number_of(first), number_of(first)
     for step, rows in enumerate(steps, first):
-        num_draws = sum(len(row.drawn) for row in rows)
+        columns = columns_of(rows, sum(len(row.drawn) for row in rows), num_logprobs or 0)
         assert not reader.has_step(step)
-        written(memory, device, ring, step, rows, num_draws)
-        reference.write_results(expected, number_of(step), *columns_of(rows, num_draws))
-        for field in dataclasses.fields(ResultRing):
-            assert torch.equal(getattr(ring, field.name), getattr(expected, field.name)), field.name
+        next_step = written(memory, device, ring, step, columns, with_logprobs=with_logprobs)
+        reference.write_results(expected, expected_number, *columns, CLOCK, with_logprobs=with_logprobs)
+        write_results(cpus, cpu_number, *columns, CLOCK, with_logprobs=with_logprobs)
+        assert next_step == int(expected_number) == int(cpu_number) == step + 1
+        assert_same(ring, expected)
+        assert_same(cpus, expected)
         for back in range(min(num_slots, step - first + 1)):
             landed = steps[step - first - back]
             assert_read(reader.results_of(step - back, len(landed)), landed)
     assert memory.margins_are_untouched()
+
+
+def test_log_probabilities_are_those_of_the_tokens_taken(device):
+    """In their order, as many of the best as samples have; none where none are asked for."""
+    rows = [Row((5, 6, 7), 1), Row((), 0), Row((8, 9), 2)]
+    memory, columns = BoundedMemory(device), columns_of(rows, 6, 2)
+    ring = ring_on(memory, device, 2)
+    written(memory, device, ring, 0, columns, with_logprobs=True)
+    written(memory, device, ring, 1, columns)
+    told, silent = (RingReader(ring).results_of(step, 3) for step in (0, 1))
+    samples, taken = columns[2], [0, 3, 4]
+    assert told.token_ids.tolist() == silent.token_ids.tolist() == samples.token_ids[taken].tolist()
+    assert told.logprobs.tolist() == samples.logprobs[taken].tolist()
+    assert told.top_token_ids[:, :2].tolist() == samples.top_token_ids[taken].tolist()
+    assert told.top_logprobs[:, :2].tolist() == samples.top_logprobs[taken].tolist()
+    assert told.stamps[:2].tolist() == CLOCK.tolist()
+    assert told.top_logprobs[:, 2].tolist() == silent.logprobs.tolist() == [0, 0, 0]
 
 
 def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
@@ -134,7 +187,7 @@ def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
     ]
     memory = BoundedMemory(device)
     ring = ring_on(memory, device, 2)
-    written(memory, device, ring, 3, rows, 9)
+    written(memory, device, ring, 3, columns_of(rows, 9))
     results = RingReader(ring).results_of(3, 5)
     assert results.problems.tolist() == [1, 2, 0, 0, 0]
     assert results.token_ids.tolist() == [5, 9]
@@ -143,9 +196,9 @@ def test_a_row_is_told_why_its_draw_failed_and_only_in_that_step(device):
 def test_results_are_views_of_the_ring():
     """Nothing is copied for a reader."""
     ring = new_ring(2, 3, 3, pinned=False)
-    reference.write_results(ring, number_of(1), *columns_of([Row((4, 5), 2)], 2))
+    reference.write_results(ring, number_of(1), *columns_of([Row((4, 5), 2)], 2, 0), CLOCK)
     results = RingReader(ring).results_of(1, 1)
-    for name in ("num_accepted", "finish", "problems", "token_ids"):
+    for name in ("num_accepted", "finish", "problems", "token_ids", "logprobs", "stamps"):
         assert np.shares_memory(getattr(results, name), getattr(ring, name).numpy()), name
 
 
@@ -154,37 +207,42 @@ def test_a_step_that_is_not_there_is_not_read():
     ring = new_ring(2, 3, 3, pinned=False)
     reader = RingReader(ring)
     assert not reader.has_step(0)
-    reference.write_results(ring, number_of(0), *columns_of([Row((4,), 1)], 1))
+    reference.write_results(ring, number_of(0), *columns_of([Row((4,), 1)], 1, 0), CLOCK)
     assert (reader.has_step(0), reader.has_step(1), reader.has_step(2)) == (True, False, False)
     with pytest.raises(KernelArgumentError, match="step 2 has not landed: ask `has_step`"):
         reader.results_of(2, 1)
-    reference.write_results(ring, number_of(2), *columns_of([Row((4,), 1)], 1))
+    reference.write_results(ring, number_of(2), *columns_of([Row((4,), 1)], 1, 0), CLOCK)
     with pytest.raises(KernelArgumentError, match="step 0 is gone, its slot holds 2: read a step before 2 more are"):
         reader.has_step(0)
 
 
 def test_what_a_slot_has_no_room_for_is_refused():
     """More rows or draws than a step was said to have; and what no GPU has made."""
-    columns = columns_of([Row((1,), 1)] * 3, 3)
+    columns, ring = (*columns_of([Row((1,), 1)] * 3, 3), CLOCK), new_ring(1, 3, 3, 1, pinned=False)
     with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 2 rows with 3 draws, not for 3 with 3"):
         write_results(new_ring(1, 2, 3, pinned=False), number_of(0), *columns)
     with pytest.raises(KernelArgumentError, match="a slot has room for 1 to 3 rows with 2 draws, not for 3 with 3"):
         write_results(new_ring(1, 3, 2, pinned=False), number_of(0), *columns)
+    with pytest.raises(KernelArgumentError, match="a slot has room for 1 log-probabilities of a draw, not for 2"):
+        write_results(ring, number_of(0), *columns, with_logprobs=True)
     with pytest.raises(KernelArgumentError, match=r"step must be torch\.int64"):
-        write_results(new_ring(1, 3, 3, pinned=False), int32(0), *columns)
-    with pytest.raises(UnsupportedDeviceError, match="this version has: cuda"):
-        write_results(new_ring(1, 3, 3, pinned=False), number_of(0), *columns)
+        write_results(ring, int32(0), *columns)
+    with pytest.raises(KernelArgumentError, match="step is counted up, so it must be on cpu, not on meta"):
+        write_results(ring, number_of(0).to("meta"), *columns)
+    there = (Advanced(*(column.to("meta") for column in (columns[0].num_accepted, columns[0].finish))), *columns[1:])
+    with pytest.raises(UnsupportedDeviceError, match="device 'meta'; this version has: cpu, and cuda"):
+        write_results(ring, number_of(0).to("meta"), *there)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_step_is_released_to_the_whole_system_behind_a_barrier_and_all_else(architecture):
-    """As compiled: nothing is written behind the number, and what other threads wrote comes before it."""
+    """As compiled: what other threads wrote comes before the number, and behind it only the next one is noted."""
     script = (
         "from kernel_resources import draws_cases, stub_driver\n"
         "from kernel_resources.compiling import launches_compile_only\n"
         f"stub_driver.install({architecture.removeprefix('sm_')})\n"
         "with launches_compile_only() as compiled:\n"
-        "    draws_cases.call_results(256)\n"
+        "    draws_cases.call_results(256, with_logprobs=True)\n"
         "print(compiled[-1].asm['ptx'])\n"
     )
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -194,5 +252,5 @@ def test_the_step_is_released_to_the_whole_system_behind_a_barrier_and_all_else(
     release = next(i for i, step in enumerate(steps) if step.startswith("atom."))
     assert {"sys", "release", "exch"} <= set(steps[release].split("."))
     assert steps[release - 1] == "bar.sync"
-    assert steps[:release].count("st.global") >= 4
-    assert "st.global" not in steps[release:]
+    assert steps[:release].count("st.global") >= 10
+    assert steps[release + 1 :] == ["st.global"]

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from kernel_resources.case import Case, meta
-from paceline_kernels.clock import stamp
+from paceline_kernels.clock import CLOCK_SIZE, stamp
 from paceline_kernels.draws import (
     MAX_DRAFTS,
     MAX_END_TOKENS,
@@ -17,28 +17,28 @@ from paceline_kernels.draws import (
     draw_inputs,
 )
 from paceline_kernels.plan_ring import PlanRing, read_plan, write_words
-from paceline_kernels.result_ring import ResultRing, write_results
+from paceline_kernels.result_ring import NUM_STAMPS, ResultRing, write_results
 from paceline_kernels.sampling.columns import Samples, SamplingParameters
 from paceline_kernels.step_inputs import MAX_PLANNED_ROWS, PlanColumns, RowState, StepInputs
 
-_ROWS, _MAX_TOKENS, _DRAWS = 1024, 131_072, 2048
+_ROWS, _MAX_TOKENS, _DRAWS, _LOGPROBS = 1024, 131_072, 2048, 20
 
 
 def cases() -> Iterator[Case]:
-    """Many rows without drafts, and one with the largest table; results of a batch, and of as many rows as may be."""
+    """A plan; many rows without drafts, and one with the largest table; results, with log-probabilities and without."""
     yield Case("plan", _call_plan)
     yield Case("draws 1024", partial(_call, 1024, 0, 2))
     yield Case("draws 1 drafts", partial(_call, 1, MAX_DRAFTS, MAX_END_TOKENS))
-    for num_planned in (256, MAX_PLANNED_ROWS):
-        yield Case(f"results {num_planned}", partial(call_results, num_planned))
+    for name, with_logprobs in (("results", False), ("results logprobs", True)):
+        yield Case(name, partial(call_results, 256, with_logprobs=with_logprobs))
 
 
 def _call_plan() -> None:
     words, planned, changes = (meta(*shape, dtype=torch.int32) for shape in ((_ROWS * 100,), (4, _ROWS), (4, _DRAWS)))
     ring = PlanRing(meta(4, 2, dtype=torch.int32), planned, planned, changes, changes)
-    read_plan(ring, meta(1, dtype=torch.int64), words, 256, meta(2, dtype=torch.int64))
+    read_plan(ring, meta(1, dtype=torch.int64), words, 256, meta(CLOCK_SIZE, dtype=torch.int64))
     write_words(words, meta(8, dtype=torch.int32), meta(8, dtype=torch.int32))
-    stamp(meta(2, dtype=torch.int64), 1)
+    stamp(meta(CLOCK_SIZE, dtype=torch.int64), 1)
 
 
 def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
@@ -78,7 +78,7 @@ def _call(num_planned: int, max_drafts: int, num_end_tokens: int) -> None:
     advance_rows(state, rows, plan, batch, draws, samples, max_drafts)
 
 
-def call_results(num_planned: int) -> None:
+def call_results(num_planned: int, *, with_logprobs: bool = False) -> None:
     """Write what a step of so many rows brought."""
     planned, tokens = meta(num_planned, dtype=torch.int32), meta(_DRAWS, dtype=torch.int32)
     ring = ResultRing(
@@ -87,6 +87,10 @@ def call_results(num_planned: int) -> None:
         finish=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
         problems=meta(4, MAX_PLANNED_ROWS, dtype=torch.uint8),
         token_ids=meta(4, _DRAWS, dtype=torch.int32),
+        logprobs=meta(4, _DRAWS, dtype=torch.float32),
+        top_token_ids=meta(4, _DRAWS, _LOGPROBS, dtype=torch.int32),
+        top_logprobs=meta(4, _DRAWS, _LOGPROBS, dtype=torch.float32),
+        stamps=meta(4, NUM_STAMPS, dtype=torch.int64),
     )
     draws = DrawInputs(
         places=tokens,
@@ -94,6 +98,13 @@ def call_results(num_planned: int) -> None:
         rows=tokens,
         parameters=SamplingParameters(*[tokens] * 7),
     )
-    samples = Samples(tokens, tokens, meta(_DRAWS, dtype=torch.float32), tokens, tokens)
+    samples = Samples(
+        token_ids=tokens,
+        outcomes=tokens,
+        logprobs=meta(_DRAWS, dtype=torch.float32),
+        top_token_ids=meta(_DRAWS, _LOGPROBS, dtype=torch.int32),
+        top_logprobs=meta(_DRAWS, _LOGPROBS, dtype=torch.float32),
+    )
     advanced = Advanced(planned, meta(num_planned, dtype=torch.uint8))
-    write_results(ring, meta(1, dtype=torch.int64), advanced, draws, samples)
+    step, clock = meta(1, dtype=torch.int64), meta(CLOCK_SIZE, dtype=torch.int64)
+    write_results(ring, step, advanced, draws, samples, clock, with_logprobs=with_logprobs)
