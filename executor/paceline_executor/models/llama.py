@@ -73,7 +73,7 @@ class LlamaModel:
             attended = self._attend(layer, hidden, inputs, kv_cache.layer(index))
             hidden = rms_norm(attended, layer.feed_forward_norm, eps, residual=stream)
             hidden = rms_norm(self._feed(layer, hidden, inputs), next_norm, eps, residual=stream)
-        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens), inputs.splits).float()
+        logits = self._lm_head(take_rows(hidden, inputs.logit_tokens), inputs.splits)
         if config.logit_softcap is not None:
             softcap(logits, config.logit_softcap)
         return logits
