@@ -91,12 +91,14 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     executors.on_readiness(announcer.changed)
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
+    watching = asyncio.create_task(_watch_tokens(ports), name="tokens")
     try:
-        await until_set_or_ended(stopping, links, broken)
+        await until_set_or_ended(stopping, links, broken, watching)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s, num_requests=len(edge.requests))
         waited_for = links, broken
         return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
+        watching.cancel()
         await _end(links)
         await ports.stop()
         await edge.texts.close()
@@ -130,7 +132,15 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare, cache)
-    fleet = Fleet(discovery, GrpcTransport(), leadership, listener, clock, random.random, tokenizers)
+    fleet = Fleet(
+        discovery,
+        GrpcTransport(config.tls_dir, discovery.name_of),
+        leadership,
+        listener,
+        clock,
+        random.random,
+        tokenizers,
+    )
     return _Parts(runtime, executors, listener, edge, services, fleet)
 
 
@@ -168,6 +178,14 @@ async def _drain(
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(runtime.until_settled(), _SETTLE_S)
     return True
+
+
+async def _watch_tokens(ports: SchedulerPorts) -> None:
+    """Never ends: what fails ends the process, as tokens could not be revoked any more."""
+    if ports.tokens is None:
+        await asyncio.Event().wait()
+    else:
+        await ports.tokens.watch()
 
 
 async def _tell_what_runs(edge: Edge) -> NoReturn:
