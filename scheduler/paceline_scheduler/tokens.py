@@ -104,7 +104,7 @@ class TokenFile:
 def parse_tokens(text: str) -> list[Token]:
     """Read one JSON object for each line. Raises TokenFileError."""
     tokens: dict[bytes, Token] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -125,7 +125,7 @@ def _token(fields: object) -> Token:
     digest = _digest(str(fields.get("hash", "")))
     role, tenant = _role_and_tenant(fields)
     name = str(fields.get("name") or f"token {digest.hex()[:8]}")
-    if len(name.encode(errors="replace")) > _MAX_NAME_BYTES:
+    if len(name.encode()) > _MAX_NAME_BYTES:
         raise TokenFileError(f"name has more than {_MAX_NAME_BYTES} bytes")
     roles = {role} if tenant is None else {role, Role.CLIENT}
     return Token(digest, Caller(name, frozenset(roles), tenant))
@@ -148,7 +148,7 @@ def _role_and_tenant(fields: Mapping[str, Any]) -> tuple[Role, str | None]:
         raise TokenFileError(f"role is {role!r}, has to be client or operator")
     if tenant is None and role == Role.CLIENT.value:
         raise TokenFileError("tenant is missing")
-    if tenant is not None and not 1 <= len(tenant.encode(errors="replace")) <= _MAX_NAME_BYTES:
+    if tenant is not None and not 1 <= len(tenant.encode()) <= _MAX_NAME_BYTES:
         raise TokenFileError(f"tenant has to have 1 to {_MAX_NAME_BYTES} bytes")
     return Role(role), tenant
 
