@@ -1,6 +1,6 @@
 """A certificate authority for tests, and folders of certificates as a cluster mounts and renews them."""
 
-import itertools
+import secrets
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -20,18 +20,17 @@ class Authority:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name("tests")
-        self._versions = itertools.count()
         builder = _builder(self._name, self._name, self._key.public_key())
         constraints = x509.BasicConstraints(ca=True, path_length=None)
         self.certificate = builder.add_extension(constraints, critical=True).sign(self._key, hashes.SHA256())
 
-    def mount(self, folder: Path, *uris: str, names: tuple[str, ...] = ("localhost",)) -> Path:
-        """Make a folder with a new certificate for these URIs, the names and 127.0.0.1; or renew it, all files at once,
-        as Kubernetes does. Returns the folder.
+    def mount(self, folder: Path, *uris: str, names: tuple[str, ...] = ("localhost", "127.0.0.1")) -> Path:
+        """Make a folder with a new certificate for these URIs and names; or renew it, all files at once, as Kubernetes
+        does. Returns the folder.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
-        alternatives += [*map(x509.DNSName, names), x509.IPAddress(IPv4Address("127.0.0.1"))]
+        alternatives += [_address_or_name(name) for name in names]
         builder = _builder(_name(names[0]), self._name, key.public_key())
         certificate = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False).sign(
             self._key, hashes.SHA256()
@@ -39,7 +38,7 @@ class Authority:
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        version = folder / f"..{next(self._versions)}"
+        version = folder / f"..{secrets.token_hex(8)}"
         version.mkdir(parents=True)
         for file, content in zip(_FILES, (_pem(self.certificate), _pem(certificate), private), strict=True):
             (version / file).write_bytes(content)
@@ -49,6 +48,10 @@ class Authority:
         link.symlink_to(version.name)
         link.replace(folder / "..data")
         return folder
+
+
+def _address_or_name(text: str) -> x509.GeneralName:
+    return x509.IPAddress(IPv4Address(text)) if text[0].isdecimal() else x509.DNSName(text)
 
 
 def _name(text: str) -> x509.Name:
