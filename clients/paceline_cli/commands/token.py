@@ -38,9 +38,9 @@ def token(
         str | None, typer.Option("--name", metavar="NAME", help="What the scheduler's log calls its owner.")
     ] = None,
 ) -> None:
-    """Make a token: it is printed, once, and its hash added to the scheduler's file.
+    """Make a token for a tenant or an operator.
 
-    A running scheduler reads the file again within a second. To revoke a token delete its line.
+    It is printed once, and its hash added to the scheduler's file. A running scheduler reads the file again within a second. To revoke a token delete its line.
     """
     with reported():
         if tenant is None and role is TokenRole.CLIENT:

@@ -1,6 +1,6 @@
-"""Who calls: what a client certificate says of its owner, and gRPC's credentials on both sides of a link.
+"""Who calls, by a client certificate, and gRPC's credentials on both sides of a link.
 
-Knows certificates. Refuses to know which call is whose.
+Refuses to know which call is for whom.
 """
 
 import enum
@@ -18,7 +18,7 @@ _URIS = "peer_uri"
 
 
 class Role(enum.Enum):
-    """What a caller may be. In a certificate: the URI SAN `paceline://` and this value."""
+    """In a certificate: the URI SAN `paceline://` and this value."""
 
     CLIENT = "client"
     """Uses what is its tenant's. In a certificate: `paceline://client/TENANT`."""
@@ -29,7 +29,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody, as logs name them, and what they may be. `tenant` None: any."""
+    """Somebody, by the name that logs have. `tenant` None: any."""
 
     name: str
     roles: frozenset[Role]
@@ -42,13 +42,13 @@ ANYBODY = Caller("anybody", frozenset(Role))
 
 
 def caller_of(context: grpc.aio.ServicerContext) -> Caller:  # type: ignore[type-arg]  # of any messages
-    """Return who a call's client certificate says that calls; NOBODY without one."""
+    """Return who calls by its client certificate; NOBODY without one."""
     uris: Iterable[bytes] = context.auth_context().get(_URIS, ())
     return caller_of_uris([uri.decode(errors="replace") for uri in uris])
 
 
 def caller_of_uris(uris: Iterable[str]) -> Caller:
-    """Return who has a certificate with these URIs. One that names two tenants speaks for none."""
+    """Return who has these URIs in a certificate. One that names two tenants speaks for none."""
     own = [uri for uri in uris if uri.startswith(_SCHEME)]
     roles, tenants = set[Role](), set[str]()
     for uri in own:
@@ -64,8 +64,8 @@ def caller_of_uris(uris: Iterable[str]) -> Caller:
 
 
 def server_credentials(folder: TlsFolder, *, asks_callers: bool) -> grpc.ServerCredentials:
-    """Return credentials that follow the folder: each handshake has the files of that moment. `asks_callers`: only
-    connections with a certificate of the folder's authority come in.
+    """Return credentials that follow the folder, handshake by handshake. `asks_callers`: only who has a certificate of
+    its authority comes in.
     """
     given: Certificates | None = None
 
@@ -83,6 +83,6 @@ def server_credentials(folder: TlsFolder, *, asks_callers: bool) -> grpc.ServerC
 
 
 def channel_credentials(folder: TlsFolder) -> grpc.ChannelCredentials:
-    """Return credentials of the files as they are now: a channel keeps them, so each one that dials asks anew."""
+    """Return credentials of the files as they are now: a channel keeps them."""
     found = folder.certificates()
     return grpc.ssl_channel_credentials(found.roots, found.key, found.chain)

@@ -1,6 +1,6 @@
-"""The folder that cert-manager mounts, `ca.crt`, `tls.crt` and `tls.key`, as it is now, and who has to have one.
+"""The folder that cert-manager mounts, `ca.crt`, `tls.crt` and `tls.key`, and who has to have one.
 
-Knows files. Refuses to know gRPC: a command line is checked before that may be imported.
+Refuses to know gRPC: a command line is checked before that may be imported.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ class Certificates:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches who listens there."""
+    """Whether only this machine reaches who listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 class TlsFolder:
-    """Raises TlsFolderError unless the folder can be used now. What is damaged later changes nothing."""
+    """Raises TlsFolderError unless the folder can be used now. Damage later changes nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class TlsFolder:
             ) from error
 
     def certificates(self) -> Certificates:
-        """Return what the files hold, or held when they last fitted together. May be called by any thread."""
+        """Return what the files held when they last fitted together. For any thread."""
         for _ in range(_MAX_TRIES):
             try:
                 stamp = self._look()
