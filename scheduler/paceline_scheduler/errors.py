@@ -15,6 +15,7 @@ SchedulerError
 │   ├── UnknownExecutorError     no executor of this address
 │   ├── ExecutorLeavingError     the executor goes by itself, and cannot be taken back
 │   ├── QueueFullError           try again later (says when)
+│   │   └── TenantLimitError     the tenant has as much as it may have (says when to try again)
 │   ├── NoExecutorError          nothing to run it on now (says when to try again)
 │   │   └── StandbyError         another scheduler drives the executors (says where)
 │   └── DrainingError            this scheduler is going away
@@ -123,6 +124,10 @@ class RetryableRefusalError(RequestRefusedError):
 
 class QueueFullError(RetryableRefusalError):
     """The queue is at its bound, in requests or in tokens."""
+
+
+class TenantLimitError(QueueFullError):
+    """A bound of the tenant; others are not refused for it."""
 
 
 class NoExecutorError(RetryableRefusalError):

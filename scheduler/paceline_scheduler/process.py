@@ -28,7 +28,7 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import BeginDrain
+from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
 from paceline_scheduler.link.claim import Approach, OwnClaim
@@ -117,6 +117,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge_limits = EdgeLimits()
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
+    if (tokens := ports.tokens) is not None:
+        runtime.feed(SetTenants(tokens.limits))
+        tokens.on_change(lambda _: runtime.feed(SetTenants(tokens.limits)))
     steps = StepObserver(runtime.views)
     leadership = Leadership(claim)
     executors = Executors(runtime, steps, leadership)

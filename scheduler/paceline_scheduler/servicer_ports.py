@@ -113,9 +113,12 @@ class SchedulerPorts:
             await server.start()
 
     def _access(self, *, asks_certificates: bool) -> Access:
-        access = Access(None if self.tokens is None else self.tokens.find, has_certificates=asks_certificates)
-        if self.tokens is not None:
-            self.tokens.on_removed(access.revoke)
+        if self.tokens is None:
+            return Access(has_certificates=asks_certificates)
+        access = Access(
+            self.tokens.find, has_certificates=asks_certificates, max_num_streams=self.tokens.max_num_streams
+        )
+        self.tokens.on_change(access.revoke)
         return access
 
     def services_are_named(self) -> None:

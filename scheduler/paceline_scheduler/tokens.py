@@ -8,13 +8,14 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
 
 from paceline.process.callers import Caller, Role
+from paceline_scheduler.core.tenants import TenantLimits
 from paceline_scheduler.errors import TokenFileError
 
 RELOAD_S = 1.0
@@ -22,7 +23,9 @@ _MAX_BYTES = 16 << 20
 _MAX_NAME_BYTES = 128
 _HASH_FORM = "sha256:"
 _NUM_FINDING_BYTES = 4
-_FIELDS = frozenset({"hash", "name", "tenant", "role"})
+_TEXTS = ("hash", "name", "tenant", "role")
+_LIMITS = tuple(field.name for field in fields(TenantLimits))
+_MAX_LIMIT = 1 << 40
 
 _log = structlog.get_logger(__name__)
 
@@ -33,6 +36,7 @@ class Token:
 
     digest: bytes
     caller: Caller
+    limits: TenantLimits | None = None  # of its tenant, if its line says any
 
 
 class TokenFile:
@@ -42,10 +46,12 @@ class TokenFile:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: dict[bytes, list[Token]] = {}  # by the first bytes of their digests
+        self.limits: dict[str, TenantLimits] = {}
+        """By tenant."""
         self._listeners: list[Callable[[frozenset[bytes]], None]] = []
         found = self._read_if_changed()
         assert found is not None, "nothing was read yet"
-        self._tokens = _by_first_bytes(found)
+        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
 
     def find(self, secret: str) -> Token | None:
         """Return whose secret this is."""
@@ -55,8 +61,14 @@ class TokenFile:
         candidates = self._tokens.get(digest[:_NUM_FINDING_BYTES], ())
         return next((token for token in candidates if hmac.compare_digest(token.digest, digest)), None)
 
-    def on_removed(self, listener: Callable[[frozenset[bytes]], None]) -> None:
-        """Have a function called with the digests of tokens that are gone, or mean somebody else now."""
+    def max_num_streams(self, tenant: str) -> int | None:
+        limits = self.limits.get(tenant)
+        return None if limits is None else limits.max_num_streams
+
+    def on_change(self, listener: Callable[[frozenset[bytes]], None]) -> None:
+        """Have a function called with the digests of tokens that are gone, or mean somebody else now; limits may be
+        others too.
+        """
         self._listeners.append(listener)
 
     async def watch(self) -> NoReturn:
@@ -78,7 +90,7 @@ class TokenFile:
     def _replace(self, found: list[Token]) -> None:
         before = {token.digest: token.caller for tokens in self._tokens.values() for token in tokens}
         now = {token.digest: token.caller for token in found}
-        self._tokens = _by_first_bytes(found)
+        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
         removed = frozenset(digest for digest, caller in before.items() if now.get(digest) != caller)
         _log.info("tokens_read", num_tokens=len(now), num_removed=len(removed))
         for listener in self._listeners:
@@ -104,6 +116,7 @@ class TokenFile:
 def parse_tokens(text: str) -> list[Token]:
     """Read one JSON object for each line. Raises TokenFileError."""
     tokens: dict[bytes, Token] = {}
+    limits: dict[str | None, TenantLimits] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -114,21 +127,39 @@ def parse_tokens(text: str) -> list[Token]:
         except (TokenFileError, ValueError, RecursionError) as error:
             raise TokenFileError(f"line {number}: {error}") from None
         tokens[token.digest] = token
+        known = limits.setdefault(token.caller.tenant, token.limits) if token.limits else None
+        if known != token.limits:
+            raise TokenFileError(f"line {number}: limits differ from those of this tenant above")
     return list(tokens.values())
 
 
-def _token(fields: object) -> Token:
-    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise TokenFileError("has to be a JSON object whose values are texts")
-    if unknown := sorted(fields.keys() - _FIELDS):
-        raise TokenFileError(f"{unknown[0]!r} is not known; there are {', '.join(sorted(_FIELDS))}")
-    digest = _digest(str(fields.get("hash", "")))
-    role, tenant = _role_and_tenant(fields)
-    name = str(fields.get("name") or f"token {digest.hex()[:8]}")
+def _token(line: object) -> Token:
+    if not isinstance(line, dict):
+        raise TokenFileError("has to be a JSON object")
+    if unknown := sorted(line.keys() - {*_TEXTS, "limits"}):
+        raise TokenFileError(f"{unknown[0]!r} is not known; there are {', '.join(_TEXTS)} and limits")
+    if wrong := [name for name in _TEXTS if not isinstance(line.get(name, ""), str)]:
+        raise TokenFileError(f"{wrong[0]} has to be a text")
+    digest = _digest(line.get("hash", ""))
+    role, tenant = _role_and_tenant(line)
+    name = line.get("name") or f"token {digest.hex()[:8]}"
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise TokenFileError(f"name has more than {_MAX_NAME_BYTES} bytes")
     roles = {role} if tenant is None else {role, Role.CLIENT}
-    return Token(digest, Caller(name, frozenset(roles), tenant))
+    return Token(digest, Caller(name, frozenset(roles), tenant), _limits(line.get("limits", {}), tenant))
+
+
+def _limits(line: object, tenant: str | None) -> TenantLimits | None:
+    if not isinstance(line, dict):
+        raise TokenFileError("limits has to be a JSON object")
+    if line and tenant is None:
+        raise TokenFileError("limits are of a tenant, and there is none")
+    for name, value in line.items():
+        if name not in _LIMITS:
+            raise TokenFileError(f"limits: {name!r} is not known; there are {', '.join(_LIMITS)}")
+        if type(value) is not int or not 1 <= value <= _MAX_LIMIT:
+            raise TokenFileError(f"limits: {name} has to be a number from 1 to {_MAX_LIMIT}")
+    return TenantLimits(**line) if line else None
 
 
 def _digest(text: str) -> bytes:
@@ -151,6 +182,10 @@ def _role_and_tenant(fields: Mapping[str, Any]) -> tuple[Role, str | None]:
     if tenant is not None and not 1 <= len(tenant.encode()) <= _MAX_NAME_BYTES:
         raise TokenFileError(f"tenant has to have 1 to {_MAX_NAME_BYTES} bytes")
     return Role(role), tenant
+
+
+def _limits_of(tokens: Iterable[Token]) -> dict[str, TenantLimits]:
+    return {token.caller.tenant or "": token.limits for token in tokens if token.limits}
 
 
 def _by_first_bytes(tokens: Iterable[Token]) -> dict[bytes, list[Token]]:

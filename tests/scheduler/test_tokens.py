@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from paceline.process.callers import Role
 from paceline_scheduler import tokens
+from paceline_scheduler.core.tenants import TenantLimits
 from paceline_scheduler.errors import TokenFileError
 from paceline_scheduler.tokens import TokenFile, parse_tokens
 
@@ -35,7 +36,7 @@ async def file(path, monkeypatch):
     monkeypatch.setattr(tokens, "RELOAD_S", 0.01)
     file = TokenFile(path)
     file.removed = []
-    file.on_removed(file.removed.append)
+    file.on_change(file.removed.append)
     watching = asyncio.create_task(file.watch())
     yield file
     watching.cancel()
@@ -62,16 +63,34 @@ def test_a_line_says_whose_a_token_is():
     assert (both.caller.roles, both.caller.tenant) == ({Role.OPERATOR, Role.CLIENT}, "x")
 
 
+async def test_limits_are_those_of_a_tenant_whichever_line_says_them(file, path):
+    """And change with the file."""
+    path.write_text(line("one", tenant="blue") + line("two", tenant="blue", limits={"max_num_streams": 3}))
+    await until(lambda: file.limits)
+    assert file.limits == {"blue": TenantLimits(max_num_streams=3)}
+    assert [file.max_num_streams(tenant) for tenant in ("blue", "red")] == [3, None]
+    assert file.removed == [frozenset()]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("nonsense\n", "line 1: "),
         ("\n[1]\n", "line 2: has to be a JSON object"),
-        (line("a", tenant=3), "line 1: has to be a JSON object whose values are texts"),
+        (line("a", tenant=3), "line 1: tenant has to be a text"),
         (line("a"), "line 1: tenant is missing"),
         (line("a", tenant=""), "line 1: tenant has to have 1 to 128 bytes"),
         (line("a", tenant="x" * 129), "line 1: tenant has to have 1 to 128 bytes"),
         (line("a", tenant="\ud800"), "line 1: .*surrogates not allowed"),
+        (line("a", tenant="x", limits=3), "line 1: limits has to be a JSON object"),
+        (line("a", tenant="x", limits={"speed": 3}), "line 1: limits: 'speed' is not known"),
+        (line("a", tenant="x", limits={"max_num_streams": 0}), "line 1: limits: max_num_streams has to be a number"),
+        (line("a", tenant="x", limits={"max_num_streams": True}), "line 1: limits: max_num_streams has to be a number"),
+        (line("a", role="operator", limits={"max_num_streams": 1}), "line 1: limits are of a tenant"),
+        (
+            line("a", tenant="x", limits={"max_num_streams": 1}) + line("b", tenant="x", limits={"max_num_streams": 2}),
+            "line 2: limits differ from those of this tenant above",
+        ),
         (line("a", tenant="x", role="root"), "line 1: role is 'root', has to be client or operator"),
         (line("a", tenant="x", tenat="y"), "line 1: 'tenat' is not known"),
         (line("a", tenant="x") + line("a", tenant="y"), "line 2: the hash is that of a line above"),

@@ -4,6 +4,7 @@ One check for every method; what has no rule is denied. Refuses to know where to
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,13 +16,15 @@ import structlog
 
 from paceline.process.callers import ANYBODY, NOBODY, Caller, Role, caller_of
 from paceline.process.log_bounds import OPERATOR
-from paceline_scheduler.errors import PermissionDeniedError, TokenRevokedError, UnauthenticatedError
+from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, TokenRevokedError, UnauthenticatedError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _METADATA_KEY, _SCHEME = "authorization", "bearer "
 _OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 # Written out: their modules take long to import, and this one is needed before the ports open.
 _INFERENCE, _ADMIN = "/paceline.v1.InferenceService/", "/paceline.v1.AdminService/"
+_STREAMS = frozenset({f"{_INFERENCE}Generate", f"{_INFERENCE}Session"})
+_RETRY_S = 1.0
 # What shows nobody's prompts or outputs. Of any tenant: operators have none.
 _ALSO_OF_OPERATORS = frozenset(_INFERENCE + name for name in ("Cancel", "Explain", "GetModel", "ListModels"))
 
@@ -49,14 +52,22 @@ class _Call:
 
 
 class Access:
-    """The rules of one port. `find` knows tokens by their secrets. Without it and certificates, anybody may call."""
+    """The rules of one port. `find` knows tokens by their secrets, `max_num_streams` how many calls of Generate and
+    Session a tenant may have open. Without tokens and certificates, anybody may call.
+    """
 
     def __init__(
-        self, find: Callable[[str], FoundToken | None] | None = None, *, has_certificates: bool = False
+        self,
+        find: Callable[[str], FoundToken | None] | None = None,
+        *,
+        has_certificates: bool = False,
+        max_num_streams: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self._find = find
         self._has_certificates = has_certificates
+        self._max_num_streams = max_num_streams
         self._calls: dict[bytes, set[_Call]] = {}
+        self._num_streams: Counter[str] = Counter()
 
     @contextmanager
     def admitted(self, method: str, context: _Context) -> Iterator[None]:
@@ -74,10 +85,7 @@ class Access:
             _log.info("call_refused", method=method, caller=caller.name, peer=context.peer())
             raise
         _CALLER.set(caller)
-        if found is None:
-            yield
-            return
-        with self._until_revoked(found.digest):
+        with self._counted(method, caller), self._until_revoked(found):
             yield
 
     def revoke(self, digests: frozenset[bytes]) -> None:
@@ -101,8 +109,30 @@ class Access:
         return None
 
     @contextmanager
-    def _until_revoked(self, digest: bytes) -> Iterator[None]:
-        task = asyncio.current_task()
+    def _counted(self, method: str, caller: Caller) -> Iterator[None]:
+        tenant = caller.tenant
+        if tenant is None or method not in _STREAMS:
+            yield
+            return
+        at_most = self._max_num_streams(tenant)
+        if at_most is not None and self._num_streams[tenant] >= at_most:
+            raise TenantLimitError(
+                f"this tenant has {self._num_streams[tenant]} calls open, its limit is {at_most}", _RETRY_S
+            )
+        self._num_streams[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_streams[tenant] -= 1
+            if not self._num_streams[tenant]:
+                del self._num_streams[tenant]
+
+    @contextmanager
+    def _until_revoked(self, found: FoundToken | None) -> Iterator[None]:
+        if found is None:
+            yield
+            return
+        task, digest = asyncio.current_task(), found.digest
         assert task is not None, "gRPC runs each call in a task"
         call = _Call(task)
         self._calls.setdefault(digest, set()).add(call)

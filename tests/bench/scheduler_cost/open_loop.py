@@ -63,6 +63,7 @@ class Arrival:
     at_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class OpenLoop:
         prompt = (np.arange(arrival.num_prompt_tokens, dtype=np.int32) * 31 + handle * 1009) % 30_000
         request = Request(
             handle=handle,
-            key=RecordId("", f"request-{handle}"),
+            key=RecordId(arrival.tenant, f"request-{handle}"),
             model="simulated",
             prompt_token_ids=prompt,
             sampling=SamplingParams(0.0, 0, 1.0, 0.0, handle),

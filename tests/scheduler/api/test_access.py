@@ -45,7 +45,8 @@ class Tokens:
 
     def __init__(self):
         self._tokens = {token.digest: token for token in parse_tokens(LINES)}
-        self.access = Access(self.find)
+        self.at_most = {}
+        self.access = Access(self.find, max_num_streams=lambda tenant: self.at_most.get(tenant))
 
     def find(self, secret) -> Token | None:
         """Whose it is."""
@@ -233,6 +234,26 @@ async def test_a_call_that_waits_is_cut_when_its_token_is_revoked(stub, backend,
     await backend.next_request()
     tokens.revoke("of-blue")
     assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_tenant_has_so_many_calls_open_as_it_may(stub, backend, tokens):
+    """The next one is refused with a time to try again, others are not; a place is free when a call ends."""
+    tokens.at_most = {"blue": 1}
+    first = stub.Session(metadata=bearer("of-blue"))
+    await first.write(pb.SessionRequest(generate=pb.GenerateRequest(request_id="r", text="hi")))
+    await backend.next_request()
+    refused = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_LIMIT")
+    call = stub.Generate(pb.GenerateRequest(text="hi"), metadata=bearer("of-blue-2"))
+    assert await ended(call) == refused
+    assert "grpc-retry-pushback-ms" in dict(await call.trailing_metadata())
+    of_red = stub.Generate(pb.GenerateRequest(request_id="r", text="hi"), metadata=bearer("of-red"))
+    assert (await backend.next_request()).key.tenant == "red"
+    of_red.cancel()
+    await stub.ListModels(pb.ListModelsRequest(), metadata=bearer("of-blue"))
+    first.cancel()
+    again = stub.Generate(pb.GenerateRequest(request_id="s", text="hi"), metadata=bearer("of-blue"))
+    assert (await backend.next_request()).key == RecordId("blue", "s")
+    again.cancel()
 
 
 async def test_what_operators_do_is_logged_with_their_name(channel, stub, backend):
