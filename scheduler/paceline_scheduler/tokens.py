@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import structlog
 
 from paceline.process.callers import Caller, Role
-from paceline_scheduler.core.tenants import TenantLimits
 from paceline_scheduler.errors import TokenFileError
+from paceline_scheduler.tenant_limits import TenantLimits
 
 RELOAD_S = 1.0
 _MAX_BYTES = 16 << 20

@@ -17,7 +17,7 @@ from both_sides.calls import DENIED, UNAUTHENTICATED, methods_of, outcome
 from both_sides.certificates import Authority
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, inference_pb2
-from paceline_client import AccessDeniedError, AsyncClient, Sampling, Stopping, Tls
+from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from repository_checks.programs import run
@@ -52,10 +52,10 @@ class System:
         for folder, uris in self.mounts.items():
             self.authority.mount(folder, *uris)
 
-    def new_token(self, tenant):
+    def new_token(self, tenant, **more):
         """Add a token to the scheduler's file."""
         token = secrets.token_hex(32)
-        fields = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}", "tenant": tenant}
+        fields = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}", "tenant": tenant, **more}
         with self.tokens.open("a") as file:
             file.write(json.dumps(fields) + "\n")
         return token
@@ -205,6 +205,22 @@ async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system,
             system.revoke_first_token()
         is_over.set()
     assert num_ended > NUM_STREAMS
+
+
+async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
+    """With a reason of its own, and a time to try again."""
+    tokens = [system.new_token("blue", limits={"max_requests_per_minute": 1}), system.new_token("red")]
+    async with system.channel(system.api) as channel:
+        await until_known(channel, tokens[1])
+    tls, once = Tls(folder=system.folder / "client"), Retry(max_attempts=1)
+    blue, red = (AsyncClient(system.api, tls=tls, token=token, retry=once) for token in tokens)
+    async with blue, red:
+        await blue.generate("Hello", stopping=Stopping(max_tokens=2))
+        with pytest.raises(OverloadedError) as refusal:
+            await blue.generate("Hello", stopping=Stopping(max_tokens=2))
+        await red.generate("Hello", stopping=Stopping(max_tokens=2))
+    assert refusal.value.reason == "TENANT_LIMIT"
+    assert refusal.value.retry_after > 0
 
 
 async def test_a_client_whose_token_was_revoked_is_told_so(system):

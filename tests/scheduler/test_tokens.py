@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from paceline.process.callers import Role
 from paceline_scheduler import tokens
-from paceline_scheduler.core.tenants import TenantLimits
 from paceline_scheduler.errors import TokenFileError
+from paceline_scheduler.tenant_limits import TenantLimits
 from paceline_scheduler.tokens import TokenFile, parse_tokens
 
 

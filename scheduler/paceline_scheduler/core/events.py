@@ -14,8 +14,8 @@ from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
-from paceline_scheduler.core.tenants import TenantLimits
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.tenant_limits import TenantLimits
 
 ReplyT = TypeVar("ReplyT")
 

@@ -7,21 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from paceline_scheduler.errors import InvalidRequestError, TenantLimitError
+from paceline_scheduler.tenant_limits import TenantLimits
 
 _BURST_S = 2.0
 _QUEUE_RETRY_S = 1.0
 _MIN_RETRY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """Bounds of one tenant; None: there is none but those of all."""
-
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    max_requests_per_minute: int | None = None
-    max_tokens_per_minute: int | None = None
-    max_num_streams: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

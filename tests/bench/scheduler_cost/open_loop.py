@@ -180,10 +180,10 @@ def poisson(
     arrivals = []
     at_s = chance.expovariate(rate)
     while at_s < seconds:
-        lengths = (
+        num_prompt, num_output = (
             min(4 * mean, 1 + round(chance.expovariate(1 / mean))) for mean in (num_prompt_tokens, num_output_tokens)
         )
-        arrivals.append(Arrival(at_s, *lengths))
+        arrivals.append(Arrival(at_s, num_prompt, num_output))
         at_s += chance.expovariate(rate)
     return arrivals
 

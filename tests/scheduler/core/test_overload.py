@@ -11,7 +11,7 @@ import pytest
 from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.events import SetTenants
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.tenants import TenantLimits
+from paceline_scheduler.tenant_limits import TenantLimits
 from scheduler_cost.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 
 EXECUTOR = Capacity(

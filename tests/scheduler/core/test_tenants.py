@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from both_sides.audited import make_executor
 from both_sides.harness import CoreHarness
 from paceline_scheduler.core.events import SetTenants
-from paceline_scheduler.core.tenants import TenantLimits, Tenants
+from paceline_scheduler.core.tenants import Tenants
 from paceline_scheduler.errors import InvalidRequestError, TenantLimitError
+from paceline_scheduler.tenant_limits import TenantLimits
 from paceline_scheduler.testing.requests import make_request
 
 
@@ -16,7 +17,7 @@ def test_more_of_a_tenant_than_may_wait_is_refused_and_others_are_not():
     """In requests and in prompt tokens; what was refused has left no trace."""
     harness = CoreHarness(make_executor())
     harness.feed(SetTenants({"a": TenantLimits(max_num_queued_reqs=2), "b": TenantLimits(max_num_queued_tokens=10)}))
-    for number in range(2):
+    for _ in range(2):
         harness.submit(make_request(4, 4, tenant="a"))
         harness.submit(make_request(4, 4, tenant="b"))
     for tenant in ("a", "b"):
