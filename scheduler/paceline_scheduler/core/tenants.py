@@ -31,8 +31,8 @@ class _Rate:
 
     def check(self, tenant: str, per_minute: int, now: float) -> None:
         left = self._left(tenant, per_minute, now)
-        if left <= 0:
-            retry_s = max(_MIN_RETRY_S, -left * 60 / per_minute)
+        if left < 1:
+            retry_s = max(_MIN_RETRY_S, (1 - left) * 60 / per_minute)
             raise TenantLimitError(f"this tenant has used up its {per_minute} {self._what} per minute", retry_s)
 
     def take(self, tenant: str, number: int, per_minute: int, now: float) -> None:
