@@ -1,6 +1,7 @@
 """What the command line takes from the environment, and nothing else does."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,22 @@ AddressOption = Annotated[
     typer.Option("--target", "--address", envvar="PACELINE_TARGET", metavar=_TARGET_FORM, help=_TARGET_HELP),
 ]
 
-__all__ = ["DEFAULT_TARGET", "AddressOption", "TargetOption", "openai_api_key", "quieten_grpc", "wants_traceback"]
+__all__ = [
+    "DEFAULT_TARGET",
+    "AddressOption",
+    "TargetOption",
+    "openai_api_key",
+    "quieten_grpc",
+    "token_of",
+    "wants_traceback",
+]
+
+
+def token_of(file: Path | None) -> str | Path | None:
+    """The token to show: the file that has it, else PACELINE_TOKEN, which other users of the machine cannot read as
+    they could an option.
+    """
+    return file or os.environ.get("PACELINE_TOKEN") or None
 
 
 def quieten_grpc() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline_client.config import Timeout
+from paceline_client.config import Timeout, Tls
 from paceline_client.requests import Sampling, invalid
 
 _CONNECT_SECONDS = 1.0
@@ -70,6 +70,9 @@ KvCacheDtypeOption = Annotated[
 ]
 HostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Where the API listens; executors stay on loopback.")
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Let --host name an address that other machines reach, without encryption.")
 ]
 ShutdownOption = Annotated[
     int, typer.Option("--shutdown-timeout", metavar="SECONDS", min=0, help="How long running requests may take to end.")
@@ -137,6 +140,18 @@ StopOption = Annotated[
 ServedModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="The model to ask; unset, the only one.")
 ]
+TlsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="FOLDER",
+        help="Encrypt: ca.crt, and tls.crt with tls.key where clients need a certificate.",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="The token to show, in a file. Default: PACELINE_TOKEN."),
+]
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]
@@ -163,6 +178,11 @@ def sampling_of(
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
     )
+
+
+def tls_of(folder: Path | None) -> Tls | None:
+    """Encryption with the certificates of a folder."""
+    return None if folder is None else Tls(folder=folder)
 
 
 def timeout_of(total_seconds: float | None) -> Timeout:

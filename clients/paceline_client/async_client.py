@@ -6,6 +6,7 @@ Knows the calls a user makes. Refuses to know how they travel: `connection`, `se
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,6 +17,7 @@ from paceline_client.addresses import DEFAULT_PORT, Addresses, Target
 from paceline_client.channel import GrpcChannel
 from paceline_client.config import Keepalive, Limits, Retry, Timeout, Tls
 from paceline_client.connection import Connection
+from paceline_client.credentials import Credentials
 from paceline_client.dialler import Endpoint
 from paceline_client.errors import (
     ConnectionLostError,
@@ -131,6 +133,8 @@ class AsyncClient:
     where schedulers stand by for each other; or `dns:///name:port` for all addresses of a name. `InvalidRequestError`
     when it is none of these.
 
+    `token` is a bearer token, or the file that has it, which is read again for every call.
+
     Use it on one event loop, and close it: `async with AsyncClient("localhost:50051") as client`.
     """
 
@@ -139,6 +143,7 @@ class AsyncClient:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
+        token: str | Path | None = None,
         timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
@@ -148,9 +153,10 @@ class AsyncClient:
         self._retry = retry or Retry()
         self._limits = limits or Limits()
         addresses = Addresses(target, default_port=DEFAULT_PORT)
+        credentials = Credentials(tls, token)
         self._connection = Connection(
             addresses,
-            dial=lambda address: GrpcChannel(address, tls, server_name=addresses.name_of(address)),
+            dial=lambda address: GrpcChannel(address, credentials, server_name=addresses.name_of(address)),
             retry=self._retry,
             keepalive=keepalive or Keepalive(),
             limits=self._limits,
@@ -162,13 +168,14 @@ class AsyncClient:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
+        token: str | Path | None = None,
         timeout: TimeoutLike | None = None,  # noqa: ASYNC109  limits of several kinds, which asyncio.timeout cannot hold
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
     ) -> Self:
         """A client that is connected already. `ConnectFailedError` when the server cannot be reached."""
-        client = cls(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        client = cls(target, tls=tls, token=token, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
         try:
             await client.ensure_connected()
         except BaseException:
@@ -364,13 +371,13 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _call(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
+    async def _call(self, call: Callable[[wire.CallChannel, float], Awaitable[Answer]]) -> Answer:
         try:
             return await self._call_until_answered(call)
         except PacelineError as error:
             raise at_the_call(error, is_logged=False) from None
 
-    async def _call_until_answered(self, call: Callable[[grpc.aio.Channel, float], Awaitable[Answer]]) -> Answer:
+    async def _call_until_answered(self, call: Callable[[wire.CallChannel, float], Awaitable[Answer]]) -> Answer:
         """A short call. It is made again where another server is to be asked, or the connection was lost."""
         loop = asyncio.get_running_loop()
         endpoint = await self._endpoint()
@@ -379,7 +386,7 @@ class AsyncClient:
         while True:
             try:
                 with self._connection.use(endpoint) as channel:
-                    answer = await call(channel.grpc, sendable_seconds(deadline - loop.time()))
+                    answer = await call(channel.calls, sendable_seconds(deadline - loop.time()))
             except grpc.aio.AioRpcError as refusal:
                 error = wire.error_from_call(refusal)
                 if wire.is_answered(refusal) and error.reason not in NOT_HERE:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from paceline_client import wire
-from paceline_client.config import Tls
+from paceline_client.credentials import Credentials
 
 _WHY_SECONDS = 0.5
 # What gRPC writes before the reason: a status and the address, which is in the message already.
@@ -48,14 +48,15 @@ class GrpcChannel:
     `server_name` is what the server presents itself as where the target does not say.
     """
 
-    def __init__(self, target: str, tls: Tls | None, *, server_name: str | None = None) -> None:
-        self._channel = wire.open_channel(target, tls, server_name)
+    def __init__(self, target: str, credentials: Credentials, *, server_name: str | None = None) -> None:
+        self._calls = wire.open_channel(target, credentials, server_name)
+        self._channel = self._calls.channel
         self._why_not_ready = ""
 
     @property
-    def grpc(self) -> grpc.aio.Channel:
+    def calls(self) -> wire.CallChannel:
         """What short calls are made on."""
-        return self._channel
+        return self._calls
 
     @property
     def is_ready(self) -> bool:
@@ -85,17 +86,17 @@ class GrpcChannel:
     async def _ask_why(self) -> str:
         # Only a call tells. After an attempt has failed it does so at once, without a new one.
         try:
-            await wire.list_models(self._channel, timeout_seconds=_WHY_SECONDS)
+            await wire.list_models(self._calls, timeout_seconds=_WHY_SECONDS)
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
             return _GRPC_PREFIXES.sub("", details.rpartition("last error: ")[2])
         return ""
 
     async def what_serves(self) -> str:
-        return await wire.what_serves(self._channel, timeout_seconds=_WHY_SECONDS)
+        return await wire.what_serves(self._calls, timeout_seconds=_WHY_SECONDS)
 
     def open_session(self) -> wire.SessionCall:
-        return wire.open_session(self._channel)
+        return wire.open_session(self._calls)
 
     async def close(self) -> None:
         await self._channel.close()

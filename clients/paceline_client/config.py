@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _SHARE_OF_OUTAGE = 0.1
 
@@ -93,15 +94,20 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Encryption. All three in PEM; unset takes the system's roots and presents no certificate."""
+    """Encryption. Three texts in PEM, or a folder; unset takes the system's roots and presents no certificate."""
 
     root_certificates: bytes | None = None
     private_key: bytes | None = field(default=None, repr=False)
     certificate_chain: bytes | None = None
     server_name: str | None = None
     """The name the server's certificate is checked against, where it is not the one that is dialled."""
+    folder: str | Path | None = None
+    """In place of the three: `ca.crt`, and `tls.crt` with `tls.key` for a certificate of one's own. Each connection has
+    what is in these files then."""
 
     def __post_init__(self) -> None:
+        if self.folder is not None and (self.root_certificates or self.private_key or self.certificate_chain):
+            raise ValueError("folder stands for root_certificates, private_key and certificate_chain: set either")
         if (self.private_key is None) != (self.certificate_chain is None):
             raise ValueError("private_key and certificate_chain belong together: set both or neither")
 

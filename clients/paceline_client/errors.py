@@ -163,7 +163,11 @@ _ERROR_OF_CODE: dict[int, type[PacelineError]] = {
 
 
 # Where the code alone would say something else: that there is no room, say, while it is this client that is slow.
-_ERROR_OF_REASON: dict[str, type[PacelineError]] = {"SLOW_CONSUMER": SlowConsumerError}
+_ERROR_OF_REASON: dict[str, type[PacelineError]] = {
+    "SLOW_CONSUMER": SlowConsumerError,
+    # Only the stream has ended. Whether the client has another token by now the next call says.
+    "TOKEN_REVOKED": ConnectionLostError,
+}
 
 
 def error_from_status(code: int, message: str, details: Iterable[Detail] = ()) -> PacelineError:

@@ -7,6 +7,7 @@ may be used from several threads at once.
 import contextlib
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -92,12 +93,15 @@ class Client:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
+        token: str | Path | None = None,
         timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._client = AsyncClient(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        self._client = AsyncClient(
+            target, tls=tls, token=token, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits
+        )
         self._loop_thread = LoopThread("paceline-client")
         # Also when the client is dropped without being closed, and when the interpreter ends.
         self._finalizer = weakref.finalize(self, _close, self._client, self._loop_thread)
@@ -108,13 +112,14 @@ class Client:
         target: Target = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
+        token: str | Path | None = None,
         timeout: TimeoutLike | None = None,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
         limits: Limits | None = None,
     ) -> Self:
         """A client that is connected already. `ConnectFailedError` when the server cannot be reached."""
-        client = cls(target, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
+        client = cls(target, tls=tls, token=token, timeout=timeout, retry=retry, keepalive=keepalive, limits=limits)
         try:
             client.ensure_connected()
         except BaseException:

@@ -17,7 +17,7 @@ from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_client.attachment import Attachment
-from paceline_client.config import Tls
+from paceline_client.credentials import Credentials
 from paceline_client.errors import Detail, PacelineError, error_from_status
 from paceline_client.requests import Prompt, Request, Sampling
 from paceline_client.results import (
@@ -112,10 +112,18 @@ _OTHER_SERVICES = {
 # Channels
 
 
-def open_channel(target: str, tls: Tls | None, server_name: str | None) -> grpc.aio.Channel:
+class CallChannel(NamedTuple):
+    """A channel, and what goes with every call on it: asked for anew each time, as a token may have changed."""
+
+    channel: grpc.aio.Channel
+    metadata: Callable[[], tuple[tuple[str, str], ...]] = lambda: ()
+
+
+def open_channel(target: str, credentials: Credentials, server_name: str | None) -> CallChannel:
     """A channel that dials for itself only: its failures to connect are its own, not those of an earlier channel.
 
-    `server_name` is whom it asks for, and whose certificate it expects unless `tls` says otherwise; None: the target.
+    `server_name` is whom it asks for, and whose certificate it expects unless the credentials say otherwise; None: the
+    target.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -128,16 +136,17 @@ def open_channel(target: str, tls: Tls | None, server_name: str | None) -> grpc.
     ]
     if server_name is not None:
         options.append(("grpc.default_authority", server_name))
-    if tls is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    if expected := tls.server_name or server_name:
+    certificates = credentials.certificates()
+    if certificates is None:
+        return CallChannel(grpc.aio.insecure_channel(target, options=options), credentials.metadata)
+    if expected := credentials.server_name or server_name:
         options.append(("grpc.ssl_target_name_override", expected))
-    credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
-    return grpc.aio.secure_channel(target, credentials, options=options)
+    tls = grpc.ssl_channel_credentials(certificates.roots, certificates.key, certificates.chain)
+    return CallChannel(grpc.aio.secure_channel(target, tls, options=options), credentials.metadata)
 
 
-def open_session(channel: grpc.aio.Channel) -> SessionCall:
-    return InferenceServiceStub(channel).Session()
+def open_session(on: CallChannel) -> SessionCall:
+    return InferenceServiceStub(on.channel).Session(metadata=on.metadata())
 
 
 def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
@@ -145,13 +154,13 @@ def error_from_call(error: grpc.aio.AioRpcError) -> PacelineError:
     return error_from_status(error.code().value[0], error.details() or "", _details(error.trailing_metadata()))
 
 
-async def what_serves(channel: grpc.aio.Channel, *, timeout_seconds: float) -> str:
+async def what_serves(on: CallChannel, *, timeout_seconds: float) -> str:
     """What answers there, as the end of a sentence, where it is not the API of a scheduler; empty if it may be."""
     for method, what in _OTHER_SERVICES.items():
         try:
             # Empty bytes are a message of any type.
-            call: Callable[..., Awaitable[bytes]] = channel.unary_unary(method)
-            await call(b"", timeout=timeout_seconds)
+            call: Callable[..., Awaitable[bytes]] = on.channel.unary_unary(method)
+            await call(b"", timeout=timeout_seconds, metadata=on.metadata())
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 continue
@@ -248,18 +257,18 @@ def _read_error(error: sampling_pb.RequestError) -> PacelineError:
 # Short calls
 
 
-async def cancel(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> None:
+async def cancel(on: CallChannel, *, tenant: str, request_id: str, timeout_seconds: float) -> None:
     request = pb.CancelRequest()
     set_field(request, "tenant", tenant)
     set_field(request, "request_id", request_id)
-    await InferenceServiceStub(channel).Cancel(request, timeout=timeout_seconds)
+    await InferenceServiceStub(on.channel).Cancel(request, timeout=timeout_seconds, metadata=on.metadata())
 
 
-async def explain(channel: grpc.aio.Channel, *, tenant: str, request_id: str, timeout_seconds: float) -> Explanation:
+async def explain(on: CallChannel, *, tenant: str, request_id: str, timeout_seconds: float) -> Explanation:
     request = pb.ExplainRequest()
     set_field(request, "tenant", tenant)
     set_field(request, "request_id", request_id)
-    response = await InferenceServiceStub(channel).Explain(request, timeout=timeout_seconds)
+    response = await InferenceServiceStub(on.channel).Explain(request, timeout=timeout_seconds, metadata=on.metadata())
     return Explanation(
         state=_REQUEST_STATES.get(response.state, RequestState.UNKNOWN),
         waiting_for=response.waiting_for,
@@ -272,9 +281,9 @@ async def explain(channel: grpc.aio.Channel, *, tenant: str, request_id: str, ti
     )
 
 
-async def estimate(channel: grpc.aio.Channel, request: Request, *, max_bytes: int, timeout_seconds: float) -> Estimate:
+async def estimate(on: CallChannel, request: Request, *, max_bytes: int, timeout_seconds: float) -> Estimate:
     message = pb.EstimateRequest(request=generate_request(request, max_bytes=max_bytes))
-    response = await InferenceServiceStub(channel).Estimate(message, timeout=timeout_seconds)
+    response = await InferenceServiceStub(on.channel).Estimate(message, timeout=timeout_seconds, metadata=on.metadata())
     is_refused = response.HasField("would_be_refused")
     return Estimate(
         time_to_first_token_seconds=None if is_refused else response.time_to_first_token.ToNanoseconds() / 1e9,
@@ -285,30 +294,34 @@ async def estimate(channel: grpc.aio.Channel, request: Request, *, max_bytes: in
     )
 
 
-async def list_models(channel: grpc.aio.Channel, *, timeout_seconds: float) -> list[Model]:
-    response = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=timeout_seconds)
+async def list_models(on: CallChannel, *, timeout_seconds: float) -> list[Model]:
+    response = await InferenceServiceStub(on.channel).ListModels(
+        pb.ListModelsRequest(), timeout=timeout_seconds, metadata=on.metadata()
+    )
     return [_read_model(model) for model in response.models]
 
 
-async def get_model(channel: grpc.aio.Channel, name: str, *, timeout_seconds: float) -> Model:
+async def get_model(on: CallChannel, name: str, *, timeout_seconds: float) -> Model:
     request = pb.GetModelRequest()
     set_field(request, "model", name)
-    return _read_model((await InferenceServiceStub(channel).GetModel(request, timeout=timeout_seconds)).model)
+    return _read_model(
+        (
+            await InferenceServiceStub(on.channel).GetModel(request, timeout=timeout_seconds, metadata=on.metadata())
+        ).model
+    )
 
 
-async def tokenize(
-    channel: grpc.aio.Channel, prompt: Prompt, *, model: str, with_texts: bool, timeout_seconds: float
-) -> Tokens:
+async def tokenize(on: CallChannel, prompt: Prompt, *, model: str, with_texts: bool, timeout_seconds: float) -> Tokens:
     request = pb.TokenizeRequest()
     set_field(request, "model", model)
     set_field(request, "return_token_texts", with_texts)
     set_prompt(request, prompt)
-    response = await InferenceServiceStub(channel).Tokenize(request, timeout=timeout_seconds)
+    response = await InferenceServiceStub(on.channel).Tokenize(request, timeout=timeout_seconds, metadata=on.metadata())
     return Tokens(tuple(response.token_ids), tuple(response.token_texts), response.max_model_len)
 
 
 async def detokenize(
-    channel: grpc.aio.Channel,
+    on: CallChannel,
     token_ids: Sequence[int],
     *,
     model: str,
@@ -319,7 +332,9 @@ async def detokenize(
     set_field(request, "model", model)
     set_all(request, "token_ids", token_ids)
     set_field(request, "skip_special_tokens", skip_special_tokens)
-    return (await InferenceServiceStub(channel).Detokenize(request, timeout=timeout_seconds)).text
+    return (
+        await InferenceServiceStub(on.channel).Detokenize(request, timeout=timeout_seconds, metadata=on.metadata())
+    ).text
 
 
 def _read_model(model: pb.Model) -> Model:

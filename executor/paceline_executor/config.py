@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
 from paceline.process.help import HelpParser
+from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
@@ -91,6 +92,8 @@ class Config:
     host: str
     port: int
     health_port: int
+    tls_dir: TlsFolder | None
+    insecure: bool
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -125,6 +128,11 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     values.model = values.model or DEFAULT_MODEL
     if values.port == values.health_port != 0:
         parser.error("--port and --health-port must differ")
+    if not (is_loopback(values.host) or values.tls_dir or values.insecure):
+        parser.error(
+            f"--host: other machines reach {values.host}, and whoever attaches reads every prompt: give --tls-dir, or"
+            " --insecure if the network itself keeps others out"
+        )
     if values.max_num_batched_tokens < values.max_num_seqs:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
@@ -205,7 +213,19 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         type=_number(0, 65535),
         default=50063,
         metavar="N",
-        help="Port that answers health checks only, for probes; 0: any. [default: %(default)s]",
+        help="Port that answers health checks only, for probes; 0: any. Plaintext. [default: %(default)s]",
+    )
+    group.add_argument(
+        "--tls-dir",
+        type=_tls_folder,
+        metavar="DIR",
+        help="Folder with ca.crt, tls.crt and tls.key, read again when they change. Then only schedulers and operators"
+        " may call: those whose certificate names paceline://scheduler or paceline://operator.",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="Without --tls-dir, let other machines call: whoever reaches the port reads every prompt.",
     )
 
 
@@ -301,6 +321,13 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
         help="JSON file that says how long simulated steps take, as executor/README.md describes it."
         " [default: no time]",
     )
+
+
+def _tls_folder(text: str) -> TlsFolder:
+    try:
+        return TlsFolder(Path(text))
+    except TlsFolderError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _name(text: str) -> str:

@@ -20,6 +20,7 @@
     │   ├── DrainingError           the executor is going away
     │   ├── UnsupportedCallError    a call of a later version
     │   ├── MalformedMessageError   bytes that are no message of the call
+    │   ├── NotAllowedError         the caller's certificate is not of one who may
     │   ├── AttachError             a stream that does not begin, or talk, as the protocol wants
     │   ├── ProtocolError           no protocol version in common
     │   ├── TermSupersededError     a scheduler of a higher term holds, or held, the executor
@@ -136,6 +137,12 @@ class MalformedMessageError(ServiceError):
     """The bytes of a call are no message of its type; generate the stubs from this release's protos."""
 
     reason = "MALFORMED_MESSAGE"
+
+
+class NotAllowedError(ServiceError):
+    """The caller's certificate does not say that it is one who may make this call."""
+
+    reason = "NOT_ALLOWED"
 
 
 class AttachError(ServiceError):

@@ -23,7 +23,9 @@ async def run(config: Config) -> bool:
     start_s = time.monotonic()
     stopping = follow_signals(again=lambda number: os._exit(128 + number))
     broken = watch_callbacks(asyncio.get_running_loop())
-    service = ExecutorService(ServiceConfig(config.host, config.port, config.health_port), lambda: load(config))
+    service = ExecutorService(
+        ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config)
+    )
     port, health_port = await service.listen()
     where = {"host": config.host, "port": port, "health_port": health_port}
     _log.info("listening", **where, pid=os.getpid())

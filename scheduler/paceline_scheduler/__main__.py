@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     log = set_up_logs(config.log_level)
     try:
         code = ExitCode.OK if uvloop.run(_serve(config, log)) else ExitCode.DRAIN_TIMEOUT
+    except ConfigError as error:
+        complain(_PROGRAM, str(error))
+        code = ExitCode.USAGE
     except PortError as error:
         complain(_PROGRAM, str(error))
         code = ExitCode.PORT
@@ -68,8 +71,8 @@ async def _serve(config: "Config", log: "LineWriter") -> bool:
     """Open the ports before most of the program is imported, so that clients can connect meanwhile."""
     from paceline_scheduler.servicer_ports import SchedulerPorts
 
-    ports = SchedulerPorts()
-    await ports.listen(config)
+    ports = SchedulerPorts(config)
+    await ports.listen()
 
     from paceline_scheduler import process
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.process.help import HelpParser
+from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
 
@@ -63,10 +64,19 @@ class Config:
     itl_budget_s: float = 0.25
     shutdown_timeout_s: float = 30.0
     log_level: str = "info"
+    tls_dir: TlsFolder | None = None
+    tokens: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         _require_host("--host", self.host)
         _require_host("--admin-host", self.admin_host)
+        for option, host in (("--host", self.host), ("--admin-host", self.admin_host)):
+            _require(
+                is_loopback(host) or self.tls_dir is not None or self.insecure,
+                option,
+                f"other machines reach {host}: give --tls-dir, or --insecure if the network itself keeps others out",
+            )
         for option, port in (
             ("--port", self.port),
             ("--admin-port", self.admin_port),
@@ -119,6 +129,9 @@ def parse_config(arguments: Sequence[str]) -> Config:
         itl_budget_s=options.itl_budget,
         shutdown_timeout_s=options.shutdown_timeout,
         log_level=options.log_level,
+        tls_dir=None if options.tls_dir is None else _tls_folder(options.tls_dir),
+        tokens=options.tokens,
+        insecure=options.insecure,
     )
 
 
@@ -166,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="paceline-scheduler", description=_DESCRIPTION, panels=_PANELS)
     _add_executors(parser.add_argument_group("Executors"))
     _add_ports(parser.add_argument_group("Ports (0 takes any free one)"))
+    _add_security(parser.add_argument_group("Security (without it, only this machine is listened to)"))
     _add_limits(parser.add_argument_group("Limits"))
     _add_process(parser.add_argument_group("Process"))
     return parser
@@ -222,6 +236,28 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
         default=50053,
         metavar="N",
         help="Plaintext port that answers health checks only, for probes. [default: %(default)s]",
+    )
+
+
+def _add_security(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tls-dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder with ca.crt, tls.crt and tls.key, read again when they change. Executors are dialled with it."
+        " Operators need a certificate of that authority, and clients too unless there are tokens.",
+    )
+    group.add_argument(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="File of hashed tokens, each of a tenant's client or an operator, read again when it changes; 'paceline"
+        " token' adds one. Then every call needs a token.",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="Without --tls-dir, listen to other machines too. Tokens and prompts then travel readably.",
     )
 
 
@@ -286,6 +322,13 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         metavar="LEVEL",
         help="Least serious event to print: debug, info, warning or error. [default: %(default)s]",
     )
+
+
+def _tls_folder(path: Path) -> TlsFolder:
+    try:
+        return TlsFolder(path)
+    except TlsFolderError as error:
+        raise ConfigError(f"--tls-dir: {error}") from error
 
 
 def _reachable(text: str) -> str:

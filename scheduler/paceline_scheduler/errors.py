@@ -4,6 +4,9 @@ SchedulerError
 ├── RequestRefusedError          the caller's request is not taken
 │   ├── InvalidRequestError      a field is wrong (names it)
 │   ├── UnsupportedError         a field or call this version does not support (names it)
+│   ├── UnauthenticatedError     who calls is not known
+│   │   └── TokenRevokedError    the token of a running call is gone; with another one it can go on
+│   ├── PermissionDeniedError    who calls is known, and may not do this
 │   ├── DuplicateRequestError    the request id is in use
 │   ├── StaleAttachmentError     a newer attachment has the request
 │   ├── ResumeMismatchError      what the client says it holds is not what the request has
@@ -12,6 +15,7 @@ SchedulerError
 │   ├── UnknownExecutorError     no executor of this address
 │   ├── ExecutorLeavingError     the executor goes by itself, and cannot be taken back
 │   ├── QueueFullError           try again later (says when)
+│   │   └── TenantLimitError     the tenant has as much as it may have (says when to try again)
 │   ├── NoExecutorError          nothing to run it on now (says when to try again)
 │   │   └── StandbyError         another scheduler drives the executors (says where)
 │   └── DrainingError            this scheduler is going away
@@ -27,6 +31,7 @@ SchedulerError
 │   ├── SupersededError          its client attached to it anew; this stream is not the request's any more
 │   └── GivenUpError             this scheduler stops running it; sent again it is served (says when)
 ├── ConfigError                  an option of the command line cannot be meant; the process ends
+│   └── TokenFileError           the file of tokens cannot be read
 ├── PortError                    a port cannot be listened on; the process ends
 ├── DivergenceError              executor and scheduler disagree; the link attaches again
 └── LinkError                    the connection to an executor failed; never leaves the link
@@ -69,6 +74,18 @@ class UnsupportedError(RequestRefusedError):
         self.feature = feature
 
 
+class UnauthenticatedError(RequestRefusedError):
+    """The call shows no token or certificate that is known here."""
+
+
+class TokenRevokedError(UnauthenticatedError):
+    """The token of a running call was removed. Its requests can be resumed with another token of the same tenant."""
+
+
+class PermissionDeniedError(RequestRefusedError):
+    """The caller may not make this call, or names a tenant that is not its own."""
+
+
 class DuplicateRequestError(RequestRefusedError):
     """A request of the same tenant and id is running."""
 
@@ -107,6 +124,10 @@ class RetryableRefusalError(RequestRefusedError):
 
 class QueueFullError(RetryableRefusalError):
     """The queue is at its bound, in requests or in tokens."""
+
+
+class TenantLimitError(QueueFullError):
+    """A bound of the tenant; others are not refused for it."""
 
 
 class NoExecutorError(RetryableRefusalError):
@@ -194,6 +215,10 @@ class GivenUpError(RequestFailedError):
 
 class ConfigError(SchedulerError):
     """An option of the command line cannot be meant; the message names it."""
+
+
+class TokenFileError(ConfigError):
+    """The file of tokens is missing, or a line of it cannot be meant; the sentence names the line."""
 
 
 class PortError(SchedulerError):

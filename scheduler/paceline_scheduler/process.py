@@ -28,7 +28,7 @@ from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
-from paceline_scheduler.core.events import BeginDrain
+from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
 from paceline_scheduler.link.claim import Approach, OwnClaim
@@ -91,12 +91,14 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     executors.on_readiness(announcer.changed)
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
+    watching = asyncio.create_task(_watch_tokens(ports), name="tokens")
     try:
-        await until_set_or_ended(stopping, links, broken)
+        await until_set_or_ended(stopping, links, broken, watching)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s, num_requests=len(edge.requests))
         waited_for = links, broken
         return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
+        watching.cancel()
         await _end(links)
         await ports.stop()
         await edge.texts.close()
@@ -115,6 +117,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge_limits = EdgeLimits()
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
+    if (tokens := ports.tokens) is not None:
+        runtime.feed(SetTenants(tokens.limits))
+        tokens.on_change(lambda _: runtime.feed(SetTenants(tokens.limits)))
     steps = StepObserver(runtime.views)
     leadership = Leadership(claim)
     executors = Executors(runtime, steps, leadership)
@@ -130,7 +135,15 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request than during it.
     tokenizers = TokenizerShelf(texts.prepare, cache)
-    fleet = Fleet(discovery, GrpcTransport(), leadership, listener, clock, random.random, tokenizers)
+    fleet = Fleet(
+        discovery,
+        GrpcTransport(config.tls_dir, discovery.name_of),
+        leadership,
+        listener,
+        clock,
+        random.random,
+        tokenizers,
+    )
     return _Parts(runtime, executors, listener, edge, services, fleet)
 
 
@@ -168,6 +181,14 @@ async def _drain(
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(runtime.until_settled(), _SETTLE_S)
     return True
+
+
+async def _watch_tokens(ports: SchedulerPorts) -> None:
+    """Never ends: what fails ends the process, as tokens could not be revoked any more."""
+    if ports.tokens is None:
+        await asyncio.Event().wait()
+    else:
+        await ports.tokens.watch()
 
 
 async def _tell_what_runs(edge: Edge) -> NoReturn:

@@ -1,7 +1,7 @@
 """The scheduler's three gRPC servers: for clients, for operators, and one that only answers health checks.
 
-Knows ports. Refuses to know what answers on them: that is imported while clients connect already. They would find
-nobody otherwise, and pause before they try again.
+Knows ports, and how who calls proves itself on each. Refuses to know what answers on them: that is imported while
+clients connect already. They would find nobody otherwise, and pause before they try again.
 """
 
 import asyncio
@@ -13,9 +13,12 @@ import grpc
 import grpc.aio
 
 from paceline.process import ports
+from paceline.process.callers import server_credentials
+from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
 from paceline_scheduler.errors import PortError
+from paceline_scheduler.tokens import TokenFile
 
 _GOODBYE_S = 0.5
 
@@ -69,28 +72,54 @@ class LateServices(grpc.GenericRpcHandler):
 
 
 class SchedulerPorts:
-    """Three servers that listen. Calls are held until their services are named."""
+    """Three servers that listen. Calls are held until their services are named. Raises TokenFileError.
 
-    def __init__(self) -> None:
+    With tokens, clients show one; without, a certificate, if there is TLS. Operators show a certificate wherever there
+    is TLS, and are operators by that or by a token.
+    """
+
+    def __init__(self, config: Config) -> None:
         self.clients, self.operators, self.probes = LateServices(), LateServices(), LateServices()
+        self._config = config
+        self.tokens = None if config.tokens is None else TokenFile(config.tokens)
         self._named = asyncio.Event()
-        interceptors = (Guard(), _UntilNamed(self._named))
+        has_tls = config.tls_dir is not None
         self._servers = [
-            grpc.aio.server(handlers=(one,), interceptors=interceptors, options=SERVER_OPTIONS)
-            for one in (self.clients, self.operators, self.probes)
+            grpc.aio.server(
+                handlers=(one,), interceptors=(Guard(access), _UntilNamed(self._named)), options=SERVER_OPTIONS
+            )
+            for one, access in (
+                (self.clients, self._access(asks_certificates=has_tls and self.tokens is None)),
+                (self.operators, self._access(asks_certificates=has_tls)),
+                (self.probes, Access()),
+            )
         ]
         self.numbers = Ports(0, 0, 0)
 
-    async def listen(self, config: Config) -> None:
+    async def listen(self) -> None:
         """Bind all ports, then take connections. Raises PortError, and then leaves none open."""
+        config = self._config
         clients, operators, probes = self._servers
+        of_clients = of_operators = None
+        if config.tls_dir is not None:
+            of_clients = server_credentials(config.tls_dir, asks_callers=self.tokens is None)
+            of_operators = server_credentials(config.tls_dir, asks_callers=True)
         self.numbers = Ports(
-            port=_bind(clients, config.host, config.port, "--port"),
-            admin_port=_bind(operators, config.admin_host, config.admin_port, "--admin-port"),
+            port=_bind(clients, config.host, config.port, "--port", of_clients),
+            admin_port=_bind(operators, config.admin_host, config.admin_port, "--admin-port", of_operators),
             health_port=_bind(probes, config.host, config.health_port, "--health-port"),
         )
         for server in (probes, operators, clients):  # clients last: then hardly a call is held
             await server.start()
+
+    def _access(self, *, asks_certificates: bool) -> Access:
+        if self.tokens is None:
+            return Access(has_certificates=asks_certificates)
+        access = Access(
+            self.tokens.find, has_certificates=asks_certificates, max_num_streams=self.tokens.max_num_streams
+        )
+        self.tokens.on_change(access.revoke)
+        return access
 
     def services_are_named(self) -> None:
         self._named.set()
@@ -100,8 +129,10 @@ class SchedulerPorts:
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:
+def _bind(
+    server: grpc.aio.Server, host: str, port: int, option: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
     try:
-        return ports.bind(server, host, port)
+        return ports.bind(server, host, port, credentials)
     except ports.PortError as error:
         raise PortError(f"{error}; choose another with {option}") from error

@@ -16,7 +16,7 @@ from paceline_cli.commands.explain import explained
 from paceline_client import Client, Explanation, RequestState
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
-COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "bench", "demo", "chaos", "serve"]
+COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "token", "bench", "demo", "chaos", "serve"]
 
 
 def run(*arguments, target=None, stdin=None):
@@ -388,7 +388,7 @@ def test_an_unforeseen_error_is_one_line():
     """With a way to see more."""
     code = """
 import paceline_cli.commands.models as models
-def fail(target): raise ZeroDivisionError("oops")
+def fail(*given): raise ZeroDivisionError("oops")
 models.cli_client = fail
 import sys
 sys.argv = ["paceline", "models"]

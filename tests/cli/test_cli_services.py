@@ -268,6 +268,15 @@ def test_only_the_api_listens_elsewhere(use_fakes, host, target):
     assert deployment.target == target
 
 
+@pytest.mark.parametrize("insecure", [True, False])
+def test_other_machines_are_let_in_only_on_purpose(use_fakes, insecure):
+    """The scheduler refuses to start otherwise."""
+    ports = fixed_ports(50051, 50061, 1)
+    deployment = Deployment(model="m", host="::", ports=ports, shutdown_timeout_seconds=30, insecure=insecure)
+    scheduler, executor = (program.command for program in programs_of(deployment))
+    assert ("--insecure" in scheduler, "--insecure" in executor) == (insecure, False)
+
+
 def test_free_ports_are_different():
     """All of them were held at once."""
     ports = free_ports(2)

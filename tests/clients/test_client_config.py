@@ -20,6 +20,7 @@ from paceline_client import Keepalive, Limits, Retry, Timeout, Tls
         (lambda: Keepalive(heartbeat_seconds=1, silence_seconds=1.5), "silence_seconds"),
         (lambda: Limits(max_buffered_tokens=0), "max_buffered_tokens"),
         (lambda: Tls(private_key=b"key"), "certificate_chain"),
+        (lambda: Tls(root_certificates=b"roots", folder="x"), "folder"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(make, names):

@@ -36,7 +36,7 @@ def test_the_knobs_to_come_have_room(knobs):
     for name, found in knobs.items():
         coming, going = kept_places(CONTRIBUTING, name)
         assert len((found - going) | coming) <= MAX_KNOBS, name
-    assert kept_places(CONTRIBUTING, "paceline-scheduler")[0] > {"--tls-dir", "--token-file"}
+    assert kept_places(CONTRIBUTING, "paceline-scheduler")[0] > {"--tls-dir", "--tokens"}
 
 
 def test_what_belongs_together_is_one_knob(knobs):

@@ -373,7 +373,7 @@ async def test_the_completions_of_a_request_are_taken_together_or_not_at_all():
         for index, key in ((index, dataclasses.replace(first.key, index=index)) for index in (1, 2, 3))
     ]
     with pytest.raises(QueueFullError):
-        bench.runtime.views.require_room(4)
+        bench.runtime.views.require_room(4, "", 0.0)
     with pytest.raises(QueueFullError):
         bench.runtime.feed(
             Submit(

@@ -1,13 +1,14 @@
 """This project's own scheduler over gRPC: prompts are token ids, all requests share one session."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 from paceline_cli.bench.errors import NoOutputError
 from paceline_cli.bench.records import Counted
 from paceline_cli.bench.targets import Outgoing, Served
 from paceline_client.async_client import AsyncClient
-from paceline_client.config import Limits, Retry, Timeout
+from paceline_client.config import Limits, Retry, Timeout, Tls
 from paceline_client.requests import Sampling, Scheduling, Stopping
 from paceline_client.results import Model
 
@@ -33,11 +34,21 @@ class PacelineTarget:
 
     @classmethod
     async def connect(
-        cls, address: str, model: str | None, sampling: Sampling, *, ignore_eos: bool, now: Callable[[], float]
+        cls,
+        address: str,
+        model: str | None,
+        sampling: Sampling,
+        *,
+        ignore_eos: bool,
+        now: Callable[[], float],
+        tls: Tls | None = None,
+        token: str | Path | None = None,
     ) -> Self:
         """Connect and ask for the model. `ConnectFailedError`, or `NotFoundError` where it is not served."""
         client = AsyncClient(
             address,
+            tls=tls,
+            token=token,
             timeout=Timeout(connect_seconds=_CONNECT_SECONDS),
             # A refusal is a result, not something to try again.
             retry=Retry(max_attempts=1),

@@ -56,9 +56,9 @@ from paceline_cli.commands.bench_options import (
     SharedPrefixLenOption,
     TraceOption,
 )
-from paceline_cli.config import DEFAULT_TARGET, AddressOption, openai_api_key
+from paceline_cli.config import DEFAULT_TARGET, AddressOption, openai_api_key, token_of
 from paceline_cli.failures import EXIT_INTERRUPTED, print_error, reported
-from paceline_cli.options import ServedModelOption
+from paceline_cli.options import ServedModelOption, TlsDirOption, TokenFileOption, tls_of
 from paceline_client.requests import Sampling
 
 _PIPE_WIDTH = 120
@@ -67,6 +67,8 @@ _PIPE_WIDTH = 120
 def bench(
     more_goodput: MoreGoodputArgument = None,
     address: AddressOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
     backend: BackendOption = Backend.PACELINE,
     base_url: BaseUrlOption = None,
     model: ServedModelOption = None,
@@ -112,7 +114,9 @@ def bench(
             seed=seed,
         )
         rungs = workload.rungs()
-        where = _Where(backend, address, base_url, model, Sampling(temperature=temperature), ignore_eos)
+        where = _Where(
+            backend, address, base_url, model, Sampling(temperature=temperature), ignore_eos, tls_dir, token_file
+        )
         results = _Results(Objectives.parse([*(goodput or ()), *(more_goodput or ())]), cost_per_hour, plot)
         with results.written_to(output):
             is_interrupted = asyncio.run(_measure(workload, rungs, where, num_warmups, results))
@@ -129,6 +133,8 @@ class _Where:
     model: str | None
     sampling: Sampling
     ignore_eos: bool
+    tls_dir: Path | None
+    token_file: Path | None
 
     async def connect(self, clock: Clock) -> Target:
         """The target, connected."""
@@ -136,7 +142,13 @@ class _Where:
             if self.base_url is not None:
                 raise WorkloadError("--base-url belongs to --backend openai; a scheduler's address is --target")
             return await PacelineTarget.connect(
-                self.address, self.model, self.sampling, ignore_eos=self.ignore_eos, now=clock.now
+                self.address,
+                self.model,
+                self.sampling,
+                ignore_eos=self.ignore_eos,
+                now=clock.now,
+                tls=tls_of(self.tls_dir),
+                token=token_of(self.token_file),
             )
         if self.base_url is None:
             raise WorkloadError("--backend openai needs --base-url, such as http://localhost:8000/v1")

@@ -20,6 +20,8 @@ from paceline_cli.options import (
     ServedModelOption,
     SystemOption,
     TemperatureOption,
+    TlsDirOption,
+    TokenFileOption,
     TopKOption,
     TopPOption,
     sampling_of,
@@ -50,6 +52,8 @@ def chat(
     priority: PriorityOption = None,
     model: ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
 ) -> None:
     """Talk to a model. It remembers the conversation.
 
@@ -58,7 +62,7 @@ def chat(
 
     Of turns that are piped in each line is one; where one fails so does the command.
     """
-    with reported(), cli_client(target) as client:
+    with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
             served = client.get_model(model)
         conversation = Conversation(

@@ -16,6 +16,8 @@ from paceline_cli.options import (
     ServedModelOption,
     SystemOption,
     TenantOption,
+    TlsDirOption,
+    TokenFileOption,
     timeout_of,
 )
 from paceline_cli.output import echo_json
@@ -31,9 +33,11 @@ def explain(
     tenant: TenantOption = "",
     as_json: _JsonOption = False,
     target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
 ) -> None:
     """Say where a request is and what it waits for."""
-    with reported(), cli_client(target) as client:
+    with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
             explanation = client.explain(request_id, tenant=tenant)
         if as_json:
@@ -54,12 +58,14 @@ def estimate(
     as_json: _JsonOption = False,
     model: ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
 ) -> None:
     """Say how soon an answer would come. Nothing is run.
 
     A question that would be refused ends as if it had been asked: with the error, and its exit code.
     """
-    with reported(), cli_client(target) as client:
+    with reported(), cli_client(target, tls_dir, token_file) as client:
         text = read_prompt(prompt)
         with WaitingNotice(client):
             expected = client.estimate(

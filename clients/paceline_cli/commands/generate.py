@@ -26,6 +26,8 @@ from paceline_cli.options import (
     StopOption,
     SystemOption,
     TemperatureOption,
+    TlsDirOption,
+    TokenFileOption,
     TopKOption,
     TopPOption,
     sampling_of,
@@ -74,9 +76,11 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
     model: ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
 ) -> None:
     """Ask one question and stream the answer to stdout."""
-    with reported(), cli_client(target) as client:
+    with reported(), cli_client(target, tls_dir, token_file) as client:
         text = read_prompt(prompt)
         sampling = sampling_of(
             temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty

@@ -10,6 +10,7 @@ from rich.table import Table
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import reported
+from paceline_cli.options import TlsDirOption, TokenFileOption
 from paceline_cli.output import echo_json
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.results import Model
@@ -18,9 +19,11 @@ from paceline_client.results import Model
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
     target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
 ) -> None:
     """List the models that can be asked."""
-    with reported(), cli_client(target) as client:
+    with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
             served = client.list_models()
         if as_json:

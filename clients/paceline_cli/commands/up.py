@@ -11,6 +11,7 @@ from paceline_cli.options import (
     DEFAULT_MODEL,
     ExecutorPortOption,
     HostOption,
+    InsecureOption,
     KvCacheDtypeOption,
     KvCacheMemoryOption,
     LogDirOption,
@@ -39,6 +40,7 @@ def up(
     num_executors: NumExecutorsOption = 1,
     standby: StandbyOption = False,
     host: HostOption = LOOPBACK,
+    insecure: InsecureOption = False,
     port: PortOption = 50051,
     executor_port: ExecutorPortOption = 50061,
     max_num_seqs: MaxNumSeqsOption = None,
@@ -62,6 +64,7 @@ def up(
     deployment = Deployment(
         model=model,
         host=host,
+        insecure=insecure,
         ports=fixed_ports(port, executor_port, num_executors),
         shutdown_timeout_seconds=shutdown_timeout,
         max_num_seqs=max_num_seqs,

@@ -80,6 +80,8 @@ class Deployment:
     runner: str | None = None
     revision: str | None = None
     offline: bool = False
+    insecure: bool = False
+    """Whether the schedulers' API may listen where other machines reach it."""
     with_standby: bool = False
     """Two schedulers: whichever is not driving the executors stands by."""
 
@@ -194,6 +196,7 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *("--health-port", str(ports.health)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
         *(("--standby",) if deployment.with_standby else ()),
+        *(("--insecure",) if deployment.insecure else ()),
     )
 
 

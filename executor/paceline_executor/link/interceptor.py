@@ -1,6 +1,8 @@
-"""The outermost interceptor: errors leave every call as google.rpc statuses, and mistakes leave no text.
+"""The outermost interceptor: who may not call is refused, errors leave every call as google.rpc statuses, and mistakes
+leave no text.
 
-Knows calls, not services. A typed error becomes its status; anything else is logged here and reported as INTERNAL.
+Knows calls, not services: it is told who may make which. A typed error becomes its status; anything else is logged here
+and reported as INTERNAL.
 """
 
 import inspect
@@ -12,7 +14,9 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from paceline_executor.errors import MalformedMessageError, RequestError, ServiceError
+from paceline.process.callers import Role, caller_of
+from paceline.process.log_bounds import OPERATOR
+from paceline_executor.errors import MalformedMessageError, NotAllowedError, RequestError, ServiceError
 from paceline_executor.link.status import internal_status, status_of
 
 _Handler = Any  # the stubs know a handler of unary calls only
@@ -28,11 +32,18 @@ _FACTORIES: dict[str, Callable[..., _Handler]] = {
 }
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the behaviour of every handler; messages of `bytes_methods` pass as they are."""
+Rules = Callable[[str], frozenset[Role] | None]
+"""Who may call a method, of the form `/package.Service/Method`; None: anybody."""
 
-    def __init__(self, bytes_methods: frozenset[str] = frozenset()) -> None:
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the behaviour of every handler; messages of `bytes_methods` pass as they are. Without `rules` anybody may
+    call.
+    """
+
+    def __init__(self, bytes_methods: frozenset[str] = frozenset(), rules: Rules = lambda _: None) -> None:
         self._bytes_methods = bytes_methods
+        self._rules = rules
         self._log = structlog.get_logger()
 
     async def intercept_service(
@@ -57,6 +68,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_coroutine(self, behaviour: _Behaviour, decode: _Decode, method: str) -> _Behaviour:
         async def wrapped(request: object, context: _Context) -> object:
             try:
+                self._admit(context, method)
                 return await behaviour(decode(request), context)
             except Exception as error:
                 await self._abort(context, method, error)
@@ -66,12 +78,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_generator(self, behaviour: _Behaviour, decode: _Decode, method: str) -> _Behaviour:
         async def wrapped(request: object, context: _Context) -> AsyncIterator[object]:
             try:
+                self._admit(context, method)
                 async for response in behaviour(decode(request), context):
                     yield response
             except Exception as error:
                 await self._abort(context, method, error)
 
         return wrapped
+
+    def _admit(self, context: _Context, method: str) -> None:
+        allowed = self._rules(method)
+        if allowed is None:
+            return
+        caller = caller_of(context)
+        if not caller.roles & allowed:
+            self._log.warning("call_refused", method=method, caller=caller.name, peer=context.peer())
+            needed = " or ".join(sorted(f"paceline://{role.value}" for role in allowed))
+            raise NotAllowedError(f"this call needs a certificate with the URI {needed}", {"method": method})
+        if Role.OPERATOR in caller.roles:
+            self._log.info("operator_call", method=method, caller=caller.name, by=OPERATOR)
 
     async def _abort(self, context: _Context, method: str, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

@@ -16,14 +16,16 @@ from grpc_reflection.v1alpha import reflection
 from paceline.plan.values import Drain
 from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline.process import ports
+from paceline.process.callers import server_credentials
 from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
 from paceline.process.health import HealthServicer, HealthStatus
+from paceline.process.tls_folder import TlsFolder
 from paceline_executor.errors import PortError
 from paceline_executor.link import servicer as executor_service
 from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
-from paceline_executor.link.interceptor import ErrorInterceptor
+from paceline_executor.link.interceptor import CallInterceptor
 from paceline_executor.link.step_loop import StepLoop
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
@@ -44,11 +46,14 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Where to listen and what to allow. Port 0 takes a free one; health_port None has none."""
+    """Where to listen and what to allow. Port 0 takes a free one; health_port None has none. With `tls` only those call
+    whose certificate says that they may; the health port stays open.
+    """
 
     host: str
     port: int
     health_port: int | None
+    tls: TlsFolder | None = None
     max_plans_in_flight: int = 4
     times: FenceTimes = field(default_factory=FenceTimes)
     protocols: ProtocolRange = PROTOCOLS
@@ -71,15 +76,18 @@ class ExecutorService:
     async def listen(self) -> tuple[int, int | None]:
         """Bind both ports and answer on them; returns their numbers. Raises PortError."""
         config = self._config
-        server = grpc.aio.server(interceptors=(ErrorInterceptor(executor_service.BYTES_METHODS),), options=_OPTIONS)
+        rules = executor_service.who_may_call if config.tls is not None else lambda _: None
+        interceptor = CallInterceptor(executor_service.BYTES_METHODS, rules)
+        server = grpc.aio.server(interceptors=(interceptor,), options=_OPTIONS)
         executor_service.register(self._servicer, server)
         self._health.add_to(server)
         names = (executor_service.SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        port = await self._serve(server, config.port)
+        credentials = None if config.tls is None else server_credentials(config.tls, asks_callers=True)
+        port = await self._serve(server, config.port, credentials)
         if config.health_port is None:
             return port, None
-        probes = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+        probes = grpc.aio.server(interceptors=(CallInterceptor(),), options=_OPTIONS)
         self._health.add_to(probes)
         return port, await self._serve(probes, config.health_port)
 
@@ -127,9 +135,11 @@ class ExecutorService:
             return "the executor ends"
         return "the executor has drained and is going away"
 
-    async def _serve(self, server: grpc.aio.Server, port: int) -> int:
+    async def _serve(
+        self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None = None
+    ) -> int:
         try:
-            bound = ports.bind(server, self._config.host, port)
+            bound = ports.bind(server, self._config.host, port, credentials)
         except ports.PortError as error:
             raise PortError(str(error)) from error
         await server.start()

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import structlog
 
 from paceline.plan.codec import decode_request, encode_response
 from paceline.plan.codec.bounds import BoundError
 from paceline.plan.codec.columns import ColumnError, MalformedError
-from paceline.plan.values import FromExecutor, StepResult, ToExecutor
+from paceline.plan.values import FromExecutor, Hello, StepResult, ToExecutor
+from paceline.process.callers import Role, caller_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc
 from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault, UnsupportedCallError
 from paceline_executor.link.attachments import Attachments
@@ -25,9 +27,14 @@ SERVICE_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_
 BYTES_METHODS = frozenset({f"/{SERVICE_NAME}/Attach"})
 """Calls whose messages the plan protocol's codec reads and writes, and not gRPC."""
 
+_OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+_OF_OPERATORS = frozenset(f"/{SERVICE_NAME}/{name}" for name in ("GetInfo", "GetState", "Profile"))
+
 _BEFORE_PLANS = ("hello.", "heartbeat.")
 _STATE_S = 5.0
 _LOADING = "the model is still loading; wait until the health service says SERVING"
+
+_log = structlog.get_logger()
 
 _AttachContext = grpc.aio.ServicerContext[bytes, bytes]
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -110,6 +117,9 @@ class GrpcTransport:
             if not isinstance(data, bytes):
                 return None
             self._unread.extend(_decode(data))
+            if isinstance(hello := self._unread[0], Hello) and hello.takeover:
+                caller = caller_of(self._context).name
+                _log.warning("takeover", scheduler_id=hello.claim.scheduler_id, term=hello.claim.term, caller=caller)
         return self._unread.popleft()
 
     async def send(self, message: FromExecutor, *more: StepResult) -> None:
@@ -127,6 +137,13 @@ def _decode(data: bytes) -> list[ToExecutor]:
         raise PlanError(PlanFault.OUT_OF_BOUNDS, str(error)) from error
     except MalformedError as error:
         raise AttachError(str(error)) from error
+
+
+def who_may_call(method: str) -> frozenset[Role] | None:
+    """Return the roles that may make a call, of which operators only look; None for health and reflection."""
+    if method.startswith(_OPEN_TO_ALL):
+        return None
+    return frozenset({Role.SCHEDULER, Role.OPERATOR} if method in _OF_OPERATORS else {Role.SCHEDULER})
 
 
 def register(servicer: ExecutorServicer, server: grpc.aio.Server) -> None:

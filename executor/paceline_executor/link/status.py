@@ -13,6 +13,7 @@ _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.DrainingError: code_pb2.UNAVAILABLE,
     errors.UnsupportedCallError: code_pb2.UNIMPLEMENTED,
     errors.MalformedMessageError: code_pb2.INVALID_ARGUMENT,
+    errors.NotAllowedError: code_pb2.PERMISSION_DENIED,
     errors.AttachError: code_pb2.INVALID_ARGUMENT,
     errors.ProtocolError: code_pb2.FAILED_PRECONDITION,
     errors.TermSupersededError: code_pb2.FAILED_PRECONDITION,

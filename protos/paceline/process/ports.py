@@ -2,6 +2,7 @@
 
 import socket
 
+import grpc
 import grpc.aio
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -20,7 +21,7 @@ class PortError(Exception):
     """A port cannot be listened on; the sentence says why."""
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
     """Let a server listen on a port once it starts, 0 for a free one; returns its number. Raises PortError."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -30,7 +31,10 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     except UnicodeError as error:
         raise PortError(f"cannot listen on {address}: this is not the name of a host") from error
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError:  # somebody else was faster
         bound = 0
     if bound == 0:

@@ -124,7 +124,7 @@ class GenerateRequest(_message.Message):
     """text is tokenised as it stands, with the tokens the model wants at the beginning."""
     tenant: _builtins.str
     """tenant is whose request this is: prefix-cache hits, fair shares and quotas stay inside a tenant. At most 128 bytes;
-    unset is the tenant "".
+    unset is the tenant "", or that of the caller's token, which is the only one it may name.
     """
     priority: _builtins.int
     """priority orders requests of a tenant; lower runs earlier. Range -100 to 100, default 0."""

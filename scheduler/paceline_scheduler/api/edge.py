@@ -146,7 +146,7 @@ class Edge:
         if not is_begun(request):  # else it was taken once already
             # Before anything is read, rendered or tokenised: a full queue refuses many, and each must cost little.
             self.executors.require_lead()
-            self.backend.views.require_room(num)
+            self.backend.views.require_room(num, key.tenant, self.backend.now_s())
         if before is not None and before.outbox is outbox:
             self.delivery.supersede(before, outbox)  # its client could not tell the output of the two apart
             before = self.requests.by_key(key)
@@ -292,7 +292,7 @@ class Edge:
             self._before(key, request)
             num = num_completions(request)
             if not is_begun(request):
-                self.backend.views.require_room(num)
+                self.backend.views.require_room(num, key.tenant, self.backend.now_s())
             valid, token_ids = await self._prepare(request, self.backend.now_s(), None)
         except (RequestRefusedError, RequestFailedError) as refusal:
             return Estimate(0.0, 0.0, 0, 0, refusal)

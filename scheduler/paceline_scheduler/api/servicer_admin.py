@@ -13,10 +13,10 @@ import grpc.aio
 import structlog
 from typing_extensions import override
 
-from paceline.process.log_bounds import OPERATOR
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
+from paceline_scheduler.api.servicer_access import audited, caller
 from paceline_scheduler.backend import Backend, Executors
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
 from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
@@ -66,7 +66,7 @@ class AdminServicer(AdminServiceServicer):
         address = request.address
         self._check_address(address)
         num_running = self._backend.feed(DrainExecutor(address))
-        _log.info("executor_draining", address=address, reason="an operator asked for it", by=OPERATOR)
+        _log.info("executor_draining", address=address, reason="an operator asked for it", **audited(caller()))
         return pb.DrainExecutorResponse(num_running_requests=num_running)
 
     @override
@@ -77,7 +77,7 @@ class AdminServicer(AdminServiceServicer):
         address = request.address
         self._check_address(address)
         self._backend.feed(UndrainExecutor(address))
-        _log.info("executor_undrained", address=address, reason="an operator asked for it", by=OPERATOR)
+        _log.info("executor_undrained", address=address, reason="an operator asked for it", **audited(caller()))
         return pb.UndrainExecutorResponse()
 
     @override
@@ -89,6 +89,7 @@ class AdminServicer(AdminServiceServicer):
         limits, current = request.limits, self._backend.views.limits()
         changes = {field.name: _checked(field.name, value) for field, value in limits.ListFields()}
         self._backend.feed(SetLimits(replace(current, **changes)))
+        _log.info("limits_set", **changes, **audited(caller()))
         return pb.SetLimitsResponse(limits=wire.limits(self._backend.views.limits()))
 
     @override

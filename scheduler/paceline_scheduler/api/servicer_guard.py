@@ -1,7 +1,7 @@
 """What every gRPC server of the scheduler has: its options, and the outermost interceptor.
 
-The interceptor turns errors into statuses and lets no other text out. It also closes a handler's generator as soon as
-its call is over, so that `finally` runs then and not when the garbage collector finds it.
+The interceptor asks who calls, turns errors into statuses and lets no other text out. It also closes a handler's
+generator as soon as its call is over, so that `finally` runs then and not when the garbage collector finds it.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from paceline.process import ports
 from paceline_scheduler.api import status
+from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.errors import InvalidRequestError, SchedulerError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -43,6 +44,9 @@ _log = structlog.get_logger(__name__)
 class Guard(grpc.aio.ServerInterceptor):
     """The outermost interceptor of a server whose handlers are coroutines or asynchronous generators."""
 
+    def __init__(self, access: Access | None = None) -> None:
+        self._access = access or Access()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
@@ -56,42 +60,44 @@ class Guard(grpc.aio.ServerInterceptor):
         decode_request = _decode_stream(decode) if handler.request_streaming else _decode_message(decode)
         # Requests are decoded in here and not by gRPC, which would answer bytes that are no message with a traceback.
         if handler.request_streaming and handler.response_streaming:
-            guarded = _streaming(handler.stream_stream, decode_request, method)
+            guarded = self._streaming(handler.stream_stream, decode_request, method)
             return grpc.stream_stream_rpc_method_handler(guarded, None, encode)
         if handler.response_streaming:
-            guarded = _streaming(handler.unary_stream, decode_request, method)
+            guarded = self._streaming(handler.unary_stream, decode_request, method)
             return grpc.unary_stream_rpc_method_handler(guarded, None, encode)
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(
-                _unary(handler.stream_unary, decode_request, method), None, encode
+                self._unary(handler.stream_unary, decode_request, method), None, encode
             )
-        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, decode_request, method), None, encode)
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(handler.unary_unary, decode_request, method), None, encode
+        )
 
+    def _unary(self, behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
+        assert behaviour is not None, "a handler has the behaviour of its kind"
 
-def _unary(behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
-    assert behaviour is not None, "a handler has the behaviour of its kind"
+        async def guarded(request: object, context: _Context) -> object:
+            async with _errors_as_status(context, method):
+                with self._access.admitted(method, context):
+                    return await behaviour(decode(request), context)
 
-    async def guarded(request: object, context: _Context) -> object:
-        async with _errors_as_status(context, method):
-            return await behaviour(decode(request), context)
+        return guarded
 
-    return guarded
+    def _streaming(self, behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
+        assert behaviour is not None, "a handler has the behaviour of its kind"
 
+        async def guarded(request: object, context: _Context) -> None:
+            async with _errors_as_status(context, method):
+                with self._access.admitted(method, context):
+                    answers = behaviour(decode(request), context)
+                    if inspect.isawaitable(answers):
+                        await answers
+                        return
+                    async with aclosing(answers) as responses:
+                        async for response in responses:
+                            await context.write(response)
 
-def _streaming(behaviour: Callable[..., Any] | None, decode: _Decode, method: str) -> Callable[..., Any]:
-    assert behaviour is not None, "a handler has the behaviour of its kind"
-
-    async def guarded(request: object, context: _Context) -> None:
-        async with _errors_as_status(context, method):
-            answers = behaviour(decode(request), context)
-            if inspect.isawaitable(answers):
-                await answers
-                return
-            async with aclosing(answers) as responses:
-                async for response in responses:
-                    await context.write(response)
-
-    return guarded
+        return guarded
 
 
 def _decode_message(decode: _Decode) -> Callable[[bytes], Any]:

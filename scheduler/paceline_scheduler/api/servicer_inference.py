@@ -10,13 +10,16 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import structlog
 from typing_extensions import override
 
 from paceline.plan.values import RecordId
+from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceServicer
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.servicer_access import any_tenant_of, audited, caller, tenant_of
 from paceline_scheduler.api.servicer_session import serve_session
 from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
@@ -24,6 +27,7 @@ from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_log = structlog.get_logger(__name__)
 
 
 class InferenceServicer(InferenceServiceServicer):
@@ -35,6 +39,7 @@ class InferenceServicer(InferenceServiceServicer):
     @override
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         edge = self._edge
+        request.tenant = tenant_of(request.tenant, caller())
         if not request.request_id:
             request.request_id = secrets.token_hex(16)
         outbox = edge.open_outbox()
@@ -55,11 +60,16 @@ class InferenceServicer(InferenceServiceServicer):
     def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
     ) -> AsyncIterator[pb.SessionResponse]:
-        return serve_session(self._edge, request_iterator)
+        return serve_session(self._edge, request_iterator, caller())
 
     @override
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
-        await self._edge.cancel(RecordId(request.tenant, request.request_id))
+        """Operators may, whose request it is."""
+        by = caller()
+        tenant = any_tenant_of(request.tenant, by)
+        await self._edge.cancel(RecordId(tenant, request.request_id))
+        if by is not ANYBODY and tenant != by.tenant:
+            _log.info("foreign_request_cancelled", request_id=request.request_id, tenant=tenant, **audited(by))
         return pb.CancelResponse()
 
     @override
@@ -94,10 +104,12 @@ class InferenceServicer(InferenceServiceServicer):
 
     @override
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
-        return wire.explain_response(self._edge.explain(RecordId(request.tenant, request.request_id)))
+        tenant = any_tenant_of(request.tenant, caller())
+        return wire.explain_response(self._edge.explain(RecordId(tenant, request.request_id)))
 
     @override
     async def Estimate(self, request: pb.EstimateRequest, context: _Context) -> pb.EstimateResponse:
+        request.request.tenant = tenant_of(request.request.tenant, caller())
         if not request.request.request_id:
             request.request.request_id = secrets.token_hex(16)
         return wire.estimate_response(await self._edge.estimate(request.request))

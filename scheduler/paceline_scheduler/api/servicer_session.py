@@ -19,15 +19,18 @@ from typing import Any
 import structlog
 
 from paceline.plan.values import RecordId
+from paceline.process.callers import Caller
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.outbox import Outbox
+from paceline_scheduler.api.servicer_access import tenant_of
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core.events import Acknowledge
 from paceline_scheduler.errors import (
     InvalidRequestError,
     NoExecutorError,
+    PermissionDeniedError,
     RequestRefusedError,
     SchedulerError,
     UnknownRequestError,
@@ -41,10 +44,12 @@ _MAX_REMEMBERED = 16_384
 _log = structlog.get_logger(__name__)
 
 
-async def serve_session(edge: Edge, messages: AsyncIterator[pb.SessionRequest]) -> AsyncIterator[pb.SessionResponse]:
-    """Run a session and yield its messages. Its tasks and requests end with it."""
+async def serve_session(
+    edge: Edge, messages: AsyncIterator[pb.SessionRequest], by: Caller
+) -> AsyncIterator[pb.SessionResponse]:
+    """Run a session of this caller and yield its messages. Its tasks and requests end with it."""
     outbox = edge.open_outbox(edge.limits.max_bytes_per_session_request)
-    session = _Session(edge, outbox)
+    session = _Session(edge, outbox, by)
     reader = session.spawn(session.read(messages))
     reader.add_done_callback(lambda _: outbox.wake())
     session.spawn(session.beat())
@@ -68,8 +73,9 @@ async def serve_session(edge: Edge, messages: AsyncIterator[pb.SessionRequest]) 
 class _Session:
     """The tasks of a session and the requests it has seen."""
 
-    def __init__(self, edge: Edge, outbox: Outbox) -> None:
+    def __init__(self, edge: Edge, outbox: Outbox, by: Caller) -> None:
         self._edge = edge
+        self._by = by
         self._outbox = outbox
         self._tasks: dict[asyncio.Task[None], None] = {}  # at most one per open request, and two; oldest first
         self._has_beaten = False
@@ -121,7 +127,7 @@ class _Session:
                 case "generate":
                     self._generate(message.generate)
                 case "cancel":
-                    self._cancel(RecordId(message.cancel.tenant, message.cancel.request_id))
+                    self._cancel(message.cancel)
                 case "acknowledge":
                     await self._acknowledge(message.acknowledge)
                 case "heartbeat":
@@ -135,13 +141,13 @@ class _Session:
         self._is_listening = False
 
     def _generate(self, message: pb.GenerateRequest) -> None:
-        key = RecordId(message.tenant, message.request_id)
         try:
+            message.tenant = tenant_of(message.tenant, self._by)
             stream = self._edge.open(message, self._outbox)
         except RequestRefusedError as error:
-            self._fail(key, error)
+            self._fail(message.request_id, error)
             return
-        self._unacknowledged[key.request_id] = stream.completion_keys()
+        self._unacknowledged[message.request_id] = stream.completion_keys()
         while len(self._unacknowledged) > _MAX_REMEMBERED:
             self._unacknowledged.popitem(last=False)
         self.spawn(self._start(stream))
@@ -151,20 +157,21 @@ class _Session:
             await self._edge.start(stream)
             return
         except SchedulerError as error:
-            self._fail(stream.key, error)
+            self._fail(stream.key.request_id, error)
         except Exception as error:  # told to the client without its text
             _log.exception("request_failed", request_id=stream.key.request_id, tenant=stream.key.tenant)
-            self._fail(stream.key, error)
+            self._fail(stream.key.request_id, error)
         self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
 
-    def _cancel(self, key: RecordId) -> None:
+    def _cancel(self, message: pb.CancelRequest) -> None:
         # What has a stream here ends at once, as a request of the same name may follow. To know of others may take
         # seconds, for which the client's other messages must not wait.
         try:
+            key = RecordId(tenant_of(message.tenant, self._by), message.request_id)
             if not self._edge.cancel_here(key):
                 self.spawn(self._cancel_elsewhere(key))
-        except InvalidRequestError as error:
-            self._fail(key, error)
+        except (InvalidRequestError, PermissionDeniedError) as error:
+            self._fail(message.request_id, error)
 
     async def _cancel_elsewhere(self, key: RecordId) -> None:
         try:
@@ -181,6 +188,6 @@ class _Session:
             self._edge.backend.feed(Acknowledge(tuple(itertools.chain.from_iterable(known))))
             await asyncio.sleep(0)  # a client that sends more than it should keeps nobody else waiting
 
-    def _fail(self, key: RecordId, error: Exception) -> None:
+    def _fail(self, request_id: str, error: Exception) -> None:
         # Cut or not, a name that is refused for its length stays longer than any that a running request can have.
-        self._outbox.fail(status.cut(key.request_id), error)
+        self._outbox.fail(status.cut(request_id), error)

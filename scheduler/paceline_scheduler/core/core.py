@@ -26,6 +26,7 @@ from paceline_scheduler.core.events import (
     ReplyT,
     Resume,
     SetLimits,
+    SetTenants,
     StepFinished,
     StreamEnded,
     Submit,
@@ -92,6 +93,8 @@ class Core:
                 state.executors.undrain(address)
             case SetLimits(limits):
                 state.limits, to_plan = changed(state.limits, state.limits_in_force, limits), None
+            case SetTenants(tenants):
+                state.tenants.set(tenants)
             case BeginDrain():
                 state.is_draining = True
             case BeginAnew():
@@ -134,6 +137,7 @@ class Core:
         state.num_untested = 0
         for live in applied.ended:
             state.requests.close(live)
+            state.count_output(live, now)
         for live in applied.left:
             if not live.is_orphan:
                 state.wait_again(live, now)

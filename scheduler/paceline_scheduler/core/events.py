@@ -4,6 +4,7 @@ Knows no rule. `Core.apply` takes each of these with the time; what it raises it
 whoever feeds the event gets back. An event holds all that decides what comes of it, so that a run can be repeated.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,6 +15,7 @@ from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.holder import Holder
+from paceline_scheduler.tenant_limits import TenantLimits
 
 ReplyT = TypeVar("ReplyT")
 
@@ -180,6 +182,13 @@ class SetLimits(Event[None]):
     """Change the bounds; the values are valid."""
 
     limits: LimitValues
+
+
+@dataclass(frozen=True, slots=True)
+class SetTenants(Event[None]):
+    """Change the bounds of tenants, by their names; those without have none."""
+
+    limits: Mapping[str, TenantLimits]
 
 
 @dataclass(frozen=True, slots=True)

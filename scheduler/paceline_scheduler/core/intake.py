@@ -45,7 +45,7 @@ def resume(state: CoreState, resumptions: Sequence[Resumption], now: float) -> t
     )
 
 
-def check_taken(state: CoreState, live: LiveRequest, *, is_returning: bool = False) -> None:
+def check_taken(state: CoreState, live: LiveRequest, now: float, *, is_returning: bool = False) -> None:
     """Raise a RequestRefusedError unless the request can be taken. One that another scheduler took waits for its
     executors, and no forecast refuses it.
     """
@@ -59,6 +59,10 @@ def check_taken(state: CoreState, live: LiveRequest, *, is_returning: bool = Fal
             ) from error
         raise
     check_queue(live, state.waiting, state.limits, executors.serving(live.request.model), is_returning=is_returning)
+    if not is_returning:
+        tenant = live.request.key.tenant
+        state.tenants.check_queue(tenant, state.waiting.of_tenant(tenant), (1, live.num_own_tokens))
+        state.tenants.check_rates(tenant, now)
 
 
 def _require_open(state: CoreState) -> None:
@@ -95,6 +99,7 @@ def _begin_all(state: CoreState, resumptions: Sequence[Resumption], now: float) 
         if before is not None and state.requests.is_open(before):  # nobody listens to it, and its id is used again
             state.give_up(before, now)
         state.enqueue(live)
+        state.tenants.take(live.request.key.tenant, 1, live.num_own_tokens, now)
     return [end or Resumed(prior_of(each.point), None) for each, end in zip(resumptions, ended, strict=True)]
 
 
@@ -111,7 +116,7 @@ def _checked(state: CoreState, resumptions: Sequence[Resumption], now: float) ->
                     f"two completions have the request_id {resumption.request.key.request_id!r}; choose another one"
                 )
             live = _newcomer(state, resumption, state.num_arrivals + 1 + len(newcomers), now)
-            check_taken(state, live, is_returning=_is_returning(state, resumption.request, now))
+            check_taken(state, live, now, is_returning=_is_returning(state, resumption.request, now))
             newcomers.append(live)
     finally:
         for live in ahead:

@@ -10,6 +10,7 @@ from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.requests.request_table import RequestTable
+from paceline_scheduler.core.tenants import Tenants
 
 _ANY_NUM_TOKENS = 65_536  # until an executor has said what it allows
 
@@ -19,6 +20,7 @@ class CoreState:
 
     def __init__(self, limits: CoreLimits) -> None:
         self.limits = limits
+        self.tenants = Tenants()
         self.is_draining = False  # nothing new is taken
         self.num_plannings = 0  # what is remembered of an answer is void after each
         self.begin_anew()
@@ -58,10 +60,17 @@ class CoreState:
         self.requests.close(live)
         if live.held is not None:
             self.executors.by_address[live.held.address].end_row(live.held.row, final)
+            self.count_output(live, now)
             return
         self.waiting.remove(live)
         live.status, live.final = Status.FINISHED, final
+        self.count_output(live, now)
         self.forget(live, now)
+
+    def count_output(self, live: LiveRequest, now: float) -> None:
+        """Count the output of a request that has just ended for its tenant."""
+        assert live.final is not None, "it has ended"
+        self.tenants.take(live.request.key.tenant, 0, live.final.num_output_tokens, now)
 
     def give_up(self, live: LiveRequest, now: float) -> None:
         self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)

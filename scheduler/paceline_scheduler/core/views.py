@@ -26,9 +26,11 @@ class CoreViews:
 
     # Would a request be taken?
 
-    def require_room(self, num_requests: int) -> None:
-        """Raise QueueFullError unless the queue takes so many requests, however short. Costs little."""
+    def require_room(self, num_requests: int, tenant: str, now: float) -> None:
+        """Raise QueueFullError unless the queue takes so many requests of a tenant, however short. Costs little."""
         state = self._state
+        state.tenants.check_rates(tenant, now)
+        state.tenants.check_queue(tenant, state.waiting.of_tenant(tenant), (num_requests, 0))
         if state.waiting.num_requests + num_requests > state.limits.max_num_queued_reqs:
             if self._retry[0] != state.num_plannings:  # the same for all that are refused until something happens
                 self._retry = state.num_plannings, retry_after_s(state.waiting, state.limits, state.executors)
@@ -46,7 +48,7 @@ class CoreViews:
         serving = state.executors.serving(request.model)
         refusal: SchedulerError | None = None
         try:
-            check_taken(state, live)
+            check_taken(state, live, now)
             for _, error in deadline_misses([live], serving, state.limits, now):
                 refusal = error
         except RequestRefusedError as refused:

@@ -76,7 +76,12 @@ class Discovery:
         self._addresses = addresses
         self._resolver = resolver
         self._last_answers: dict[Endpoint, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}  # by the address that it led to last
         self.last_error = ""
+
+    def name_of(self, address: str) -> str | None:
+        """Return the name that led to an address, which its certificate has to have; None for one given as it is."""
+        return self._names.get(address)
 
     @property
     def changes(self) -> bool:
@@ -92,5 +97,9 @@ class Discovery:
             except OSError as error:
                 self.last_error = f"cannot resolve {name.host}: {error}"
             hosts = self._last_answers.get(name, ())
-            found.extend(str(Endpoint(host, name.port)) for host in hosts)
-        return tuple(dict.fromkeys(found))[:MAX_EXECUTORS]
+            looked_up = [str(Endpoint(host, name.port)) for host in hosts]
+            self._names.update((address, name.host) for address in looked_up if address not in found)
+            found += looked_up
+        known = tuple(dict.fromkeys(found))[:MAX_EXECUTORS]
+        self._names = {address: name for address, name in self._names.items() if address in known}
+        return known

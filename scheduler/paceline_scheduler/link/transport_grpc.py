@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -13,6 +13,8 @@ from paceline.plan.codec import decode_response, encode_request
 from paceline.plan.codec.columns import MalformedError
 from paceline.plan.texts import readable
 from paceline.plan.values import BatchPlan, ExecutorInfo, FromExecutor, ToExecutor
+from paceline.process.callers import channel_credentials
+from paceline.process.tls_folder import TlsFolder
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.errors import LinkError, StreamEndedError, UnreachableError
 from paceline_scheduler.link import wire
@@ -43,18 +45,29 @@ _AttachCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class GrpcTransport:
-    """Connections over grpc.aio."""
+    """Connections over grpc.aio; with TLS each one has the certificates of the moment in which it is made.
+
+    `name_of` says whose certificate is expected at an address, where that is not the address itself.
+    """
+
+    def __init__(self, tls: TlsFolder | None = None, name_of: Callable[[str], str | None] = lambda _: None) -> None:
+        self._tls = tls
+        self._name_of = name_of
 
     def connect(self, address: str) -> "GrpcConnection":
-        return GrpcConnection(address)
+        if self._tls is None:
+            return GrpcConnection(grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS))
+        name = self._name_of(address)
+        expected = () if name is None else (("grpc.ssl_target_name_override", name),)
+        credentials = channel_credentials(self._tls)
+        return GrpcConnection(grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *expected)))
 
 
 class GrpcConnection:
     """A channel to one executor."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
 
     async def get_info(self, timeout_s: float) -> ExecutorInfo:
         """A refused connection is an UnreachableError."""

@@ -12,6 +12,7 @@ from paceline.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
@@ -45,13 +46,15 @@ async def wait_until(condition: Callable[[], object], max_seconds: float = 10) -
 
 
 @asynccontextmanager
-async def serve_edge(backend: ScriptedBackend, limits: EdgeLimits | None = None) -> AsyncIterator[EdgeServer]:
+async def serve_edge(
+    backend: ScriptedBackend, limits: EdgeLimits | None = None, access: Access | None = None
+) -> AsyncIterator[EdgeServer]:
     """Serve until the block ends; what still runs then is cancelled."""
     limits = limits or EdgeLimits()
     texts = Texts(limits, lambda: NOON)
     edge = Edge(backend, backend, texts, limits)
     backend.sink = edge.delivery
-    server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
     add_AdminServiceServicer_to_server(AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0), server)
     port = server.add_insecure_port("127.0.0.1:0")

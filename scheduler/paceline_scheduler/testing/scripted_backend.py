@@ -106,7 +106,7 @@ class _ScriptedViews(CoreViews):
         self._backend = backend
 
     @override
-    def require_room(self, num_requests: int) -> None:
+    def require_room(self, num_requests: int, tenant: str, now: float) -> None:
         """Have room, unless the test set `num_places`."""
         if self._backend.num_places is not None and num_requests > self._backend.num_places:
             raise QueueFullError("the queue is full", 2.0)

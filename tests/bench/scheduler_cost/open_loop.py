@@ -63,6 +63,7 @@ class Arrival:
     at_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class OpenLoop:
         prompt = (np.arange(arrival.num_prompt_tokens, dtype=np.int32) * 31 + handle * 1009) % 30_000
         request = Request(
             handle=handle,
-            key=RecordId("", f"request-{handle}"),
+            key=RecordId(arrival.tenant, f"request-{handle}"),
             model="simulated",
             prompt_token_ids=prompt,
             sampling=SamplingParams(0.0, 0, 1.0, 0.0, handle),
@@ -179,10 +180,10 @@ def poisson(
     arrivals = []
     at_s = chance.expovariate(rate)
     while at_s < seconds:
-        lengths = (
+        num_prompt, num_output = (
             min(4 * mean, 1 + round(chance.expovariate(1 / mean))) for mean in (num_prompt_tokens, num_output_tokens)
         )
-        arrivals.append(Arrival(at_s, *lengths))
+        arrivals.append(Arrival(at_s, num_prompt, num_output))
         at_s += chance.expovariate(rate)
     return arrivals
 

@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from paceline.plan.values import FinishReason, RecordId
+from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.edge import Edge
@@ -151,7 +152,7 @@ async def test_a_silent_client_is_lost_though_its_last_message_is_never_taken(se
         yield HEARTBEAT
         await asyncio.Event().wait()
 
-    async with aclosing(serve_session(server.edge, falls_silent())) as responses:
+    async with aclosing(serve_session(server.edge, falls_silent(), ANYBODY)) as responses:
         await anext(responses)  # and no more: whoever sends it does not come back
         await wait_until(lambda: backend.asked.detached)
         assert backend.asked.ended == []
@@ -172,7 +173,7 @@ def seconds_until_the_end(*messages, at_most, thinks_s=0.0):
         edge = Edge(backend, backend, Texts(limits, lambda: NOON), limits)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        async with aclosing(serve_session(edge, send())) as responses:
+        async with aclosing(serve_session(edge, send(), ANYBODY)) as responses:
             async for _ in responses:
                 if loop.time() - start_s > at_most:
                     break

@@ -9,6 +9,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from paceline.plan.values import FinishReason, RecordId
+from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -344,7 +345,7 @@ async def test_a_client_that_floods_with_bad_requests_and_reads_nothing_is_not_r
         for num_sent in range(1000):
             yield pb.SessionRequest(generate=pb.GenerateRequest(request_id=f"r{num_sent}", text=""))
 
-    async with aclosing(serve_session(server.edge, flood())) as responses:
+    async with aclosing(serve_session(server.edge, flood(), ANYBODY)) as responses:
         num_failures = len((await anext(responses)).failures)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -364,7 +365,7 @@ async def test_a_reader_that_breaks_with_its_session_is_not_reported_as_forgotte
         raise grpc.aio.InternalError("gone")
         yield
 
-    async with aclosing(serve_session(server.edge, broken())) as responses:
+    async with aclosing(serve_session(server.edge, broken(), ANYBODY)) as responses:
         await anext(responses)
         await asyncio.sleep(0.01)
     gc.collect()

@@ -154,7 +154,7 @@ def test_views_change_nothing(harness):
     views.estimate(make_request(5, 10_000, deadline_s=0.0), harness.clock())
     views.require_time("simulated", harness.clock())
     with pytest.raises(QueueFullError):
-        views.require_room(4)
+        views.require_room(4, "", harness.clock())
     views.limits()
     views.counts(FIRST)
     views.description(FIRST)

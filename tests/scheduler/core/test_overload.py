@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from paceline_executor.runner.step_times import StepTimes
+from paceline_scheduler.core.events import SetTenants
 from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.tenant_limits import TenantLimits
 from scheduler_cost.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 
 EXECUTOR = Capacity(
@@ -70,6 +72,35 @@ def test_what_is_taken_is_finished_and_the_rest_is_refused():
     """I6: each arrival ends in exactly one way, and refusals say so at once."""
     courses = OpenLoop([EXECUTOR], LIMITS).run(arrivals_at(5.0, 1.0))
     assert all(course.was_refused != (len(course.token_s) == course.arrival.num_output_tokens) for course in courses)
+
+
+def goodput_of_others(flood_load, limits):
+    """Answers in time per second for three tenants, each at a fifth of the capacity, beside a fourth at this load."""
+    arrivals = [
+        replace(arrival, tenant=tenant)
+        for seed, (tenant, load) in enumerate({"a": 0.2, "b": 0.2, "c": 0.2, "flood": flood_load}.items())
+        for arrival in arrivals_at(load, 8.0, seed)
+    ]
+    loop = OpenLoop([EXECUTOR], LIMITS)
+    loop.core.apply(SetTenants(limits), 0.0)
+    courses = loop.run(sorted(arrivals, key=lambda arrival: arrival.at_s))
+    return sum(course.is_good(TTFT_S, ITL_S) for course in courses if course.arrival.tenant != "flood") / 8.0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        TenantLimits(max_requests_per_minute=round(0.25 * CAPACITY * 60)),
+        TenantLimits(max_tokens_per_minute=round(0.25 * CAPACITY * 60 * (NUM_PROMPT + NUM_OUTPUT))),
+        TenantLimits(max_num_queued_reqs=2),
+    ],
+    ids=["requests", "tokens", "queue"],
+)
+def test_a_flood_by_one_tenant_with_bounds_leaves_the_others_their_goodput(limits):
+    """Ten times what is its own, twice the capacity alone; without bounds the others are refused like it."""
+    usual = goodput_of_others(0.2, {})
+    assert goodput_of_others(2.0, {"flood": limits}) >= 0.95 * usual
+    assert goodput_of_others(2.0, {}) < 0.8 * usual
 
 
 def test_few_requests_are_preempted_when_the_pool_is_full_all_the_time():

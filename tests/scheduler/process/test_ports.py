@@ -28,8 +28,8 @@ class Echo(grpc.GenericRpcHandler):
 @pytest.fixture
 async def ports():
     """Open ports without services."""
-    ports = SchedulerPorts()
-    await ports.listen(parse_config(("--executors", "a:1", *_ANY_PORT)))
+    ports = SchedulerPorts(parse_config(("--executors", "a:1", *_ANY_PORT)))
+    await ports.listen()
     yield ports
     await ports.stop()
 

@@ -59,8 +59,8 @@ def test_a_wrong_option_is_named(arguments, complaint):
     [
         ("", "127.0.0.1:7"),
         ("--host ::1", "[::1]:7"),
-        ("--host 0.0.0.0", f"{socket.gethostname()}:7"),
-        ("--host :: --advertise pod.example:9", "pod.example:9"),
+        ("--host 0.0.0.0 --insecure", f"{socket.gethostname()}:7"),
+        ("--host :: --insecure --advertise pod.example:9", "pod.example:9"),
     ],
 )
 def test_clients_are_sent_to_where_this_scheduler_is_reached(arguments, address):

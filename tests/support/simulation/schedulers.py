@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from paceline.plan.values import RecordId
 from paceline.plan.versions import ProtocolRange
+from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status
 from paceline_scheduler.api.edge import Edge
@@ -195,7 +196,7 @@ class SchedulerHost:
             call.finish()
             return
         try:
-            responses = serve_session(self._edge, _requests(call))
+            responses = serve_session(self._edge, _requests(call), ANYBODY)
             assert isinstance(responses, AsyncGenerator), (
                 "which is closed when the call ends, as the server's guard does"
             )

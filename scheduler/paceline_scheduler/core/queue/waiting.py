@@ -38,6 +38,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0
+        self._of_tenants: dict[str, tuple[int, int]] = {}  # the same of each tenant
         self._queues: dict[str, _ModelQueue] = {}
 
     def add(self, live: LiveRequest) -> None:
@@ -47,17 +48,29 @@ class WaitingQueue:
         queue.requests.insert(index, live)
         queue.num_tokens.insert(index, num_tokens)
         queue.max_output.insert(index, _max_rest(live))
-        self.num_requests += 1
-        self.num_tokens += num_tokens
+        self._count(live, 1, num_tokens)
 
     def remove(self, live: LiveRequest) -> None:
         queue, index = self._queues[live.request.model], self.position(live)
         del queue.requests[index]
-        self.num_requests -= 1
-        self.num_tokens -= queue.num_tokens.pop(index)
+        self._count(live, -1, -queue.num_tokens.pop(index))
         del queue.max_output[index]
         if not queue.requests:
             del self._queues[live.request.model]
+
+    def _count(self, live: LiveRequest, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        tenant = live.request.key.tenant
+        own_requests, own_tokens = self.of_tenant(tenant)
+        if own_requests + num_requests:
+            self._of_tenants[tenant] = own_requests + num_requests, own_tokens + num_tokens
+        else:
+            del self._of_tenants[tenant]
+
+    def of_tenant(self, tenant: str) -> tuple[int, int]:
+        """Return how many requests of a tenant wait, with how many tokens to compute."""
+        return self._of_tenants.get(tenant, (0, 0))
 
     def position(self, live: LiveRequest) -> int:
         queue = self._queues[live.request.model]

@@ -1,0 +1,74 @@
+"""What a client proves itself by: certificates and a token, out of files read again whenever they are shown.
+
+Knows files. What cannot be read later stays what it was; refuses to know who asks for it.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline_client.config import Tls
+from paceline_client.requests import invalid
+
+_ROOTS, _CHAIN, _KEY = "ca.crt", "tls.crt", "tls.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """In PEM, as gRPC takes them; None: the system's roots, and no certificate of one's own."""
+
+    roots: bytes | None
+    key: bytes | None = field(repr=False)
+    chain: bytes | None
+
+
+class Credentials:
+    """`InvalidRequestError` for files that cannot be read now, and for what is no token."""
+
+    def __init__(self, tls: Tls | None = None, token: str | Path | None = None) -> None:
+        self._tls = tls
+        self._token_file = token if isinstance(token, Path) else None
+        try:
+            self._certificates = None if tls is None else _read(tls)
+        except OSError as error:
+            raise invalid("tls", f"cannot read {error.filename}: {error.strerror}") from None
+        try:
+            text = self._token_file.read_text(encoding="ascii") if self._token_file else token
+        except (OSError, UnicodeDecodeError) as error:
+            raise invalid("token", f"cannot read {self._token_file}: {error}") from None
+        self._token = None if text is None else _checked(str(text))
+
+    @property
+    def server_name(self) -> str | None:
+        """Whose certificate is expected, wherever the server is; None: that of whom is dialled."""
+        return None if self._tls is None else self._tls.server_name
+
+    def certificates(self) -> Certificates | None:
+        """For one connection; None: it is not encrypted."""
+        if self._tls is not None:
+            with contextlib.suppress(OSError):
+                self._certificates = _read(self._tls)
+        return self._certificates
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """For one call."""
+        if self._token_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._token = self._token_file.read_text(encoding="ascii").strip() or self._token
+        return () if self._token is None else (("authorization", f"Bearer {self._token}"),)
+
+
+def _read(tls: Tls) -> Certificates:
+    if tls.folder is None:
+        return Certificates(tls.root_certificates, tls.private_key, tls.certificate_chain)
+    folder = Path(tls.folder)
+    if not (folder / _CHAIN).exists():
+        return Certificates((folder / _ROOTS).read_bytes(), None, None)
+    return Certificates(*((folder / name).read_bytes() for name in (_ROOTS, _KEY, _CHAIN)))
+
+
+def _checked(text: str) -> str:
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise invalid("token", "is no token: one line of ASCII without blanks")
+    return token

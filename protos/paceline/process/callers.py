@@ -1,0 +1,88 @@
+"""Who calls, by a client certificate, and gRPC's credentials on both sides of a link.
+
+Refuses to know which call is for whom.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from paceline.process.tls_folder import Certificates, TlsFolder
+
+_SCHEME = "paceline://"
+_URIS = "peer_uri"
+
+
+class Role(enum.Enum):
+    """In a certificate: the URI SAN `paceline://` and this value."""
+
+    CLIENT = "client"
+    """Uses what is its tenant's. In a certificate: `paceline://client/TENANT`."""
+    OPERATOR = "operator"
+    SCHEDULER = "scheduler"
+    EXECUTOR = "executor"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody, by the name that logs have. `tenant` None: any."""
+
+    name: str
+    roles: frozenset[Role]
+    tenant: str | None = None
+
+
+NOBODY = Caller("", frozenset())
+ANYBODY = Caller("anybody", frozenset(Role))
+"""Who calls where nothing is asked for."""
+
+
+def caller_of(context: grpc.aio.ServicerContext) -> Caller:  # type: ignore[type-arg]  # of any messages
+    """Return who calls by its client certificate; NOBODY without one."""
+    uris: Iterable[bytes] = context.auth_context().get(_URIS, ())
+    return caller_of_uris([uri.decode(errors="replace") for uri in uris])
+
+
+def caller_of_uris(uris: Iterable[str]) -> Caller:
+    """Return who has these URIs in a certificate. One that names two tenants speaks for none."""
+    own = [uri for uri in uris if uri.startswith(_SCHEME)]
+    roles, tenants = set[Role](), set[str]()
+    for uri in own:
+        role, _, name = uri.removeprefix(_SCHEME).partition("/")
+        if role == Role.CLIENT.value and name:
+            tenants.add(unquote(name))
+        elif not name and role in (Role.OPERATOR.value, Role.SCHEDULER.value, Role.EXECUTOR.value):
+            roles.add(Role(role))
+    tenant = tenants.pop() if len(tenants) == 1 else None
+    if tenant is not None:
+        roles.add(Role.CLIENT)
+    return Caller(" ".join(own), frozenset(roles), tenant) if roles else NOBODY
+
+
+def server_credentials(folder: TlsFolder, *, asks_callers: bool) -> grpc.ServerCredentials:
+    """Return credentials that follow the folder, handshake by handshake. `asks_callers`: only who has a certificate of
+    its authority comes in.
+    """
+    given: Certificates | None = None
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        found = folder.certificates()
+        if found == given:
+            return None
+        given = found
+        return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.roots)
+
+    first = fetch()
+    assert first is not None, "nothing was given yet"
+    return grpc.dynamic_ssl_server_credentials(first, fetch, asks_callers)  # type: ignore[arg-type]  # None: as before
+
+
+def channel_credentials(folder: TlsFolder) -> grpc.ChannelCredentials:
+    """Return credentials of the files as they are now: a channel keeps them."""
+    found = folder.certificates()
+    return grpc.ssl_channel_credentials(found.roots, found.key, found.chain)

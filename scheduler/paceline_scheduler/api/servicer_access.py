@@ -1,0 +1,198 @@
+"""Who may make which call: the caller's token or certificate, the roles that a method asks for, the caller's tenant.
+
+One check for every method; what has no rule is denied. Refuses to know where tokens come from.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc.aio
+import structlog
+
+from paceline.process.callers import ANYBODY, NOBODY, Caller, Role, caller_of
+from paceline.process.log_bounds import OPERATOR
+from paceline_scheduler.errors import PermissionDeniedError, TenantLimitError, TokenRevokedError, UnauthenticatedError
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_METADATA_KEY, _SCHEME = "authorization", "bearer "
+_OPEN_TO_ALL = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+# Written out: their modules take long to import, and this one is needed before the ports open.
+_INFERENCE, _ADMIN = "/paceline.v1.InferenceService/", "/paceline.v1.AdminService/"
+_STREAMS = frozenset({f"{_INFERENCE}Generate", f"{_INFERENCE}Session"})
+_RETRY_S = 1.0
+# What shows nobody's prompts or outputs. Of any tenant: operators have none.
+_ALSO_OF_OPERATORS = frozenset(_INFERENCE + name for name in ("Cancel", "Explain", "GetModel", "ListModels"))
+
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+
+_log = structlog.get_logger(__name__)
+
+
+class FoundToken(Protocol):
+    """A token that is known: whose it is, and what names it when it is revoked."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def caller(self) -> Caller: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A running call, to be ended when its token is revoked."""
+
+    task: "asyncio.Task[Any]"
+    is_revoked: bool = False
+
+
+class Access:
+    """The rules of one port. `find` knows tokens by their secrets, `max_num_streams` how many calls of Generate and
+    Session a tenant may have open. Without tokens and certificates, anybody may call.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], FoundToken | None] | None = None,
+        *,
+        has_certificates: bool = False,
+        max_num_streams: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
+        self._find = find
+        self._has_certificates = has_certificates
+        self._max_num_streams = max_num_streams
+        self._calls: dict[bytes, set[_Call]] = {}
+        self._num_streams: Counter[str] = Counter()
+
+    @contextmanager
+    def admitted(self, method: str, context: _Context) -> Iterator[None]:
+        """Let a call run as its caller's. Raises UnauthenticatedError, PermissionDeniedError; and TokenRevokedError out
+        of a call whose token is removed meanwhile.
+        """
+        if self._is_open(method):
+            yield
+            return
+        found = self._token(context)
+        caller = _joined(found.caller if found else NOBODY, caller_of(context) if self._has_certificates else NOBODY)
+        try:
+            _check(method, caller)
+        except (UnauthenticatedError, PermissionDeniedError):
+            _log.info("call_refused", method=method, caller=caller.name, peer=context.peer())
+            raise
+        _CALLER.set(caller)
+        with self._counted(method, caller), self._until_revoked(found):
+            yield
+
+    def revoke(self, digests: frozenset[bytes]) -> None:
+        """End the calls that came with these tokens."""
+        for call in [call for digest in digests for call in self._calls.get(digest, ())]:
+            call.is_revoked = True
+            call.task.cancel()
+
+    def _is_open(self, method: str) -> bool:
+        return (self._find is None and not self._has_certificates) or method.startswith(_OPEN_TO_ALL)
+
+    def _token(self, context: _Context) -> FoundToken | None:
+        if self._find is None:
+            return None
+        for key, value in context.invocation_metadata() or ():
+            if key == _METADATA_KEY and isinstance(value, str) and value.lower().startswith(_SCHEME):
+                found = self._find(value[len(_SCHEME) :].strip())
+                if found is None:
+                    raise UnauthenticatedError("this token is not known here, or not any more; ask for a new one")
+                return found
+        return None
+
+    @contextmanager
+    def _counted(self, method: str, caller: Caller) -> Iterator[None]:
+        tenant = caller.tenant
+        if tenant is None or method not in _STREAMS:
+            yield
+            return
+        at_most = self._max_num_streams(tenant)
+        if at_most is not None and self._num_streams[tenant] >= at_most:
+            raise TenantLimitError(
+                f"this tenant has {self._num_streams[tenant]} calls open, its limit is {at_most}", _RETRY_S
+            )
+        self._num_streams[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_streams[tenant] -= 1
+            if not self._num_streams[tenant]:
+                del self._num_streams[tenant]
+
+    @contextmanager
+    def _until_revoked(self, found: FoundToken | None) -> Iterator[None]:
+        if found is None:
+            yield
+            return
+        task, digest = asyncio.current_task(), found.digest
+        assert task is not None, "gRPC runs each call in a task"
+        call = _Call(task)
+        self._calls.setdefault(digest, set()).add(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if call.is_revoked and task.uncancel() == 0:
+                raise TokenRevokedError("the token of this call was revoked; resume with another one") from None
+            raise
+        finally:
+            self._calls[digest].discard(call)
+            if not self._calls[digest]:
+                del self._calls[digest]
+
+
+def caller() -> Caller:
+    """Return who makes the call that this runs in."""
+    return _CALLER.get()
+
+
+def audited(by: Caller) -> dict[str, str]:
+    """Return the fields of a log line that says who did something to what others use."""
+    return {"by": OPERATOR, "caller": by.name}
+
+
+def tenant_of(named: str, by: Caller) -> str:
+    """Return the tenant that a message is about: the caller's own, if it names none. Raises PermissionDeniedError."""
+    if by.tenant is None or named == by.tenant:
+        return named
+    if named:
+        raise PermissionDeniedError("tenant: is not the tenant of this token or certificate; leave it unset")
+    return by.tenant
+
+
+def any_tenant_of(named: str, by: Caller) -> str:
+    """The same for calls in which operators name any tenant."""
+    return named if named and Role.OPERATOR in by.roles else tenant_of(named, by)
+
+
+def _joined(one: Caller, other: Caller) -> Caller:
+    """Return one caller with all that either may; of two tenants it has none."""
+    tenants = {caller.tenant for caller in (one, other) if caller.tenant is not None}
+    roles = one.roles | other.roles
+    return Caller(
+        name=" ".join(filter(None, (one.name, other.name))),
+        roles=roles if len(tenants) < 2 else roles - {Role.CLIENT},
+        tenant=tenants.pop() if len(tenants) == 1 else None,
+    )
+
+
+def _check(method: str, caller: Caller) -> None:
+    if not caller.roles:
+        raise UnauthenticatedError("who calls is not known: send 'authorization: Bearer TOKEN' as metadata")
+    if method in _ALSO_OF_OPERATORS:
+        allowed = {Role.CLIENT, Role.OPERATOR}
+    elif method.startswith(_INFERENCE):
+        allowed = {Role.CLIENT}
+    elif method.startswith(_ADMIN):
+        allowed = {Role.OPERATOR}
+    else:
+        allowed = set()
+    if not caller.roles & allowed:
+        raise PermissionDeniedError(f"{method} is not for this caller; it may be for an operator, or a tenant's client")

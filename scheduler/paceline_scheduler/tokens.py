@@ -1,0 +1,195 @@
+"""The tokens that callers prove themselves by: their hashes in a file, read again when it changes.
+
+Knows the file's form. Refuses to know calls: who hears of a removed token is told so.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from paceline.process.callers import Caller, Role
+from paceline_scheduler.errors import TokenFileError
+from paceline_scheduler.tenant_limits import TenantLimits
+
+RELOAD_S = 1.0
+_MAX_BYTES = 16 << 20
+_MAX_NAME_BYTES = 128
+_HASH_FORM = "sha256:"
+_NUM_FINDING_BYTES = 4
+_TEXTS = ("hash", "name", "tenant", "role")
+_LIMITS = tuple(field.name for field in fields(TenantLimits))
+_MAX_LIMIT = 1 << 40
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who has a token, by its SHA-256."""
+
+    digest: bytes
+    caller: Caller
+    limits: TenantLimits | None = None  # of its tenant, if its line says any
+
+
+class TokenFile:
+    """The tokens of a file. Raises TokenFileError if it cannot be read now; if that happens later, the tokens stay."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._tokens: dict[bytes, list[Token]] = {}  # by the first bytes of their digests
+        self.limits: dict[str, TenantLimits] = {}
+        """By tenant."""
+        self._listeners: list[Callable[[frozenset[bytes]], None]] = []
+        found = self._read_if_changed()
+        assert found is not None, "nothing was read yet"
+        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
+
+    def find(self, secret: str) -> Token | None:
+        """Return whose secret this is."""
+        digest = hashlib.sha256(secret.encode(errors="replace")).digest()
+        # A secret is 256 random bits, so its first bytes help nobody to guess the rest of the hash, nor a fast hash to
+        # guess it; the rest is compared in constant time.
+        candidates = self._tokens.get(digest[:_NUM_FINDING_BYTES], ())
+        return next((token for token in candidates if hmac.compare_digest(token.digest, digest)), None)
+
+    def max_num_streams(self, tenant: str) -> int | None:
+        limits = self.limits.get(tenant)
+        return None if limits is None else limits.max_num_streams
+
+    def on_change(self, listener: Callable[[frozenset[bytes]], None]) -> None:
+        """Have a function called with the digests of tokens that are gone, or mean somebody else now; limits may be
+        others too.
+        """
+        self._listeners.append(listener)
+
+    async def watch(self) -> NoReturn:
+        """Read the file again whenever it has changed."""
+        last_error = ""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                found = await asyncio.to_thread(self._read_if_changed)
+            except TokenFileError as error:
+                if str(error) != last_error:
+                    _log.error("tokens_not_read", error=str(error), hint="the tokens read before stay valid")
+                last_error = str(error)
+                continue
+            last_error = ""
+            if found is not None:
+                self._replace(found)
+
+    def _replace(self, found: list[Token]) -> None:
+        before = {token.digest: token.caller for tokens in self._tokens.values() for token in tokens}
+        now = {token.digest: token.caller for token in found}
+        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
+        removed = frozenset(digest for digest, caller in before.items() if now.get(digest) != caller)
+        _log.info("tokens_read", num_tokens=len(now), num_removed=len(removed))
+        for listener in self._listeners:
+            listener(removed)
+
+    def _read_if_changed(self) -> list[Token] | None:
+        try:
+            found = self._path.stat()
+            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if stamp == self._stamp:
+                return None
+            if found.st_size > _MAX_BYTES:
+                raise TokenFileError(f"has more than {_MAX_BYTES} bytes")
+            tokens = parse_tokens(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TokenFileError(f"--tokens: cannot read {self._path}: {error}") from error
+        except TokenFileError as error:
+            raise TokenFileError(f"--tokens: {self._path}: {error}") from None
+        self._stamp = stamp
+        return tokens
+
+
+def parse_tokens(text: str) -> list[Token]:
+    """Read one JSON object for each line. Raises TokenFileError."""
+    tokens: dict[bytes, Token] = {}
+    limits: dict[str | None, TenantLimits] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            token = _token(json.loads(line))
+            if token.digest in tokens:
+                raise TokenFileError("the hash is that of a line above")
+        except (TokenFileError, ValueError, RecursionError) as error:
+            raise TokenFileError(f"line {number}: {error}") from None
+        tokens[token.digest] = token
+        known = limits.setdefault(token.caller.tenant, token.limits) if token.limits else None
+        if known != token.limits:
+            raise TokenFileError(f"line {number}: limits differ from those of this tenant above")
+    return list(tokens.values())
+
+
+def _token(line: object) -> Token:
+    if not isinstance(line, dict):
+        raise TokenFileError("has to be a JSON object")
+    if unknown := sorted(line.keys() - {*_TEXTS, "limits"}):
+        raise TokenFileError(f"{unknown[0]!r} is not known; there are {', '.join(_TEXTS)} and limits")
+    if wrong := [name for name in _TEXTS if not isinstance(line.get(name, ""), str)]:
+        raise TokenFileError(f"{wrong[0]} has to be a text")
+    digest = _digest(line.get("hash", ""))
+    role, tenant = _role_and_tenant(line)
+    name = line.get("name") or f"token {digest.hex()[:8]}"
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        raise TokenFileError(f"name has more than {_MAX_NAME_BYTES} bytes")
+    roles = {role} if tenant is None else {role, Role.CLIENT}
+    return Token(digest, Caller(name, frozenset(roles), tenant), _limits(line.get("limits", {}), tenant))
+
+
+def _limits(line: object, tenant: str | None) -> TenantLimits | None:
+    if not isinstance(line, dict):
+        raise TokenFileError("limits has to be a JSON object")
+    if line and tenant is None:
+        raise TokenFileError("limits are of a tenant, and there is none")
+    for name, value in line.items():
+        if name not in _LIMITS:
+            raise TokenFileError(f"limits: {name!r} is not known; there are {', '.join(_LIMITS)}")
+        if type(value) is not int or not 1 <= value <= _MAX_LIMIT:
+            raise TokenFileError(f"limits: {name} has to be a number from 1 to {_MAX_LIMIT}")
+    return TenantLimits(**line) if line else None
+
+
+def _digest(text: str) -> bytes:
+    digits = text.removeprefix(_HASH_FORM)
+    try:
+        digest = bytes.fromhex(digits)
+    except ValueError:
+        digest = b""
+    if digits == text or len(digest) != hashlib.sha256().digest_size:
+        raise TokenFileError(f"hash has to be {_HASH_FORM} and the 64 hexadecimal digits of the token's SHA-256")
+    return digest
+
+
+def _role_and_tenant(fields: Mapping[str, Any]) -> tuple[Role, str | None]:
+    role, tenant = fields.get("role", Role.CLIENT.value), fields.get("tenant")
+    if role not in (Role.CLIENT.value, Role.OPERATOR.value):
+        raise TokenFileError(f"role is {role!r}, has to be client or operator")
+    if tenant is None and role == Role.CLIENT.value:
+        raise TokenFileError("tenant is missing")
+    if tenant is not None and not 1 <= len(tenant.encode()) <= _MAX_NAME_BYTES:
+        raise TokenFileError(f"tenant has to have 1 to {_MAX_NAME_BYTES} bytes")
+    return Role(role), tenant
+
+
+def _limits_of(tokens: Iterable[Token]) -> dict[str, TenantLimits]:
+    return {token.caller.tenant or "": token.limits for token in tokens if token.limits}
+
+
+def _by_first_bytes(tokens: Iterable[Token]) -> dict[bytes, list[Token]]:
+    found: dict[bytes, list[Token]] = {}
+    for token in tokens:
+        found.setdefault(token.digest[:_NUM_FINDING_BYTES], []).append(token)
+    return found

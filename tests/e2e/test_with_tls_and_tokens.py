@@ -1,0 +1,236 @@
+"""The whole system as strangers may reach it: processes with certificates and tokens, both renewed while it serves."""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from both_sides.calls import DENIED, UNAUTHENTICATED, methods_of, outcome
+from both_sides.certificates import Authority
+from paceline.bytes_tokenizer import PRINTABLE
+from paceline.v1 import admin_pb2, inference_pb2
+from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
+from paceline_executor.testing.hash_runner import continuation
+from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
+from repository_checks.programs import run
+
+NUM_STREAMS = 8
+NUM_TOKENS = 400
+
+
+@dataclass
+class System:
+    """Where everything listens, and what callers show; all of it can be renewed."""
+
+    authority: Authority
+    folder: Path
+    events: dict
+    tokens: Path
+    mounts: dict
+    executor: str = ""
+
+    @property
+    def api(self):
+        """Where clients connect."""
+        return f"localhost:{self.events['port']}"
+
+    @property
+    def admin(self):
+        """Where operators do."""
+        return f"localhost:{self.events['admin_port']}"
+
+    def renew_certificates(self):
+        """Give everybody new ones, as cert-manager does."""
+        for folder, uris in self.mounts.items():
+            self.authority.mount(folder, *uris)
+
+    def new_token(self, tenant, **more):
+        """Add a token to the scheduler's file."""
+        token = secrets.token_hex(32)
+        fields = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}", "tenant": tenant, **more}
+        with self.tokens.open("a") as file:
+            file.write(json.dumps(fields) + "\n")
+        return token
+
+    def revoke_first_token(self):
+        """Delete its line."""
+        _, *rest = self.tokens.read_text().splitlines(keepends=True)
+        replacement = self.tokens.with_suffix(".new")
+        replacement.write_text("".join(rest))
+        replacement.replace(self.tokens)
+
+    def channel(self, address, folder=None):
+        """A connection, with a certificate of one's own if there is a folder."""
+        roots = (self.folder / "client" / "ca.crt").read_bytes()
+        own = (None, None) if folder is None else [(folder / name).read_bytes() for name in ("tls.key", "tls.crt")]
+        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(roots, *own))
+
+
+@pytest.fixture
+async def system(tmp_path):
+    """A scheduler that found its executor by a name, whose certificate has that name only."""
+    authority, tokens = Authority(), tmp_path / "tokens.jsonl"
+    tokens.touch()
+    mounts = {
+        tmp_path / "executor": ("paceline://executor",),
+        tmp_path / "scheduler": ("paceline://scheduler",),
+        tmp_path / "operator": ("paceline://operator",),
+        tmp_path / "client": (),
+    }
+    system = System(authority, tmp_path, {}, tokens, mounts)
+    system.renew_certificates()
+    authority.mount(tmp_path / "executor", "paceline://executor", names=("localhost",))
+    async with simulated_executor("--tls-dir", str(tmp_path / "executor"), step_ms=1.0) as address:
+        options = ("--tls-dir", str(tmp_path / "scheduler"), "--tokens", str(tokens))
+        async with scheduler_of(f"dns:///localhost:{address.rpartition(':')[2]}", *options) as (_, ready):
+            system.events, system.executor = ready, address
+            yield system
+
+
+async def test_every_call_of_both_ports_is_refused_to_strangers(system):
+    """Without a token, with another tenant's, without a certificate; health and reflection are not asked for any."""
+    token = system.new_token("blue")
+    client = system.folder / "client"
+    async with system.channel(system.api) as public, system.channel(system.admin, client) as admin:
+        await until_known(public, token)
+        for method in methods_of(inference_pb2.DESCRIPTOR):
+            assert await outcome(public, method) == UNAUTHENTICATED, method.name
+        for method in methods_of(admin_pb2.DESCRIPTOR):
+            assert await outcome(admin, method) == UNAUTHENTICATED, method.name
+            assert await outcome(admin, method, token=token) == DENIED, method.name
+        names = await reflected(public)
+        assert "paceline.v1.InferenceService" in names
+    async with system.channel(system.admin) as admin:
+        for method in methods_of(admin_pb2.DESCRIPTOR):
+            assert (await outcome(admin, method))[0] is grpc.StatusCode.UNAVAILABLE, method.name
+    async with system.channel(system.admin, system.folder / "operator") as admin:
+        (method,) = [method for method in methods_of(admin_pb2.DESCRIPTOR) if method.name == "ListExecutors"]
+        assert await outcome(admin, method) == (grpc.StatusCode.OK, "")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{system.events['health_port']}") as probes:
+        check = health_pb2.HealthCheckRequest(service="paceline.v1.InferenceService")
+        assert (await health_pb2_grpc.HealthStub(probes).Check(check)).status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def until_known(channel, token):
+    """Wait until the scheduler has read its file again."""
+    (method,) = [method for method in methods_of(inference_pb2.DESCRIPTOR) if method.name == "ListModels"]
+    async with asyncio.timeout(20):
+        while await outcome(channel, method, token=token) != (grpc.StatusCode.OK, ""):
+            await asyncio.sleep(0.05)
+
+
+async def presented_by(address):
+    """The certificate that a server shows now."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+
+
+async def reflected(channel):
+    """The services that a port names."""
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+    answer = await answers.read()
+    answers.cancel()
+    return [service.name for service in answer.list_services_response.service]
+
+
+async def test_the_command_shows_a_token_and_believes_a_certificate(system, monkeypatch):
+    """Of the environment or a file; without one it says that access is denied, by its exit code too."""
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    making = ("paceline", "token", "--tenant", "blue", "--tokens", str(system.tokens))
+    token = (await asyncio.to_thread(run, *making)).stdout.strip()
+    async with system.channel(system.api) as channel:
+        await until_known(channel, token)
+    command = ("paceline", "generate", "Hello", "--max-tokens", "5", "--seed", "1", "--target", system.api)
+    command += ("--tls-dir", str(system.folder / "client"))
+    refused = await asyncio.to_thread(run, *command)
+    assert refused.returncode == 77
+    file = system.folder / "token"
+    file.write_text(token + "\n")
+    by_file = await asyncio.to_thread(run, *command, "--token-file", str(file))
+    monkeypatch.setenv("PACELINE_TOKEN", token)
+    by_environment = await asyncio.to_thread(run, *command)
+    assert (by_file.returncode, by_environment.returncode) == (0, 0), by_file.stdout + by_environment.stdout
+    assert by_file.stdout == by_environment.stdout
+    assert len(by_file.stdout) == 6
+
+
+@pytest.mark.parametrize(("num_renewals", "pause_s"), [(3, 0.0), pytest.param(100, 2.0, marks=pytest.mark.soak)])
+async def test_no_stream_fails_while_certificates_and_tokens_are_renewed(system, num_renewals, pause_s):
+    """Streams that go on, and clients that come anew all the time; every token is what it would have been."""
+    file, num_ended = system.folder / "token", 0
+    file.write_text(system.new_token("blue"))
+    async with system.channel(system.api) as channel:
+        await until_known(channel, file.read_text())
+    tls = Tls(folder=system.folder / "client")
+    is_over = asyncio.Event()
+
+    async def stream(client, number):
+        nonlocal num_ended
+        prompt, stopping = [number % 200, 7, 9], Stopping(max_tokens=NUM_TOKENS)
+        result = await client.generate(token_ids=prompt, sampling=Sampling(seed=number), stopping=stopping)
+        assert list(result.token_ids) == continuation(prompt, NUM_TOKENS, PRINTABLE, number)
+        num_ended += 1
+
+    async def keep_streaming(number):
+        async with AsyncClient(system.api, tls=tls, token=file) as client:
+            while not is_over.is_set():
+                await stream(client, number)
+
+    async def keep_coming(number):
+        while not is_over.is_set():
+            async with AsyncClient(system.api, tls=tls, token=file) as client:
+                await stream(client, number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(NUM_STREAMS):
+            group.create_task(keep_streaming(number) if number % 2 else keep_coming(number))
+        for _ in range(num_renewals):
+            await asyncio.sleep(pause_s)
+            system.renew_certificates()
+            for address, owner in ((system.api, "scheduler"), (system.executor, "executor")):
+                assert await presented_by(address) == (system.folder / owner / "tls.crt").read_text()
+            new = system.new_token("blue")
+            async with system.channel(system.api) as channel:
+                await until_known(channel, new)
+            file.write_text(new)
+            system.revoke_first_token()
+        is_over.set()
+    assert num_ended > NUM_STREAMS
+
+
+async def test_a_tenant_beyond_its_bounds_is_refused_and_others_are_not(system):
+    """With a reason of its own, and a time to try again."""
+    tokens = [system.new_token("blue", limits={"max_requests_per_minute": 1}), system.new_token("red")]
+    async with system.channel(system.api) as channel:
+        await until_known(channel, tokens[1])
+    tls, once = Tls(folder=system.folder / "client"), Retry(max_attempts=1)
+    blue, red = (AsyncClient(system.api, tls=tls, token=token, retry=once) for token in tokens)
+    async with blue, red:
+        await blue.generate("Hello", stopping=Stopping(max_tokens=2))
+        with pytest.raises(OverloadedError) as refusal:
+            await blue.generate("Hello", stopping=Stopping(max_tokens=2))
+        await red.generate("Hello", stopping=Stopping(max_tokens=2))
+    assert refusal.value.reason == "TENANT_LIMIT"
+    assert refusal.value.retry_after > 0
+
+
+async def test_a_client_whose_token_was_revoked_is_told_so(system):
+    """It has no other one: its running stream ends, typed."""
+    token = system.new_token("blue")
+    async with system.channel(system.api) as channel:
+        await until_known(channel, token)
+    async with AsyncClient(system.api, tls=Tls(folder=system.folder / "client"), token=token) as client:
+        stream = client.stream("Hello", stopping=Stopping(max_tokens=1500))
+        await anext(stream)
+        system.revoke_first_token()
+        with pytest.raises(AccessDeniedError):
+            await stream.collect()

@@ -1,0 +1,85 @@
+"""Every call of a service, made without generated code: for tests of what must hold for all of them."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from paceline.v1.inference_pb2 import SessionResponse
+
+Outcome = tuple[grpc.StatusCode, str]
+"""A code and the reason of its details; OK for a call that goes on."""
+
+UNAUTHENTICATED: Outcome = (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+DENIED: Outcome = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+_PATIENCE_S = 0.3  # in which a call that is refused has ended
+
+
+def methods_of(*files: FileDescriptor) -> list[MethodDescriptor]:
+    return [
+        method
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods_by_name.values()
+    ]
+
+
+async def outcome(
+    channel: grpc.aio.Channel, method: MethodDescriptor, *, token: str = "", message: Message | None = None
+) -> Outcome:
+    """Make a call with a message, by default an empty one, and return what became of it; of a session, of what it was
+    asked first.
+    """
+    data = (message or GetMessageClass(method.input_type)()).SerializeToString()
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    call = _start(channel, method, data, metadata)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            if method.client_streaming:
+                await call.write(data)
+            if not method.server_streaming:
+                await call
+            elif (answer := await call.read()) is grpc.aio.EOF:
+                return await ended(call)
+            elif method.name == "Session":
+                return await _first_failure(call, answer)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), _reason(error.trailing_metadata())
+    except TimeoutError:
+        pass
+    finally:
+        call.cancel()
+    return grpc.StatusCode.OK, ""
+
+
+async def ended(call: Any) -> Outcome:  # noqa: ANN401  a call of any kind
+    """Wait for the end of a call."""
+    return await call.code(), _reason(await call.trailing_metadata())
+
+
+def _start(
+    channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, metadata: tuple[tuple[str, str], ...]
+) -> Any:  # noqa: ANN401  as above
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    if method.client_streaming:
+        return channel.stream_stream(path)(metadata=metadata)
+    start: Any = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
+    return start(data, metadata=metadata)
+
+
+async def _first_failure(call: Any, answer: bytes) -> Outcome:  # noqa: ANN401  as above
+    while not (failures := SessionResponse.FromString(answer).failures):
+        answer = await call.read()
+    code = next(code for code in grpc.StatusCode if code.value[0] == failures[0].error.code)
+    return code, ErrorInfo.FromString(failures[0].error.details[0].value).reason
+
+
+def _reason(trailing_metadata: Any) -> str:  # noqa: ANN401  grpc.aio has several types for it
+    packed = dict(trailing_metadata or ()).get("grpc-status-details-bin")
+    return "" if packed is None else ErrorInfo.FromString(Status.FromString(packed).details[0].value).reason
