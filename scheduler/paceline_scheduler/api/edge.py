@@ -313,13 +313,13 @@ class Edge:
             return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
-        return self.backend.views.explain(stream.running[0].key)
+        return self.backend.views.explain(stream.running[0].key, self.backend.now_s())
 
     def _explain_detached(self, key: RecordId) -> Explanation:
         found = []
         for index in range(MAX_COMPLETIONS):
             with contextlib.suppress(UnknownRequestError):
-                found.append(self.backend.views.explain(replace(key, index=index)))
+                found.append(self.backend.views.explain(replace(key, index=index), self.backend.now_s()))
         if not found:
             raise UnknownRequestError(f"this tenant has no request {key.request_id!r}; check the request_id")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])
