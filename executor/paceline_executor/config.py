@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
-from paceline.process.help import HelpParser
+from paceline.process.help import HelpParser, port_or_off
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
 
@@ -88,6 +88,7 @@ class Config:
     host: str
     port: int
     health_port: int
+    metrics_port: int | None
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -118,8 +119,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     if values.load_format is LoadFormat.DUMMY and values.model is None:
         parser.error("--load-format dummy needs --model: a folder whose config.json says the shape")
     values.model = values.model or DEFAULT_MODEL
-    if values.port == values.health_port != 0:
-        parser.error("--port and --health-port must differ")
+    ports = [port for port in (values.port, values.health_port, values.metrics_port) if port]
+    if len(set(ports)) < len(ports):
+        parser.error("--port, --health-port and --metrics-port must differ")
     if values.max_num_batched_tokens < values.max_num_seqs:
         parser.error(
             "--max-num-batched-tokens must be at least --max-num-seqs, so that every row can advance in one step"
@@ -200,6 +202,13 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         default=50063,
         metavar="N",
         help="Port that answers health checks only, for probes; 0: any. [default: %(default)s]",
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=port_or_off,
+        default=9465,
+        metavar="N|off",
+        help="Port where Prometheus reads /metrics; 0: any. [default: %(default)s]",
     )
 
 

@@ -18,7 +18,7 @@ from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
 COMMAND = [sys.executable, "-m", "paceline_executor"]
-ANY_PORTS = ["--port", "0", "--health-port", "0"]
+ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
     """Before anything is loaded."""
     with _process("--model", model, *ANY_PORTS) as process:
         port = _event(process, "listening")["port"]
-        code, stderr = _run("--model", model, "--port", port, "--health-port", "0")
+        code, stderr = _run("--model", model, "--port", port, "--health-port", "0", "--metrics-port", "0")
 
     assert code == ExitCode.PORT
     assert _is_one_line(stderr)

@@ -26,6 +26,13 @@ class EndedRequest:
     executor: str
     is_abandoned: bool
 
+    @property
+    def seconds_per_token(self) -> float | None:
+        """The mean time between output tokens; None if there are not two, or their time is not known."""
+        if self.times is None or self.num_output_tokens < 2:
+            return None
+        return self.times.decode_s / (self.num_output_tokens - 1)
+
 
 def ended_request(live: LiveRequest) -> EndedRequest:
     assert live.final is not None, "it is over"

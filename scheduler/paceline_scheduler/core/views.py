@@ -87,6 +87,10 @@ class CoreViews:
         """In requests and in prompt tokens."""
         return self._state.waiting.num_requests, self._state.waiting.num_tokens
 
+    def num_waiting_by_model(self) -> dict[str, int]:
+        waiting = self._state.waiting
+        return {model: len(waiting.of_model(model)) for model in waiting.models()}
+
     def num_unfinished(self) -> int:
         return len(self._state.requests)
 

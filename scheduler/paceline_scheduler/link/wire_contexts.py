@@ -90,6 +90,7 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
         is_resumable=sent.resumable,
         origin=sent.SerializeToString(),
         body_digest=context.body_digest,
+        trace_parent=sent.trace_parent,
     )
 
 
