@@ -7,15 +7,21 @@ Decides nothing, and keeps nothing from one look to the next.
 from collections import Counter
 from collections.abc import Callable
 
+from paceline.plan.values import RecordId
 from paceline.process import ports
 from paceline.process.metrics import Definition, Labels, Meter, Reading
 from paceline.process.metrics_port import MetricsPort
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.backend import ExecutorStatus
 from paceline_scheduler.core.views import CoreViews
-from paceline_scheduler.errors import PortError
+from paceline_scheduler.errors import PortError, SchedulerError
 from paceline_scheduler.link.attachment import ExecutorState
 from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.observers import definitions
+from paceline_scheduler.observers.request_log import RequestLog
+from paceline_scheduler.observers.serving import ServingObserver
+from paceline_scheduler.runtime import Runtime
 
 
 class Metrics:
@@ -68,6 +74,21 @@ class Metrics:
             if description is not None:
                 sizes = str(description.block_size), str(description.num_blocks)
                 gauges[definitions.CACHE_INFO][description.model, status.address, *sizes] = 1
+
+
+def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
+    """Count all that happens from now on, and log this share of the requests; returns what counts."""
+    meter = Meter(definitions.COUNTED)
+    request_log = RequestLog(log_requests, reason_of)
+
+    def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
+        meter.add("admission_rejections_total", 1, reason_of(error))
+        request_log.refused(key, model, trace_parent, error)
+
+    runtime.show_plans(ServingObserver(meter))
+    runtime.show(request_log)
+    edge.on_refusal(refused)
+    return meter
 
 
 def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels, float]]) -> None:

@@ -17,24 +17,20 @@ from typing import NoReturn
 
 import structlog
 
-from paceline.plan.values import RecordId
 from paceline.process.callbacks import watch_callbacks
 from paceline.process.logs import LineWriter
-from paceline.process.metrics import Meter
 from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_scheduler.announcer import Announcer
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_inference import InferenceServicer
-from paceline_scheduler.api.status import reason_of
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import DiskCache, PatientCache
-from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
@@ -43,10 +39,7 @@ from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
-from paceline_scheduler.metrics import Metrics
-from paceline_scheduler.observers.definitions import COUNTED
-from paceline_scheduler.observers.request_log import RequestLog
-from paceline_scheduler.observers.serving import ServingObserver
+from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
@@ -141,7 +134,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     )
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
-    meter = _meter(runtime, edge, config.log_requests)
+    meter = observe(runtime, edge, config.log_requests)
     admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
@@ -151,21 +144,6 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost)
     statistics = Statistics(meter, executors, lambda: runtime.views.num_waiting()[0], clock)
     return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics)
-
-
-def _meter(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
-    """Let everything be counted, and the requests that are asked for be logged."""
-    meter = Meter(COUNTED)
-    request_log = RequestLog(log_requests, reason_of)
-
-    def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
-        meter.add("admission_rejections_total", 1, reason_of(error))
-        request_log.refused(key, model, trace_parent, error)
-
-    runtime.show_plans(ServingObserver(meter))
-    runtime.show(request_log)
-    edge.on_refusal(refused)
-    return meter
 
 
 async def _drain(

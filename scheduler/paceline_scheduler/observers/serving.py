@@ -134,13 +134,15 @@ class _Recoveries:
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._incarnations: dict[str, int] = {}  # of those that were attached, by address
+        self._incarnations: dict[str, int] = {}  # by address, of those that were ever attached
+        self._attached: set[str] = set()
         self._ended_s: dict[str, float] = {}  # when the stream to one of these ended
 
     def saw(self, event: Event[Any], now: float) -> None:
         match event:
-            case StreamEnded(address) if address in self._incarnations:
-                self._ended_s.setdefault(address, now)
+            case StreamEnded(address) if address in self._attached:
+                self._attached.remove(address)
+                self._ended_s[address] = now
             case ExecutorAttached(description, snapshot):
                 address, incarnation = description.address, description.incarnation
                 before = self._incarnations.get(address)
@@ -149,13 +151,16 @@ class _Recoveries:
                 elif before is not None:
                     self._recovered("stream" if before == incarnation else "executor", address, now)
                 self._incarnations[address] = incarnation
+                self._attached.add(address)
             case ExecutorLost(address):
                 self._recovered("executor", address, now)
             case ExecutorRemoved(address):
                 self._incarnations.pop(address, None)
+                self._attached.discard(address)
                 self._ended_s.pop(address, None)
             case BeginAnew():
                 self._incarnations.clear()
+                self._attached.clear()
                 self._ended_s.clear()
 
     def _recovered(self, kind: str, address: str, now: float) -> None:
