@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from paceline_executor.config import let_waiting_threads_sleep, parse_config
 
     config = parse_config(arguments)
-    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "numba", "tokenizers", "torch")
+    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "numba", "tokenizers", "torch", "prometheus_client")
     let_waiting_threads_sleep()
 
     import structlog

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.plan.texts import MAX_NAME_BYTES
-from paceline.process.help import HelpParser
+from paceline.process.help import HelpParser, port_or_off
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_executor.numerics import KvDtype, Quantization
 from paceline_executor.weights import DEFAULT_MODEL, default_cache_dir
@@ -94,6 +94,7 @@ class Config:
     health_port: int
     tls_dir: TlsFolder | None
     insecure: bool
+    metrics_port: int | None
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -126,8 +127,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     if values.load_format is LoadFormat.DUMMY and values.model is None:
         parser.error("--load-format dummy needs --model: a folder whose config.json says the shape")
     values.model = values.model or DEFAULT_MODEL
-    if values.port == values.health_port != 0:
-        parser.error("--port and --health-port must differ")
+    ports = [port for port in (values.port, values.health_port, values.metrics_port) if port]
+    if len(set(ports)) < len(ports):
+        parser.error("--port, --health-port and --metrics-port must differ")
     if not (is_loopback(values.host) or values.tls_dir or values.insecure):
         parser.error(
             f"--host: other machines reach {values.host}, and whoever attaches reads every prompt: give --tls-dir, or"
@@ -226,6 +228,13 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         "--insecure",
         action="store_true",
         help="Without --tls-dir, let other machines call: whoever reaches the port reads every prompt.",
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=port_or_off,
+        default=9465,
+        metavar="N|off",
+        help="Port where Prometheus reads /metrics; 0: any. [default: %(default)s]",
     )
 
 

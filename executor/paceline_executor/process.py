@@ -8,9 +8,12 @@ from typing import NoReturn
 
 import structlog
 
+from paceline.process import ports
 from paceline.process.callbacks import watch_callbacks
+from paceline.process.metrics_port import MetricsPort
 from paceline.process.signals import follow_signals, until_set_or_ended
 from paceline_executor.config import Config
+from paceline_executor.errors import PortError
 from paceline_executor.link.description import Description
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.loading import load
@@ -27,7 +30,9 @@ async def run(config: Config) -> bool:
         ServiceConfig(config.host, config.port, config.health_port, tls=config.tls_dir), lambda: load(config)
     )
     port, health_port = await service.listen()
-    where = {"host": config.host, "port": port, "health_port": health_port}
+    metrics = MetricsPort(service.metrics.read)
+    metrics_port = await _show(metrics, config)
+    where = {"host": config.host, "port": port, "health_port": health_port, "metrics_port": metrics_port}
     _log.info("listening", **where, pid=os.getpid())
     try:
         loading = asyncio.create_task(service.load())
@@ -44,8 +49,19 @@ async def run(config: Config) -> bool:
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout)
         return await _drain(service, running, broken, config.shutdown_timeout)
     finally:
+        metrics.close()
         await service.stop()
         _log.info("stopped")
+
+
+async def _show(metrics: MetricsPort, config: Config) -> int | None:
+    """Open the metrics port, unless it is off; returns its number. Raises PortError."""
+    if config.metrics_port is None:
+        return None
+    try:
+        return await metrics.listen(config.host, config.metrics_port)
+    except ports.PortError as error:
+        raise PortError(f"{error}; choose another with --metrics-port") from error
 
 
 async def _drain(

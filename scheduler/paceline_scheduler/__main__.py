@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ConfigError as error:
         complain(_PROGRAM, str(error))
         sys.exit(ExitCode.USAGE)
-    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "jinja2", "tokenizers")
+    check_installed(_PROGRAM, "structlog", "uvloop", "numpy", "jinja2", "tokenizers", "prometheus_client")
     prepare_grpc()
     prepare_structlog()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.process.help import HelpParser
+from paceline.process.help import HelpParser, port_or_off
 from paceline.process.tls_folder import TlsFolder, TlsFolderError, is_loopback
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
@@ -57,12 +57,15 @@ class Config:
     admin_host: str = "127.0.0.1"
     admin_port: int = 50052
     health_port: int = 50053
+    metrics_port: int | None = 9464
     max_num_batched_tokens: int | None = None
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 4_194_304
     ttft_budget_s: float = 60.0
     itl_budget_s: float = 0.25
     shutdown_timeout_s: float = 30.0
+    log_requests: float = 0.0
+    log_statistics_s: float = 10.0
     log_level: str = "info"
     tls_dir: TlsFolder | None = None
     tokens: Path | None = None
@@ -81,10 +84,11 @@ class Config:
             ("--port", self.port),
             ("--admin-port", self.admin_port),
             ("--health-port", self.health_port),
+            ("--metrics-port", self.metrics_port or 0),
         ):
             _require(0 <= port <= _MAX_PORT, option, f"{port} is not a port")
-        ports = [port for port in (self.port, self.admin_port, self.health_port) if port]
-        _require(len(set(ports)) == len(ports), "--port, --admin-port, --health-port", "have to differ")
+        ports = [port for port in (self.port, self.admin_port, self.health_port, self.metrics_port) if port]
+        _require(len(set(ports)) == len(ports), "--port, --admin-port, --health-port, --metrics-port", "have to differ")
         if self.max_num_batched_tokens is not None:
             _require(self.max_num_batched_tokens >= 1, "--max-num-batched-tokens", "has to be at least 1")
         _require(self.max_num_queued_reqs >= 1, "--max-num-queued-reqs", "has to be at least 1")
@@ -92,6 +96,8 @@ class Config:
         _require(self.ttft_budget_s > 0, "--ttft-budget", "has to be above 0 seconds")
         _require(self.itl_budget_s > 0, "--itl-budget", "has to be above 0 seconds")
         _require(0 <= self.shutdown_timeout_s <= 3600, "--shutdown-timeout", "has to be 0 to 3600 seconds")
+        _require(0 <= self.log_requests <= 1, "--log-requests", "has to be 0 to 1")
+        _require(0 <= self.log_statistics_s <= 86400, "--log-statistics", "has to be 0 to 86400 seconds")
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
     def reached_at(self, port: int) -> str:
@@ -122,12 +128,15 @@ def parse_config(arguments: Sequence[str]) -> Config:
         admin_host=options.admin_host,
         admin_port=options.admin_port,
         health_port=options.health_port,
+        metrics_port=options.metrics_port,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_queued_reqs=options.max_num_queued_reqs,
         max_num_queued_tokens=options.max_num_queued_tokens,
         ttft_budget_s=options.ttft_budget,
         itl_budget_s=options.itl_budget,
         shutdown_timeout_s=options.shutdown_timeout,
+        log_requests=options.log_requests,
+        log_statistics_s=options.log_statistics,
         log_level=options.log_level,
         tls_dir=None if options.tls_dir is None else _tls_folder(options.tls_dir),
         tokens=options.tokens,
@@ -237,6 +246,13 @@ def _add_ports(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="Plaintext port that answers health checks only, for probes. [default: %(default)s]",
     )
+    group.add_argument(
+        "--metrics-port",
+        type=port_or_off,
+        default=9464,
+        metavar="N|off",
+        help="Port where Prometheus reads /metrics. [default: %(default)s]",
+    )
 
 
 def _add_security(group: argparse._ArgumentGroup) -> None:
@@ -314,6 +330,21 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="SECONDS",
         help="How long running requests may go on after SIGTERM. [default: %(default)g]",
+    )
+    group.add_argument(
+        "--log-requests",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="Which share of the requests has a line in the log when it ends or is refused, 0 to 1."
+        " [default: %(default)g]",
+    )
+    group.add_argument(
+        "--log-statistics",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="How often a line in the log says how much was done, if anything was; 0: never. [default: %(default)g]",
     )
     group.add_argument(
         "--log-level",

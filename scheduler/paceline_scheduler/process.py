@@ -39,10 +39,12 @@ from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerShelf
 from paceline_scheduler.link.transport_grpc import GrpcTransport
+from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
+from paceline_scheduler.statistics import Statistics
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
 _TELL_S = 1.0
@@ -59,6 +61,8 @@ class _Parts:
     edge: Edge
     services: Services
     fleet: Fleet
+    metrics: Metrics
+    statistics: Statistics
 
 
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
@@ -70,11 +74,13 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     parts = _assemble(config, log, ports)
     edge, executors, services, fleet = parts.edge, parts.executors, parts.services, parts.fleet
     numbers = ports.numbers
+    metrics_port = await parts.metrics.listen(config.host, config.metrics_port)
     where = {
         "host": config.host,
         "port": numbers.port,
         "admin_port": numbers.admin_port,
         "health_port": numbers.health_port,
+        "metrics_port": metrics_port,
     }
     gc.freeze()  # the program's own objects stay; looking through them again and again would cost steps time
     gc.enable()
@@ -92,6 +98,7 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
     fleet.advertise(config.reached_at(numbers.port))
     links = asyncio.create_task(fleet.run(), name="links")
     watching = asyncio.create_task(_watch_tokens(ports), name="tokens")
+    telling = asyncio.create_task(parts.statistics.run(config.log_statistics_s), name="statistics")
     try:
         await until_set_or_ended(stopping, links, broken, watching)
         _log.info("draining", shutdown_timeout_s=config.shutdown_timeout_s, num_requests=len(edge.requests))
@@ -99,7 +106,9 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         return await _drain(parts.runtime, parts.listener, edge, fleet, waited_for, config.shutdown_timeout_s, hurrying)
     finally:
         watching.cancel()
+        telling.cancel()
         await _end(links)
+        parts.metrics.close()
         await ports.stop()
         await edge.texts.close()
         _log.info("stopped")
@@ -130,6 +139,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     )
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
+    meter = observe(runtime, edge, config.log_requests)
     admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
@@ -144,7 +154,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         random.random,
         tokenizers,
     )
-    return _Parts(runtime, executors, listener, edge, services, fleet)
+    metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost)
+    statistics = Statistics(meter, executors, lambda: runtime.views.num_waiting()[0], clock)
+    return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics)
 
 
 async def _drain(

@@ -44,7 +44,7 @@ def scheduler(arguments):
     from paceline_client.testing import FakeServer, say
 
     parser = argparse.ArgumentParser("paceline-scheduler")
-    for name in ("executors", "host", "port", "admin-port", "health-port", "shutdown-timeout"):
+    for name in ("executors", "host", "port", "admin-port", "health-port", "metrics-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--standby", action="store_true")
     options = parser.parse_args(arguments)
@@ -60,7 +60,7 @@ def scheduler(arguments):
 def executor(arguments):
     """Pretend to load."""
     parser = argparse.ArgumentParser("paceline-executor")
-    for name in ("model", "host", "port", "health-port", "shutdown-timeout"):
+    for name in ("model", "host", "port", "health-port", "metrics-port", "shutdown-timeout"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("num-threads", "max-num-seqs", "kv-cache-memory", "kv-cache-dtype", "quantization", "revision"):
         parser.add_argument(f"--{name}")

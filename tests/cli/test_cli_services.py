@@ -183,16 +183,19 @@ def test_up_can_be_stopped_before_it_is_ready(fake_scripts):
 
 
 def test_ports_follow_the_documentation(use_fakes):
-    """Scheduler +0, +1, +2; each executor ten further, its health port two above."""
+    """Scheduler +0, +1, +2; each executor ten further, its health port two above, and so are the ports of metrics."""
     first, second = [program.command for program in programs_of(deployment(2))[1:]]
     assert option(first, "--model") == "m"
     assert option(first, "--port") == "50061"
     assert option(first, "--health-port") == "50063"
     assert option(second, "--port") == "50071"
     assert option(second, "--health-port") == "50073"
+    assert [option(executor, "--metrics-port") for executor in (first, second)] == ["9465", "9475"]
     (scheduler, *_) = [program.command for program in programs_of(deployment(2))]
     assert option(scheduler, "--executors") == "127.0.0.1:50061,127.0.0.1:50071"
     assert [option(scheduler, f"--{name}port") for name in ("", "admin-", "health-")] == ["50051", "50052", "50053"]
+    schedulers = [program.command for program in programs_of(deployment(2, with_standby=True))[:2]]
+    assert [option(scheduler, "--metrics-port") for scheduler in schedulers] == ["9464", "9467"]
 
 
 def test_a_standby_is_a_second_scheduler_of_the_same_executors(use_fakes):
@@ -277,12 +280,20 @@ def test_other_machines_are_let_in_only_on_purpose(use_fakes, insecure):
     assert ("--insecure" in scheduler, "--insecure" in executor) == (insecure, False)
 
 
+def test_metrics_of_other_ports_are_anywhere():
+    """Two deployments on one machine do not take each other's."""
+    ports = fixed_ports(50151, 50161, 2)
+    assert [one.metrics for one in (ports.scheduler, ports.standby, *ports.executors)] == [0] * 4
+
+
 def test_free_ports_are_different():
     """All of them were held at once."""
     ports = free_ports(2)
-    numbers = [port for one in (ports.scheduler, ports.standby) for port in (one.api, one.admin, one.health)]
-    numbers += [number for executor in ports.executors for number in (executor.api, executor.health)]
-    assert len(set(numbers)) == 10
+    numbers = [
+        port for one in (ports.scheduler, ports.standby) for port in (one.api, one.admin, one.health, one.metrics)
+    ]
+    numbers += [number for executor in ports.executors for number in (executor.api, executor.health, executor.metrics)]
+    assert len(set(numbers)) == 14
 
 
 @pytest.mark.skipif(not PORT_RANGE.exists(), reason="only Linux says which ports it gives to outgoing connections")

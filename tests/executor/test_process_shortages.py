@@ -17,7 +17,19 @@ from paceline_executor.__main__ import ExitCode
 from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
-COMMAND = [sys.executable, "-m", "paceline_executor", "--port", "0", "--health-port", "0", "--kv-cache-memory", "4MiB"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "paceline_executor",
+    "--port",
+    "0",
+    "--health-port",
+    "0",
+    "--metrics-port",
+    "0",
+    "--kv-cache-memory",
+    "4MiB",
+]
 GENEROUS_S = 30.0
 
 

@@ -1,9 +1,11 @@
 """The executor process: its command line, its exit codes, its events, and how it follows signals."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from contextlib import contextmanager
 
 import grpc
@@ -18,7 +20,7 @@ from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_executor.testing.plan_client import attached, grants, request, tokens_by_row
 
 COMMAND = [sys.executable, "-m", "paceline_executor"]
-ANY_PORTS = ["--port", "0", "--health-port", "0"]
+ANY_PORTS = ["--port", "0", "--health-port", "0", "--metrics-port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,12 @@ def _is_one_line(text):
     return text.count("\n") == 1 and text.startswith("paceline-executor: error: ") and "Traceback" not in text
 
 
+def _metrics(port):
+    """What Prometheus would read."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return answer.read().decode()
+
+
 async def test_an_executor_serves_and_drains_on_sigterm(model):
     """Events tell how far it is; SIGTERM reaches the scheduler, whose rows finish; the exit code is 0."""
     with _process("--model", model, "--served-model-name", "tiny", "--kv-cache-memory", "4MiB", *ANY_PORTS) as process:
@@ -73,6 +81,7 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
             while not client.drains:
                 await client.run()
             result = await client.run([(0, 1)])
+            shown = await asyncio.to_thread(_metrics, ready["metrics_port"])
             await client.run((), plan_pb2.BatchPlan(releases=[plan_pb2.Release(row=0)]))
             with pytest.raises(grpc.aio.AioRpcError, match="drained"):
                 await client.result()
@@ -84,6 +93,7 @@ async def test_an_executor_serves_and_drains_on_sigterm(model):
     assert numerics["instructions"] in {"AVX-512 VNNI", "AVX2", "none"}
     assert (ready["model"], ready["max_model_len"], client.welcome.model.name) == ("tiny", 256, "tiny")
     assert len(tokens_by_row(result)[0]) == 1
+    assert "paceline_executor_generation_tokens_total " in shown
     assert [json.loads(line)["event"] for line in stdout.splitlines()] == ["draining", "stopped"]
     assert (process.returncode, stderr) == (ExitCode.OK, "")
 
@@ -137,7 +147,7 @@ def test_a_port_in_use_is_one_line_and_its_own_exit_code(model):
     """Before anything is loaded."""
     with _process("--model", model, *ANY_PORTS) as process:
         port = _event(process, "listening")["port"]
-        code, stderr = _run("--model", model, "--port", port, "--health-port", "0")
+        code, stderr = _run("--model", model, "--port", port, "--health-port", "0", "--metrics-port", "0")
 
     assert code == ExitCode.PORT
     assert _is_one_line(stderr)

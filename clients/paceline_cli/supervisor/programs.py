@@ -20,6 +20,7 @@ _SCHEDULER, _EXECUTOR = "scheduler", "executor"
 # Schedulers drain before the executors go that run their requests.
 _SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
+_SCHEDULER_PORT, _EXECUTOR_PORT, _METRICS_PORT = 50051, 50061, 9464
 _EXECUTOR_PORT_STEP = 10
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
@@ -41,6 +42,7 @@ class SchedulerPorts:
     api: int
     admin: int
     health: int
+    metrics: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class ExecutorPorts:
 
     api: int
     health: int
+    metrics: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +123,35 @@ class Deployment:
 def fixed_ports(scheduler_port: int, executor_port: int, num_executors: int) -> Ports:
     """The ports of the documentation, counted from these two: +1 admin, +2 health, +10 for each further executor.
 
-    The standby's are +3, +4 and +5.
+    The standby's are +3, +4 and +5. Metrics are on ports as far from the documented ones, unless others are counted
+    from: then on any, which the log names.
     """
-    starts = [executor_port + number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
+    scheduler_metrics = _METRICS_PORT if scheduler_port == _SCHEDULER_PORT else 0
+    executor_metrics = _METRICS_PORT + 1 if executor_port == _EXECUTOR_PORT else 0
+    steps = [number * _EXECUTOR_PORT_STEP for number in range(num_executors)]
     return Ports(
-        _scheduler_ports(scheduler_port),
-        _scheduler_ports(scheduler_port + _STANDBY_OFFSET),
-        tuple(ExecutorPorts(start, start + _HEALTH_OFFSET) for start in starts),
+        _scheduler_ports(scheduler_port, scheduler_metrics),
+        _scheduler_ports(scheduler_port + _STANDBY_OFFSET, scheduler_metrics and scheduler_metrics + _STANDBY_OFFSET),
+        tuple(
+            ExecutorPorts(
+                executor_port + step,
+                executor_port + step + _HEALTH_OFFSET,
+                executor_metrics and executor_metrics + step,
+            )
+            for step in steps
+        ),
     )
 
 
 def free_ports(num_executors: int) -> Ports:
     """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(_listen_somewhere()) for _ in range(6 + 2 * num_executors)]
+        sockets = [held.enter_context(_listen_somewhere()) for _ in range(8 + 3 * num_executors)]
         numbers = [listening.getsockname()[1] for listening in sockets]
-    pairs = zip(numbers[6::2], numbers[7::2], strict=True)
     return Ports(
-        SchedulerPorts(*numbers[:3]),
-        SchedulerPorts(*numbers[3:6]),
-        tuple(ExecutorPorts(first, second) for first, second in pairs),
+        SchedulerPorts(*numbers[:4]),
+        SchedulerPorts(*numbers[4:8]),
+        tuple(ExecutorPorts(*numbers[start : start + 3]) for start in range(8, len(numbers), 3)),
     )
 
 
@@ -182,8 +194,8 @@ def _names(kind: str, number: int) -> tuple[str, ...]:
     return (kind,) if number == 1 else tuple(f"{kind}-{index}" for index in range(number))
 
 
-def _scheduler_ports(first: int) -> SchedulerPorts:
-    return SchedulerPorts(first, first + 1, first + _HEALTH_OFFSET)
+def _scheduler_ports(first: int, metrics: int) -> SchedulerPorts:
+    return SchedulerPorts(first, first + 1, first + _HEALTH_OFFSET, metrics)
 
 
 def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequence[str]:
@@ -194,6 +206,7 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *("--port", str(ports.api)),
         *("--admin-port", str(ports.admin)),
         *("--health-port", str(ports.health)),
+        *("--metrics-port", str(ports.metrics)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
         *(("--standby",) if deployment.with_standby else ()),
         *(("--insecure",) if deployment.insecure else ()),
@@ -206,6 +219,7 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         *("--host", LOOPBACK),
         *("--port", str(ports.api)),
         *("--health-port", str(ports.health)),
+        *("--metrics-port", str(ports.metrics)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
     ]
     num_threads = deployment.num_threads

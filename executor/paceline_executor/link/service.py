@@ -26,7 +26,8 @@ from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.interceptor import CallInterceptor
-from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.link.metrics import ExecutorMetrics
+from paceline_executor.link.step_loop import Report, StepLoop
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens at once is half of it
 _TICK_S = 0.2
@@ -67,7 +68,8 @@ class ExecutorService:
         self._health = HealthServicer(executor_service.SERVICE_NAME)
         self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
         self._servicer = executor_service.ExecutorServicer(self.attachments)
-        self._steps = StepLoop(load, self.attachments.report)
+        self.metrics = ExecutorMetrics(self._driven)
+        self._steps = StepLoop(load, self._report)
         self._servers: list[grpc.aio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
         self._is_open = False
@@ -94,6 +96,7 @@ class ExecutorService:
     async def load(self) -> Description:
         description = await self._steps.start()
         self._servicer.open(self._steps, description)
+        self.metrics.describe(description)
         self._is_open = True
         self._ticker = asyncio.create_task(self._tick(), name="tick")
         self._set_ready(True)
@@ -127,6 +130,14 @@ class ExecutorService:
         await asyncio.gather(*(server.stop(_GOODBYE_S) for server in self._servers))
         if not await asyncio.to_thread(self._steps.stop, _ANSWER_S):
             self._log.warning("step_thread_abandoned", hint="a step does not end; the process ends without it")
+
+    def _report(self, report: Report) -> None:
+        self.attachments.report(report)
+        self.metrics.saw(report)
+
+    def _driven(self) -> tuple[bool, int]:
+        fence = self.attachments.fence
+        return fence.holder is not None, fence.epoch
 
     def _farewell(self) -> str:
         if self._steps.ended.done() and (error := self._steps.ended.exception()) is not None:

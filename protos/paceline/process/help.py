@@ -1,4 +1,7 @@
-"""The help of a program as `paceline --help` shows its own: panels of options, each with its form and its default."""
+"""The help of a program as `paceline --help` shows its own: panels of options, each with its form and its default.
+
+Beside it the kind of a value that several have.
+"""
 
 import argparse
 import shutil
@@ -12,6 +15,7 @@ from typing_extensions import override
 _MAX_WIDTH = 120  # characters; longer lines are hard to follow
 _MIN_TEXT_WIDTH = 16
 _GAP = 2
+_MAX_PORT = 65535
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _PLAIN_BOX = str.maketrans("╭╮╰╯│─", "++++|-")  # where the others cannot be written
 
@@ -44,6 +48,15 @@ class HelpParser(argparse.ArgumentParser):
         boxes = "\n".join(_box(panel, width, is_bold=is_bold) for panel in (*panels, *self._panels))
         text = f"\n Usage: {self.prog} [OPTIONS]\n\n{described}\n\n{boxes}\n"
         return text if _takes_boxes(sys.stdout) else text.translate(_PLAIN_BOX)
+
+
+def port_or_off(text: str) -> int | None:
+    """Read the value of a port that need not be; None: off."""
+    if text == "off":
+        return None
+    if not text.isdecimal() or not text.isascii() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a port nor off")
+    return int(text)
 
 
 def _takes_boxes(file: TextIO | None) -> bool:

@@ -24,6 +24,9 @@ _OF_A_PEER = ("address", "method", "request_id")
 OPERATOR = "operator"
 """As the field `by`: what an operator did is always told."""
 
+ASKED_FOR = frozenset({"request_finished", "request_refused"})
+"""Lines of which an operator chose the number."""
+
 _TRACEBACK = "exception"
 _FIRST = ("timestamp", "level", "event")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -93,7 +96,11 @@ class CauseLimit:
         What has nothing to do with a peer is not held back, nor what an operator did.
         """
         key = tuple(str(event.get(field, "")) for field in _CAUSE_FIELDS)
-        if event.get("by") == OPERATOR or not any(field in event for field in _OF_A_PEER):
+        if (
+            event.get("by") == OPERATOR
+            or event.get("event") in ASKED_FOR
+            or not any(field in event for field in _OF_A_PEER)
+        ):
             return key, None
         now_s = self._clock()
         cause = self._causes.setdefault(key, _Cause(BURST, now_s))

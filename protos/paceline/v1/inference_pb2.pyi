@@ -850,7 +850,7 @@ class Finish(_message.Message):
 
     @_builtins.property
     def times(self) -> Global___PhaseTimes:
-        """times say where the completion's time went. Never set yet."""
+        """times say where the completion's time went; unset where a scheduler that is gone had known that."""
 
     def __init__(
         self,
@@ -1604,7 +1604,7 @@ class ExplainResponse(_message.Message):
     """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
     @_builtins.property
     def times(self) -> Global___PhaseTimes:
-        """times say where its time went so far. Never set yet."""
+        """times say where its time went so far; unset while its prompt is being tokenised."""
 
     def __init__(
         self,

@@ -1016,7 +1016,7 @@ class RequestContext(_message.Message):
 
     @_builtins.property
     def times(self) -> _inference_pb2.PhaseTimes:
-        """times say where its time went until it was placed. Never set yet."""
+        """times say where its time went until it was placed."""
 
     def __init__(
         self,

@@ -178,17 +178,15 @@ class Delivery:
     def _finish(self, completion: Completion, notice: FinishNotice | None, match: StopMatch | None) -> Finish:
         """End a completion and return its finish. A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
-        if notice is not None:
-            num_cached_tokens = notice.num_cached_tokens
-        else:
-            num_cached_tokens = self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
+        known = notice or self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
         return Finish(
             reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
             stop_text=None if match is None else match.stop_text,
             stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
             num_prompt_tokens=completion.stream.num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=0 if known is None else known.num_cached_tokens,
             num_output_tokens=completion.num_tokens,
+            times=None if known is None else known.times,
         )
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:

@@ -58,6 +58,9 @@ _SESSION_FULL_RETRY_S = 0.2
 _NO_HANDLE = 0  # of a request that is not submitted
 _CHANCE = SystemRandom()
 
+OnRefusal = Callable[[RecordId, str, str, SchedulerError], None]
+"""Takes the key, the model and the trace of a request, as they were sent, and why it is refused."""
+
 
 class Edge:
     """Serves clients. The composition root tells the backend to deliver to its `delivery`.
@@ -82,8 +85,13 @@ class Edge:
         self.delivery = Delivery(backend, self.requests)
         self._handles = itertools.count(1)
         self._drain_notice: DrainNotice | None = None
+        self._on_refusal: OnRefusal = lambda *_: None
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def on_refusal(self, tell: OnRefusal) -> None:
+        """Call back for every request that is refused."""
+        self._on_refusal = tell
 
     # Calls of clients
 
@@ -133,6 +141,13 @@ class Edge:
         InvalidRequestError for the key, DrainingError, StandbyError for what is new, QueueFullError,
         DuplicateRequestError, StaleAttachmentError.
         """
+        try:
+            return self._open(request, outbox)
+        except SchedulerError as error:
+            self._refused(request, error)
+            raise
+
+    def _open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
         key = key_of(request)
         check_key(key)
         self.require_open()
@@ -182,13 +197,17 @@ class Edge:
             await self.executors.until_synced(arrival)  # it may have lost the executors meanwhile
             if stream.state is StreamState.PREPARING:
                 self._run(stream, valid, token_ids, text_model)
-        except SchedulerError:
+        except SchedulerError as error:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
+                self._refused(stream.request, error)
                 raise
         except BaseException:
             self.requests.forget(stream)
             raise
+
+    def _refused(self, request: GenerateRequest, error: SchedulerError) -> None:
+        self._on_refusal(key_of(request), request.model, request.trace_parent, error)
 
     async def _prepare(
         self, request: GenerateRequest, came_s: float, max_seconds: float | None
@@ -313,13 +332,13 @@ class Edge:
             return self._explain_detached(key)
         if stream.state is StreamState.PREPARING:
             return Explanation(RequestState.WAITING, "its prompt is being tokenised", 0, 0, "", "", 0, 0)
-        return self.backend.views.explain(stream.running[0].key)
+        return self.backend.views.explain(stream.running[0].key, self.backend.now_s())
 
     def _explain_detached(self, key: RecordId) -> Explanation:
         found = []
         for index in range(MAX_COMPLETIONS):
             with contextlib.suppress(UnknownRequestError):
-                found.append(self.backend.views.explain(replace(key, index=index)))
+                found.append(self.backend.views.explain(replace(key, index=index), self.backend.now_s()))
         if not found:
             raise UnknownRequestError(f"this tenant has no request {key.request_id!r}; check the request_id")
         return next((one for one in found if one.state is not RequestState.FINISHED), found[0])

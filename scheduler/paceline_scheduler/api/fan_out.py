@@ -47,4 +47,5 @@ def _core_request(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int
         waited_s=valid.resumption.waited_s,
         origin=valid.origin,
         body_digest=valid.body_digest,
+        trace_parent=valid.trace_parent,
     )

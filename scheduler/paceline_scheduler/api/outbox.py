@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.plan.values import FinishReason, TokenLogprobs
+from paceline_scheduler.core.phases import PhaseTimes
 
 # What a message costs beside its tokens and text: ids, offsets, hashes, the sentence of an error.
 _DELTA_BYTES = 48
@@ -21,7 +22,9 @@ _MAX_HELD_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a completion as its client is told. At most one of the two `stop_` values is set."""
+    """The end of a completion as its client is told. At most one of the two `stop_` values is set; no `times`: some of
+    them are not known.
+    """
 
     reason: FinishReason
     stop_text: str | None
@@ -29,6 +32,7 @@ class Finish:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    times: PhaseTimes | None = None
 
 
 @dataclass(slots=True)

@@ -141,6 +141,11 @@ def _active(error: RetryableRefusalError | GivenUpError) -> dict[str, str]:
     return address | {"active_term": str(active.term)}
 
 
+def reason_of(error: SchedulerError) -> str:
+    """Return the reason that clients are told."""
+    return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)[1]
+
+
 def rpc_status(status: ErrorStatus) -> Status:
     details: list[Message] = [ErrorInfo(reason=status.reason, domain=DOMAIN, metadata=status.metadata)]
     if status.field_errors:

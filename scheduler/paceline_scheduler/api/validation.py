@@ -82,6 +82,7 @@ class ValidRequest:
     resumption: ValidResumption
     origin: bytes
     body_digest: bytes
+    trace_parent: str
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()  # filled in when they are tokenised
 
 
@@ -159,6 +160,7 @@ def validate(
         resumption=_resumption(request, model),
         origin=origin,
         body_digest=body_digest,
+        trace_parent=request.trace_parent,
     )
 
 

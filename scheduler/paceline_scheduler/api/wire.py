@@ -12,6 +12,7 @@ from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
+from paceline_scheduler.wire_phases import write_times
 
 # Output
 
@@ -70,6 +71,8 @@ def _finish(finish: Finish) -> inference_pb2.Finish:
             num_output_tokens=finish.num_output_tokens,
         ),
     )
+    if finish.times is not None:
+        message.times.CopyFrom(write_times(finish.times))
     if finish.stop_text is not None:
         message.stop_text = finish.stop_text
     elif finish.stop_token_id is not None:
@@ -91,6 +94,7 @@ def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> samplin
 
 
 def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
+    times = explanation.times
     return inference_pb2.ExplainResponse(
         state=inference_pb2.RequestState.ValueType(explanation.state),
         waiting_for=explanation.waiting_for,
@@ -100,6 +104,7 @@ def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
         executor=explanation.executor,
         num_computed_tokens=explanation.num_computed_tokens,
         num_output_tokens=explanation.num_output_tokens,
+        times=None if times is None else write_times(times),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.errors import SchedulerError
 
@@ -20,7 +21,7 @@ class RequestState(IntEnum):
 class Explanation:
     """Where a request is. `waiting_for` and `preemption_reason` are sentences, `executor` an address; all may be empty.
 
-    `queue_position` is how many requests are ahead of it; 0 when it runs.
+    `queue_position` is how many requests are ahead of it; 0 when it runs. No `times`: the core does not have it yet.
     """
 
     state: RequestState
@@ -31,6 +32,7 @@ class Explanation:
     executor: str
     num_computed_tokens: int
     num_output_tokens: int
+    times: PhaseTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

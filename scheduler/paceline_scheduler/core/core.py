@@ -102,7 +102,7 @@ class Core:
             case _:
                 raise AssertionError(f"no rule for {event}")
         addresses = tuple(state.executors.by_address) if to_plan is None else to_plan
-        return Effects(reply, outputs, addresses, state.requests.next_s())
+        return Effects(reply, outputs, addresses, state.requests.next_s(), state.take_ended())
 
     def plan(self, address: str, now: float) -> BatchPlan | None:
         """Return the next step of an executor, or None when there is nothing to do or enough is in flight."""
@@ -133,10 +133,10 @@ class Core:
             raise DivergenceError(
                 f"a result of step {result.step_id} came from an executor that this scheduler does not drive"
             )
-        applied = apply_result(executor, result)
+        applied = apply_result(executor, result, now)
         state.num_untested = 0
         for live in applied.ended:
-            state.requests.close(live)
+            state.close(live)
             state.count_output(live, now)
         for live in applied.left:
             if not live.is_orphan:

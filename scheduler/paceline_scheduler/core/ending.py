@@ -6,8 +6,8 @@ from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
 from paceline_scheduler.core.executor.state import ExecutorState
-from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
+from paceline_scheduler.core.live import LiveRequest, finish_notice
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, FinishNotice, Outputs
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
 from paceline_scheduler.core.queue.admission import deadline_misses, no_longer_served
 from paceline_scheduler.core.request_outputs import outputs_of
@@ -31,13 +31,13 @@ def detach(state: CoreState, handle: int, now: float) -> None:
         state.end(live, FinalRelease(state.num_output(live), FinishReason.CANCELLED), now)
 
 
-def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
-    """End a request for the edge; returns how many of its prompt tokens were cached."""
+def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> FinishNotice | None:
+    """End a request for the edge; returns its end, None for one that is not known."""
     live = state.requests.by_handle(handle)
     if live is None:
-        return 0
+        return None
     state.end(live, final, now)
-    return live.num_prompt_cached_tokens or 0
+    return finish_notice(live, final.reason, None, final.num_output_tokens)
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:

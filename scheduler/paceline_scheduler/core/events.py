@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.plan.values import FinishReason, RecordId, StepResult
+from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.outputs import Outputs, Resumed
+from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.tenant_limits import TenantLimits
@@ -31,12 +32,14 @@ class Effects(Generic[ReplyT]):
     """What an event caused: the answer, outputs for the edge, and when the next Tick is due, None for never.
 
     `executors_to_plan` are the addresses of executors that may have something new to do, the first of them first.
+    `ended` are the requests that it ended, with a listener or without.
     """
 
     reply: ReplyT
     outputs: Outputs
     executors_to_plan: tuple[str, ...]
     wake_at: float | None
+    ended: tuple[EndedRequest, ...] = ()
 
 
 # Requests
@@ -71,11 +74,11 @@ class Detach(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class End(Event[int]):
+class End(Event[FinishNotice | None]):
     """The edge ends a request: a stop text was found, or the client went away.
 
-    Its record is cut to `num_output_tokens`. Answers how many tokens of its prompt came from the prefix cache. Unknown
-    handles are ignored: the request may just have ended by itself.
+    Its record is cut to `num_output_tokens`. Answers its end; None for an unknown handle, which is ignored: the request
+    may just have ended by itself.
     """
 
     handle: int

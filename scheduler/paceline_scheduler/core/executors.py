@@ -7,6 +7,7 @@ the link packs and unpacks it.
 from dataclasses import dataclass, fields
 
 from paceline.plan.values import NO_TAGS, BlockTags, FailedStep, Int32Array, NewRequest, RowState, StepPoint, Welcome
+from paceline_scheduler.core.phases import NO_TIMES, PhaseTimes
 from paceline_scheduler.core.request import Request
 
 
@@ -63,7 +64,7 @@ class ExecutorDescription:
 class RequestContext:
     """What a scheduler left with an executor about a request it placed, for whoever drives the executor next.
 
-    `request` has neither handle nor deadline; `deadline_left_s` and `waited_s` are of the moment it was placed.
+    `request` has neither handle nor deadline. `deadline_left_s`, `waited_s`, `times`: when it was placed.
     """
 
     request: Request
@@ -73,6 +74,7 @@ class RequestContext:
     num_executor_deaths: int
     last_death_offset: int | None
     num_prompt_cached_tokens: int
+    times: PhaseTimes = NO_TIMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

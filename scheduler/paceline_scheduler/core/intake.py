@@ -9,6 +9,7 @@ from paceline.plan.hashes import HASH_START
 from paceline_scheduler.core import recovery
 from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Resumed
+from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.queue.admission import check_fits, check_queue
 from paceline_scheduler.core.request import Request, ResumePoint, Resumption
 from paceline_scheduler.core.requests.resuming import ResumeMode, prior_of, resume_mode
@@ -86,7 +87,7 @@ def _resume_mode(state: CoreState, resumption: Resumption) -> tuple[LiveRequest 
 def _go_on(state: CoreState, resumption: Resumption, live: LiveRequest | None, mode: ResumeMode, now: float) -> Resumed:
     assert live is not None, "what is not known is begun"
     if mode is ResumeMode.ATTACH:
-        return recovery.join(state, live, resumption)
+        return recovery.join(state, live, resumption, now)
     return recovery.restart(state, live, resumption, now)
 
 
@@ -134,7 +135,7 @@ def _newcomer(state: CoreState, resumption: Resumption, arrival_number: int, now
     return LiveRequest(
         request,
         queue_key_of(request, arrival_number, submitted_s),
-        submitted_s,
+        PhaseClock.begin(now - request.waited_s, was_placed=point.last_attempt > 0 or len(prior) > 0),
         attempt=max(point.last_attempt, 0 if before is None else before.attempt),
         output=RetainedOutput(prior, output_hash, logprobs),
     )

@@ -8,6 +8,7 @@ import numpy as np
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.outputs import FinishNotice
+from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.retained import RetainedOutput
@@ -93,7 +94,7 @@ class LiveRequest:
 
     request: Request
     queue_key: QueueKey
-    submitted_s: float
+    phases: PhaseClock
     status: Status = Status.WAITING
     attempt: int = 0
     held: HeldRow | None = None
@@ -135,6 +136,7 @@ class LiveRequest:
             self,
             status=Status.FINISHED,
             output=replace(self.output),
+            phases=replace(self.phases),
             preemptions=replace(self.preemptions),
             suspicion=replace(self.suspicion),
             final=FinalRelease(self.num_output_tokens, FinishReason.ERROR),
@@ -211,12 +213,14 @@ class LiveRequest:
 
 
 def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | None, num_output: int) -> FinishNotice:
+    """Its clock was stopped before."""
     return FinishNotice(
         reason=reason,
         stop_token_id=stop_token_id,
         num_prompt_tokens=live.num_prompt_tokens,
         num_cached_tokens=live.num_prompt_cached_tokens or 0,
         num_output_tokens=num_output,
+        times=live.phases.whole_times(),
     )
 
 

@@ -5,19 +5,28 @@ An element belongs to the request whose `handle` stands at the same index. Handl
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.plan.values import Int32Array, TokenLogprobs, UInt64Array
+from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import RequestFailedError
+
+Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class FinishNotice:
-    """The end of a request: the number of its output tokens that count, and what the device saw."""
+    """The end of a request: the number of its output tokens that count, what the device saw, and where its time went;
+    None if a former scheduler knew that.
+    """
 
     reason: int  # FinishReason
     stop_token_id: int | None
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    times: PhaseTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,9 @@ class TokenOutputs:
     attempts: Int32Array  # [num_requests]
     rolling_hashes: UInt64Array  # [num_requests] after the last new token
     finishes: dict[int, FinishNotice] = field(default_factory=dict)  # by handle
+    intervals_s: Float64Array = field(default_factory=lambda: np.zeros(0))  # [num_requests] since the token before,
+    # NaN where there was none; or empty: not of a step
+    first_tokens_s: dict[int, float] = field(default_factory=dict)  # by handle, how long the first token took
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by handle, with offset 0
 

@@ -12,6 +12,7 @@ from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.outputs import Failure, Outputs, Resumed
+from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.requests.adoption import adopted, has_ended_elsewhere, is_adoptable, outranks
@@ -48,7 +49,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
             live = _claim(state, seen, description.model, is_new, now)
             if live is not None:
                 wanted[seen.record_id] = live
-    executor, recovered = rebuild(description, snapshot, wanted)
+    executor, recovered = rebuild(description, snapshot, wanted, now)
     if before is not None:
         executor.inherit(before)
         if not is_new:
@@ -61,7 +62,7 @@ def _attach(state: CoreState, description: ExecutorDescription, snapshot: Snapsh
     state.executors.attach(executor)
     for live in wanted.values():
         if live.final is not None:
-            state.requests.close(live)
+            state.close(live)
         if live.held is None:
             state.wait_again(live, now)
     failures = _blame_all(state, blamed, now)
@@ -100,13 +101,14 @@ def _lose(state: CoreState, address: str, now: float) -> tuple[Failure, ...]:
     return failures
 
 
-def join(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+def join(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
     """Deliver a request to a client that has come back, from the token it lacks on."""
     request, offset = resumption.request, resumption.point.resume_from
     output = state.output_of(live)
     # What is left of the request may be an older attempt than the client has seen: what follows must not look older.
     live.attempt = max(live.attempt, resumption.point.last_attempt)
     if live.final is None:
+        live.phases.fill_in(request.waited_s, now)
         state.requests.listen(live, request)
         if live.held is not None:
             state.executors.by_address[live.held.address].deliver_to(live.held.row, request.handle, live.attempt)
@@ -129,7 +131,8 @@ def restart(state: CoreState, live: LiveRequest, resumption: Resumption, now: fl
         return ended
     if live.held is None:
         state.executors.forget_records(live.request.key)  # they hold the other output
-    state.unplace(live)
+    state.unplace(live, now)
+    live.phases.fill_in(resumption.request.waited_s, now)
     prior = prior_of(resumption.point)
     live.output.go_on_from(prior)
     live.output.forget_logprobs()
@@ -145,7 +148,8 @@ def ended_by_prior(state: CoreState, resumption: Resumption) -> Resumed | None:
     reason = end_of_prior(request, prior, _num_allowed(state, request))
     if reason is FinishReason.NONE:
         return None
-    live = LiveRequest(request, queue_key_of(request, 0, 0.0), 0.0, attempt=resumption.point.last_attempt)
+    clock = PhaseClock(0.0, 0.0, is_partial=True)
+    live = LiveRequest(request, queue_key_of(request, 0, 0.0), clock, attempt=resumption.point.last_attempt)
     return Resumed(prior, outputs_of(live, len(prior), prior[:0], rolling_hash(HASH_START, prior), reason))
 
 
@@ -162,7 +166,7 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
     live = state.requests.by_key(seen.record_id)
     if live is not None and live.final is None:
         if not (is_new and is_adoptable(seen) and has_ended_elsewhere(seen, live)):
-            return _switch(state, live, seen)
+            return _switch(state, live, seen, now)
         state.give_up(live, now)
         state.replace_previous(live)
         live = None
@@ -183,12 +187,12 @@ def _claim(state: CoreState, seen: SeenRow, model: str, is_new: bool, now: float
     return live
 
 
-def _switch(state: CoreState, live: LiveRequest, seen: SeenRow) -> LiveRequest | None:
+def _switch(state: CoreState, live: LiveRequest, seen: SeenRow, now: float) -> LiveRequest | None:
     """Move a request to this row if it counts for more than where the request is."""
     here = state.output_of(live)
     if not outranks(seen, live, here):
         return None
-    state.unplace(live)
+    state.unplace(live, now)
     live.attempt = seen.attempt
     if live.detached_until_s is not None:  # nobody has been told anything yet
         live.output.go_on_from(seen.output_token_ids)
@@ -213,7 +217,7 @@ def _try_again(
         return (Failure(culprit.request.handle, StepFailedError(description.failed_step.message)),)
     others = (other for other in state.executors.serving(description.model) if other.description is not description)
     if culprit.held is not None and any(culprit.fits(other.description) for other in others):
-        state.unplace(culprit)
+        state.unplace(culprit, now)
         state.waiting.add(culprit)
     return ()
 

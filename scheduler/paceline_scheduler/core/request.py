@@ -21,7 +21,8 @@ class Request:
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
     `waited_s` the time since the request was first submitted. `origin` is the request as sent without its prompt;
-    `body_digest` the BLAKE2b-128 digest of all of it but what changes from one attachment to the next.
+    `body_digest` the BLAKE2b-128 digest of all of it but what changes from one attachment to the next; its first trace
+    is `trace_parent`.
     """
 
     handle: int
@@ -46,6 +47,7 @@ class Request:
     waited_s: float = 0.0
     origin: bytes = b""
     body_digest: bytes = b""
+    trace_parent: str = ""
 
     def is_of(self, body_digest: bytes, model: str) -> bool:
         return (self.body_digest, self.model) == (body_digest, model)

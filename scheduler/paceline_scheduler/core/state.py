@@ -4,6 +4,7 @@ The one place that keeps them in step with each other. Decides nothing.
 """
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, RecordId
+from paceline_scheduler.core.ended import EndedRequest, ended_request
 from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import sync_from_row
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
@@ -34,6 +35,7 @@ class CoreState:
         self.num_untested = 0  # late requests refused since a step last showed how long steps take
         self.first_attached_s: float | None = None
         self.num_plannings += 1
+        self._ended: list[LiveRequest] = []  # by the event that happens
 
     @property
     def limits_in_force(self) -> LimitValues:
@@ -57,7 +59,8 @@ class CoreState:
 
     def end(self, live: LiveRequest, final: FinalRelease, now: float) -> None:
         """End an open request: deliver nothing more, and release its row with the next plan."""
-        self.requests.close(live)
+        live.phases.stop(now)
+        self.close(live)
         if live.held is not None:
             self.executors.by_address[live.held.address].end_row(live.held.row, final)
             self.count_output(live, now)
@@ -71,6 +74,18 @@ class CoreState:
         """Count the output of a request that has just ended for its tenant."""
         assert live.final is not None, "it has ended"
         self.tenants.take(live.request.key.tenant, 0, live.final.num_output_tokens, now)
+
+    def close(self, live: LiveRequest) -> None:
+        """Deliver nothing more for a request whose end was decided."""
+        if self.requests.is_open(live):
+            self._ended.append(live)
+        self.requests.close(live)
+
+    def take_ended(self) -> tuple[EndedRequest, ...]:
+        if not self._ended:
+            return ()
+        ended, self._ended = self._ended, []
+        return tuple(map(ended_request, ended))
 
     def give_up(self, live: LiveRequest, now: float) -> None:
         self.end(live, FinalRelease(self.num_output(live), FinishReason.ERROR), now)
@@ -89,10 +104,12 @@ class CoreState:
         if live.status is Status.FINISHED:
             self.forget(live, now)
         else:
+            live.phases.leave_row(now)
             self.waiting.add(live)
 
-    def unplace(self, live: LiveRequest) -> None:
+    def unplace(self, live: LiveRequest, now: float) -> None:
         """Take a request off its row or out of the queue, without ending it."""
+        live.phases.leave_row(now)
         if live.held is not None:
             self.executors.by_address[live.held.address].orphan(live.held.row)
         elif live.status is Status.WAITING:

@@ -9,6 +9,7 @@ from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status, queue_key_of
+from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.queue.admission import check_wait, deadline_misses, queue_full, retry_after_s
 from paceline_scheduler.core.queue.explain import estimate, explain
 from paceline_scheduler.core.request import Request
@@ -44,7 +45,7 @@ class CoreViews:
     def estimate(self, request: Request, now: float) -> Estimate:
         """Estimate a request as if it were submitted now; a refusal is part of the answer."""
         state = self._state
-        live = LiveRequest(request, queue_key_of(request, state.num_arrivals + 1, now), now)
+        live = LiveRequest(request, queue_key_of(request, state.num_arrivals + 1, now), PhaseClock.begin(now))
         serving = state.executors.serving(request.model)
         refusal: SchedulerError | None = None
         try:
@@ -69,7 +70,7 @@ class CoreViews:
         live = self._state.requests.by_key(key) or self._state.requests.retained(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
-    def explain(self, key: RecordId) -> Explanation:
+    def explain(self, key: RecordId, now: float) -> Explanation:
         """Raises UnknownRequestError."""
         state = self._state
         live = state.requests.by_key(key)
@@ -79,7 +80,7 @@ class CoreViews:
             )
         position = state.waiting.position(live) if live.status is Status.WAITING else 0
         queue = state.waiting.of_model(live.request.model)
-        return explain(live, state.executors.by_address, queue, position, state.limits)
+        return explain(live, state.executors.by_address, queue, position, state.limits, now)
 
     def waiting_requests(self) -> tuple[LiveRequest, ...]:
         return self._state.waiting.all()
@@ -87,6 +88,10 @@ class CoreViews:
     def num_waiting(self) -> tuple[int, int]:
         """In requests and in prompt tokens."""
         return self._state.waiting.num_requests, self._state.waiting.num_tokens
+
+    def num_waiting_by_model(self) -> dict[str, int]:
+        waiting = self._state.waiting
+        return {model: len(waiting.of_model(model)) for model in waiting.models()}
 
     def num_unfinished(self) -> int:
         return len(self._state.requests)

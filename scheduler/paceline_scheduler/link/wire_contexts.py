@@ -16,6 +16,7 @@ from paceline.plan.values import BatchPlan, RecordId, ToExecutor
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.wire_phases import read_times, write_times
 
 _MAX_SALT_BYTES = 128
 _M = TypeVar("_M", bound=ToExecutor)
@@ -50,6 +51,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
         num_executor_deaths=context.num_executor_deaths,
         last_death_offset=context.last_death_offset if context.HasField("last_death_offset") else None,
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
+        times=read_times(context.times),
     )
 
 
@@ -88,6 +90,7 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
         is_resumable=sent.resumable,
         origin=sent.SerializeToString(),
         body_digest=context.body_digest,
+        trace_parent=sent.trace_parent,
     )
 
 
@@ -101,6 +104,7 @@ def write_context(context: RequestContext) -> bytes:
         num_executor_deaths=context.num_executor_deaths,
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
         last_death_offset=context.last_death_offset,
+        times=write_times(context.times),
         settings=_settings(request),
     )
     message.request.ParseFromString(request.origin)

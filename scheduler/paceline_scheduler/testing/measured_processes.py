@@ -37,15 +37,16 @@ async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterat
     with NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"points": [{"num_tokens": 1, "duration_us": step_ms * 1e3}]}, file)
         file.flush()
-        own = ("--runner", "simulated", "--step-times", file.name, "--port", "0", "--health-port", "0")
-        async with module_process("paceline_executor", *own, *options) as process:
+        ports = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
+        own = ("--runner", "simulated", "--step-times", file.name)
+        async with module_process("paceline_executor", *own, *ports, *options) as process:
             yield f"127.0.0.1:{(await event(process, 'ready'))['port']}"
 
 
 @asynccontextmanager
 async def scheduler_of(address: str, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """Run a scheduler of one executor until the block ends; yields it, ready, with the event that names its ports."""
-    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0")
+    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
     async with module_process("paceline_scheduler", *ports, "--executors", address, *options) as process:
         yield process, await event(process, "ready")
 

@@ -37,6 +37,7 @@ class SchedulerTestProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "paceline_scheduler", "--port", "0", "--admin-port", "0", "--health-port", "0"),
+                *("--metrics-port", "0"),
                 *("--cache-dir", os.devnull),  # where nothing can be kept: every test finds the same
                 *arguments,
                 stdout=stdout,

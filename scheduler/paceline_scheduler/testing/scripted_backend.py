@@ -117,7 +117,7 @@ class _ScriptedViews(CoreViews):
         return known.request if known is not None and known.request.is_of(body_digest, model) else None
 
     @override
-    def explain(self, key: RecordId) -> Explanation:
+    def explain(self, key: RecordId, now: float) -> Explanation:
         """Find every running request at the head of a queue."""
         num_output = len(self._backend.outputs.running(key).token_ids)
         return Explanation(RequestState.WAITING, f"a row for {key.index}", 1, 2, "it was big", "", 3, num_output)
@@ -269,15 +269,14 @@ class ScriptedBackend:
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
-    def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
+    def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> FinishNotice | None:
         """Remember an end; a former listener's has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
-            return 0
+            return None
         self.asked.ended.append((handle, num_output_tokens, reason))
         del output.token_ids[num_output_tokens:]
-        output.end(reason, None, self.num_cached_tokens)
-        return self.num_cached_tokens
+        return output.end(reason, None, self.num_cached_tokens)
 
     def _cancel(self, key: RecordId) -> None:
         output = self.outputs.running(key)

@@ -91,7 +91,7 @@ class System:
                 executors.append(await _Process.start("cold_start.executor", *device))
                 stack.push_async_callback(executors[-1].kill)
             addresses = [(await executor.line("listening")).split()[-1] for executor in executors]
-            port, admin, health = _free_ports()
+            port, admin, health, metrics = _free_ports()
             cache_dir = stack.enter_context(tempfile.TemporaryDirectory())
             own = (
                 "--cache-dir",
@@ -102,6 +102,8 @@ class System:
                 str(admin),
                 "--health-port",
                 str(health),
+                "--metrics-port",
+                str(metrics),
             )
             system = System(executors, addresses, own, f"127.0.0.1:{port}")
             stack.push_async_callback(system.kill_scheduler)
@@ -145,9 +147,9 @@ class System:
         return parts | {"attached to all": attached, "first plan": min(plans), "first plan of all": max(plans)}
 
 
-def _free_ports() -> tuple[int, int, int]:
+def _free_ports() -> tuple[int, int, int, int]:
     """Return ports that are free now, outside of the range that the system gives out by itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         first = 21000 + probe.getsockname()[1] % 5000
-    return first, first + 1, first + 2
+    return first, first + 1, first + 2, first + 3

@@ -42,7 +42,7 @@ def running_system() -> Iterator[Addresses]:
 def scheduler_cold_start_s() -> float:
     """Return the time from starting the scheduler's process until its port takes connections."""
     port = _free_port()
-    ports = ["--port", str(port), "--admin-port", str(port + 1), "--health-port", str(port + 2)]
+    ports = ["--port", str(port), "--admin-port", str(port + 1), "--health-port", str(port + 2), "--metrics-port", "0"]
     start = time.perf_counter()
     process = subprocess.Popen(
         [str(_BIN / "paceline-scheduler"), "--executors", "127.0.0.1:1", *ports], stdout=subprocess.DEVNULL

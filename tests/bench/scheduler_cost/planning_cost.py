@@ -1,8 +1,8 @@
 """What planning costs: `python -m scheduler_cost.planning_cost [--num-rows 256] [--num-waiting 10000]`.
 
 Runs steps of a full batch that only decodes, against an executor that answers at once, and prints the scheduler's own
-CPU time per step: planning it and applying its result, without network and without the edge. With requests that wait it
-also prints the process's memory.
+CPU time per step: planning it, applying its result, and counting both for metrics, without network and edge. With
+requests that wait it also prints the process's memory.
 """
 
 import argparse
@@ -13,27 +13,31 @@ import time
 import numpy as np
 
 from paceline.plan.values import BatchPlan, RecordId, SamplingParams, StepPoint, StepResult, StepTimings
+from paceline.process.metrics import Meter
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import ExecutorAttached, StepFinished, Submit
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.request import Request
+from paceline_scheduler.observers.definitions import COUNTED
+from paceline_scheduler.observers.serving import ServingObserver
 
 _ADDRESS = "here"
 _PROMPT_TOKENS = 64
 _WAITING_PROMPT_TOKENS = 2000
 
 
-def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[float, float]]:
-    """Return (planning, applying) times in microseconds of decode-only steps with `num_rows` running requests.
+def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[float, float, float]]:
+    """Return (planning, applying, counting) times in microseconds of decode-only steps with `num_rows` requests.
 
     `num_waiting` more wait behind them, with prompts of 2,000 tokens.
     """
     limits = CoreLimits(
         max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
     )
-    core = Core(limits)
-    core.apply(ExecutorAttached(_description(num_rows, num_steps), Snapshot()), 0.0)
+    core, observer = Core(limits), ServingObserver(Meter(COUNTED))
+    attached = ExecutorAttached(_description(num_rows, num_steps), Snapshot())
+    observer.saw(attached, 0.0, core.apply(attached, 0.0))
     for handle in range(num_rows):
         # Prompts of different lengths, so that about as many rows begin a new block in every step.
         core.apply(Submit((_request(handle, _PROMPT_TOKENS + handle % 16),)), now=0.0)
@@ -42,7 +46,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
     for handle in range(num_rows, num_rows + num_waiting):
         core.apply(Submit((_request(handle, _WAITING_PROMPT_TOKENS),)), now=0.0)
     times = []
-    num_measured = 0
+    num_measured, now = 0, 0.0
     while num_measured < num_steps:
         start = time.thread_time_ns()
         plan = core.plan(_ADDRESS, 0.0)
@@ -50,10 +54,15 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         assert plan is not None, "requests without an end are always planned"
         result = _result(plan, core)
         received = time.thread_time_ns()
-        core.apply(StepFinished(_ADDRESS, result), 0.0)
+        finished = StepFinished(_ADDRESS, result)
+        effects = core.apply(finished, now)
         applied = time.thread_time_ns()
+        observer.saw(finished, now, effects)
+        observer.planned(_ADDRESS, now, plan, planned - start)
+        counted = time.thread_time_ns()
+        now += 0.01
         if len(plan.rows) == num_rows and plan.num_tokens == num_rows:
-            times.append(((planned - start) / 1e3, (applied - received) / 1e3))
+            times.append(((planned - start) / 1e3, (applied - received) / 1e3, (counted - applied) / 1e3))
             num_measured += 1
     return times
 
@@ -66,15 +75,14 @@ def main() -> None:
     parser.add_argument("--num-waiting", type=int, default=0, help="requests of 2,000 tokens that wait (default 0)")
     arguments = parser.parse_args()
     times = measure(arguments.num_rows, arguments.num_steps, arguments.num_waiting)
-    totals = sorted(plan + apply for plan, apply in times)
-    plan_us = statistics.median(plan for plan, _ in times)
-    apply_us = statistics.median(apply for _, apply in times)
+    totals = sorted(map(sum, times))
+    plan_us, apply_us, count_us = map(statistics.median, zip(*times, strict=True))
     print(
-        f"{arguments.num_rows} rows: {statistics.median(totals):.0f} us per step "
-        f"(plan {plan_us:.0f}, apply {apply_us:.0f}), p99 {totals[int(len(totals) * 0.99)]:.0f} us"
+        f"{arguments.num_rows} rows: {statistics.median(totals):.0f} us per step (plan {plan_us:.0f}, "
+        f"apply {apply_us:.0f}, count {count_us:.0f}), p99 {totals[int(len(totals) * 0.99)]:.0f} us"
     )
     if arguments.num_waiting:
-        plans = sorted(plan for plan, _ in times)
+        plans = sorted(plan for plan, *_ in times)
         memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
             f"{arguments.num_waiting} requests wait: plan p99 {plans[int(len(plans) * 0.99)]:.0f} us, "

@@ -166,7 +166,8 @@ def test_a_process_with_a_damaged_model_never_listens_for_long(sound, tmp_path, 
         data = bytearray(path.read_bytes())
         data[data.index(b"blk.1.ffn_up.weight") + 24] ^= 0x40  # the innermost dimension of its shape
         path.write_bytes(data)
-    command = [sys.executable, "-m", "paceline_executor", "--model", str(path), "--port", "0", "--health-port", "0"]
+    command = [sys.executable, "-m", "paceline_executor", "--model", str(path), "--metrics-port", "0"]
+    command += ["--port", "0", "--health-port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == ExitCode.MODEL

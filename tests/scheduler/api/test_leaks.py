@@ -89,7 +89,7 @@ async def test_streams_that_end_in_every_way_leave_nothing_behind(capsys):
 async def test_ten_thousand_streams_leave_processes_as_they_were(capsys):
     """Descriptors, threads and memory of scheduler and executor after 10,000 are what they were after 2,000."""
     async with AsyncExitStack() as stack:
-        options = ("--runner", "simulated", "--port", "0", "--health-port", "0")
+        options = ("--runner", "simulated", "--port", "0", "--health-port", "0", "--metrics-port", "0")
         executor = await stack.enter_async_context(module_process("paceline_executor", *options))
         address = f"127.0.0.1:{(await event(executor, 'ready'))['port']}"
         scheduler, ready = await stack.enter_async_context(scheduler_of(address))

@@ -8,12 +8,13 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from structlog.testing import capture_logs
 
+from paceline.plan.values import FinishReason
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.inference_pb2_grpc import InferenceServiceStub
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
-from paceline_scheduler.errors import InvalidRequestError, NoExecutorError
+from paceline_scheduler.errors import InvalidRequestError, NoExecutorError, UnknownModelError
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.testing.edge_server import serve_edge
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -51,6 +52,26 @@ async def refusal(awaitable):
     kinds = (ErrorInfo, BadRequest, RetryInfo)
     details = {kind: kind.FromString(d.value) for d in packed.details for kind in kinds if d.Is(kind.DESCRIPTOR)}
     return caught.value.code(), caught.value.details(), details
+
+
+async def test_every_refusal_is_told_once_with_its_reason(server, stub):
+    """Whether it is refused before its prompt is read, or after; what is taken is not told."""
+    told = []
+    server.edge.on_refusal(lambda key, model, trace, error: told.append((key.request_id, model, trace, type(error))))
+    await refusal(stub.Generate(pb.GenerateRequest(request_id="a" * 1000, text="x")).read())
+    await refusal(stub.Generate(pb.GenerateRequest(request_id="b", text="x", model="none", trace_parent="t")).read())
+    server.backend.refusal = NoExecutorError("no executor", 1.0)
+    await refusal(stub.Generate(pb.GenerateRequest(request_id="c", text="x")).read())
+    running = stub.Generate(pb.GenerateRequest(request_id="d", text="x"))
+    request = await server.backend.next_request()
+    server.backend.step({request.handle: [5]}, {request.handle: FinishReason.LENGTH})
+    assert [message async for message in running]
+    kinds = [
+        ("a" * 1000, "", "", InvalidRequestError),
+        ("b", "none", "t", UnknownModelError),
+        ("c", "", "", NoExecutorError),
+    ]
+    assert told == kinds
 
 
 async def test_a_standby_refuses_what_is_new_before_it_looks_at_it(server, stub):

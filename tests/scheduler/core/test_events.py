@@ -148,7 +148,7 @@ def test_views_change_nothing(harness):
     """Whatever is asked, of whatever request."""
     views, before = harness.views, fingerprint(harness.core)
     for request in (RUNNING, ABANDONED):
-        views.explain(request.key)
+        views.explain(request.key, harness.clock())
         assert views.known(request.key, request.body_digest, request.model) is not None
     views.estimate(make_request(5, 5), harness.clock())
     views.estimate(make_request(5, 10_000, deadline_s=0.0), harness.clock())

@@ -148,7 +148,7 @@ def test_an_executor_that_an_operator_drained_is_taken_back():
     for _ in range(3):
         harness.step("executor-0")
     assert harness.views.counts("executor-0").num_running_requests == 2
-    assert harness.views.explain(running.key).preemption_reason == ""
+    assert harness.views.explain(running.key, harness.clock()).preemption_reason == ""
     assert harness.views.counts("executor-1").num_running_requests == 0
     harness.finish()
     assert outputs(harness) == {request.handle: expected_output(request) for request in (running, waiting)}
@@ -185,7 +185,7 @@ def test_a_move_does_not_count_as_a_preemption():
     harness.views.executor("executor-1").draining = False
     harness.feed(DrainExecutor("executor-0"))
     harness.step("executor-0")
-    explanation = harness.views.explain(request.key)
+    explanation = harness.views.explain(request.key, harness.clock())
     assert explanation.num_preemptions == 0
     assert explanation.preemption_reason == "executor-0 is being drained"
 

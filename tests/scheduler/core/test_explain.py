@@ -21,7 +21,7 @@ def test_a_running_request_names_its_executor_and_how_far_it_is():
     harness.submit(request)
     harness.step()
     harness.step()
-    explanation = harness.views.explain(request.key)
+    explanation = harness.views.explain(request.key, harness.clock())
     assert explanation.state is RequestState.RUNNING
     assert (explanation.executor, explanation.waiting_for, explanation.queue_position) == ("executor-0", "", 0)
     assert (explanation.num_computed_tokens, explanation.num_output_tokens) == (6, 2)
@@ -33,7 +33,7 @@ def test_a_waiting_request_names_its_position_and_what_the_first_in_line_waits_f
     requests = [make_request(3, 9) for _ in range(3)]
     harness.submit(*requests)
     harness.step()
-    second, third = (harness.views.explain(request.key) for request in requests[1:])
+    second, third = (harness.views.explain(request.key, harness.clock()) for request in requests[1:])
     assert (second.state, second.queue_position) == (RequestState.WAITING, 0)
     assert second.waiting_for == "every row of executor-0 is taken (1)"
     assert third.queue_position == 1
@@ -54,7 +54,7 @@ def test_a_request_without_room_in_the_pool_says_how_much_is_missing(pool, runni
     harness.step()
     request = make_request(*waiting)
     harness.submit(request)
-    assert sentence in harness.views.explain(request.key).waiting_for
+    assert sentence in harness.views.explain(request.key, harness.clock()).waiting_for
 
 
 def test_a_request_waits_for_executors_by_name():
@@ -64,7 +64,10 @@ def test_a_request_waits_for_executors_by_name():
     harness.submit(request)
     harness.feed(StreamEnded("executor-0"))
     harness.feed(DrainExecutor("executor-1"))
-    assert harness.views.explain(request.key).waiting_for == "executor-0 has to attach; executor-1 is being drained"
+    assert (
+        harness.views.explain(request.key, harness.clock()).waiting_for
+        == "executor-0 has to attach; executor-1 is being drained"
+    )
 
 
 def test_a_preempted_request_says_why_and_how_often():
@@ -76,7 +79,7 @@ def test_a_preempted_request_says_why_and_how_often():
     harness.step()
     while not harness.views.num_waiting()[0]:
         harness.step()
-    explanation = harness.views.explain(requests[1].key)
+    explanation = harness.views.explain(requests[1].key, harness.clock())
     assert (explanation.state, explanation.num_preemptions) == (RequestState.PREEMPTED, 1)
     assert "all 8 blocks of executor-0 were taken" in explanation.preemption_reason
     assert explanation.num_output_tokens > 0
@@ -89,7 +92,7 @@ def test_what_has_left_is_unknown():
     harness.submit(request)
     harness.finish()
     with pytest.raises(UnknownRequestError):
-        harness.views.explain(request.key)
+        harness.views.explain(request.key, harness.clock())
 
 
 class TimedHarness(CoreHarness):

@@ -149,7 +149,7 @@ def test_a_preemption_that_never_ran_does_not_count():
             harness.feed(StreamEnded("executor-0"))
             harness.executors["executor-0"].drop_waiting()
             harness.attach("executor-0")
-            assert all(harness.views.explain(request.key).num_preemptions == 0 for request in requests)
+            assert all(harness.views.explain(request.key, harness.clock()).num_preemptions == 0 for request in requests)
             break
         harness.run()
         harness.complete()

@@ -108,7 +108,7 @@ def test_what_was_acknowledged_is_not_kept():
     assert not harness.executors[FIRST].records
     harness.succeed()
     with pytest.raises(UnknownRequestError):
-        harness.views.explain(request.key)
+        harness.views.explain(request.key, harness.clock())
 
 
 def test_a_request_that_cannot_be_resumed_is_let_go():
@@ -234,7 +234,7 @@ def test_a_preempted_request_waits_on():
     harness.feed(ExecutorLost(FIRST))
     harness.feed(ExecutorRemoved(FIRST))
     harness.feed(ExecutorAttached(description, Snapshot(rows=(record,))))
-    assert harness.views.explain(request.key).state is RequestState.WAITING
+    assert harness.views.explain(request.key, harness.clock()).state is RequestState.WAITING
     harness.client.token_ids[request.handle] = live.output.token_ids.tolist()
     harness.resume(again(request))
     harness.finish()

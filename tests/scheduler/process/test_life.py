@@ -177,6 +177,18 @@ async def test_health_follows_the_executors_on_every_port():
         assert (await process.ended())[0] == 0
 
 
+async def test_metrics_are_shown_where_the_log_says():
+    """With what the executor has done, until the process ends."""
+    async with deployment() as (_, process, channel):
+        await generate(channel, a_request(3, 40))
+        port = (await process.event("listening"))["metrics_port"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    assert b'paceline_generation_tokens_total{model_name="simulated"} 40.0' in answer
+
+
 async def test_a_lost_executor_makes_the_scheduler_unready_and_its_return_ready_again():
     """Requests wait meanwhile and get the right tokens in the end."""
     async with deployment() as (executor, process, channel):

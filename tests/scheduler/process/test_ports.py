@@ -8,7 +8,7 @@ import pytest
 from paceline_scheduler.config import parse_config
 from paceline_scheduler.servicer_ports import SchedulerPorts
 
-_ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0")
+_ANY_PORT = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
 
 
 class Echo(grpc.GenericRpcHandler):

@@ -84,12 +84,12 @@ def test_a_wrong_option_ends_the_process_with_one_line():
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("option", ["--port", "--admin-port", "--health-port"])
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--health-port", "--metrics-port"])
 def test_a_port_in_use_ends_the_process_with_one_line(option):
     """It names the option to change, with exit code 4."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        free = dict.fromkeys(("--port", "--admin-port", "--health-port"), "0") | {option: str(port)}
+        free = dict.fromkeys(("--port", "--admin-port", "--health-port", "--metrics-port"), "0") | {option: str(port)}
         done = run_scheduler("--executors", "127.0.0.1:1", *(word for pair in free.items() for word in pair))
     assert done.returncode == 4
     (line,) = done.stderr.splitlines()
@@ -137,7 +137,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 from paceline_scheduler.__main__ import main
-main(["--executors", "127.0.0.1:1", "--port", "0", "--admin-port", "0", "--health-port", "0"])
+main(["--executors", "127.0.0.1:1", "--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0"])
 """
 
 

@@ -140,9 +140,9 @@ def _commit_confirmed(
     return plan
 
 
-def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption) -> Resumed:
+def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
     point = ResumePoint(0, HASH_START, resumption.point.last_attempt)
-    return _join(state, live, Resumption(resumption.request, point))
+    return _join(state, live, Resumption(resumption.request, point), now)
 
 
 def _holds_as_many(output: Int32Array, point: ResumePoint) -> bool:

@@ -23,6 +23,7 @@ from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.executors import ExecutorDescription, SeenRow, Snapshot
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status, queue_key_of, retain_logprobs
 from paceline_scheduler.core.outputs import TokenOutputs
+from paceline_scheduler.core.phases import Phase, PhaseClock
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.request_outputs import outputs_of
 from paceline_scheduler.core.retained import RetainedOutput
@@ -31,7 +32,7 @@ _FOREIGN_SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.
 
 
 def rebuild(
-    description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest]
+    description: ExecutorDescription, snapshot: Snapshot, wanted: Mapping[RecordId, LiveRequest], now: float
 ) -> tuple[ExecutorState, list[tuple[LiveRequest, TokenOutputs]]]:
     """Return the executor's state, and the tokens that its rows hold beyond what the scheduler knew. `wanted` are the
     requests that were there, or should go on from the snapshot, with their known output. Those without a row in the
@@ -41,7 +42,7 @@ def rebuild(
     recovered = []
     for seen in snapshot.rows:
         if seen.row is None:
-            outputs = _catch_up(wanted.get(seen.record_id), seen)
+            outputs = _catch_up(wanted.get(seen.record_id), seen, now)
             if outputs is not None:
                 recovered.append((wanted[seen.record_id], outputs))
             continue
@@ -49,7 +50,7 @@ def rebuild(
         if live is None or not _continues(live, seen):
             _take_foreign(executor, seen, seen.row, None if live is None else live.final)
             continue
-        outputs = _take_over(executor, live, seen, seen.row)
+        outputs = _take_over(executor, live, seen, seen.row, now)
         if outputs is not None:
             recovered.append((live, outputs))
     executor.pool.rebuild(snapshot.tags)
@@ -73,7 +74,7 @@ def _continues(live: LiveRequest, seen: SeenRow) -> bool:
     )
 
 
-def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
+def _catch_up(live: LiveRequest | None, seen: SeenRow, now: float) -> TokenOutputs | None:
     """Deliver what a request got before it left its row, if those results never arrived. An end there beats the reason
     why it left.
     """
@@ -82,19 +83,23 @@ def _catch_up(live: LiveRequest | None, seen: SeenRow) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:
+        live.phases.stop(now)
         live.status, live.final = Status.FINISHED, FinalRelease(len(seen.output_token_ids), reason)
     elif not len(fresh):
         return None
     return _outputs_of(live, offset, fresh, reason, seen)
 
 
-def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int) -> TokenOutputs | None:
+def _take_over(executor: ExecutorState, live: LiveRequest, seen: SeenRow, row: int, now: float) -> TokenOutputs | None:
     offset, fresh = _append_seen(live, seen)
     live.status, live.held = Status.RUNNING, HeldRow(executor.description.address, row)
+    if live.phases.phase in (Phase.QUEUED, Phase.PREEMPTED):  # else it never left this row
+        live.phases.enter(Phase.DECODE if live.num_output_tokens else Phase.PREFILL, now)
     executor.suspects.placed(row, live)
     _occupy(executor, live, seen, row, live.max_tokens_on(executor.description))
     reason = FINISH_REASONS[seen.finish]
     if reason is not FinishReason.NONE:
+        live.phases.stop(now)
         executor.end_row(row, FinalRelease(len(seen.output_token_ids), reason))
     if not len(fresh) and reason is FinishReason.NONE:
         return None
@@ -130,7 +135,7 @@ def _take_foreign(executor: ExecutorState, seen: SeenRow, row: int, final: Final
     orphan = LiveRequest(
         request,
         queue_key_of(request, -1, 0.0),
-        submitted_s=0.0,
+        PhaseClock.begin(0.0),
         status=Status.FINISHED,
         attempt=seen.attempt,
         output=RetainedOutput.of(seen.output_token_ids),

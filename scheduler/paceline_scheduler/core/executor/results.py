@@ -21,7 +21,7 @@ from paceline.plan.values import (
 )
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight, sync_from_row
 from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
-from paceline_scheduler.core.outputs import Failure, FinishNotice, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
 from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
 
@@ -51,7 +51,15 @@ class Landed:
     finishes: UInt8Array  # [num_rows]
 
 
-def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
+@dataclass(frozen=True, slots=True)
+class _TokenTimes:
+    """When the tokens of a step came, as in `TokenOutputs`."""
+
+    intervals_s: Float64Array  # [num_rows]
+    first_tokens_s: dict[int, float]
+
+
+def apply_result(executor: ExecutorState, result: StepResult, now: float) -> Applied:
     """Apply the result of the oldest unanswered plan. Raises DivergenceError, and then changes nothing."""
     step = _matching_step(executor, result)
     surplus = _surplus(executor, step, result)
@@ -68,17 +76,18 @@ def apply_result(executor: ExecutorState, result: StepResult) -> Applied:
     else:
         rows.num_computed[landed.rows] = landed.num_computed
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
+    times = _time_tokens(executor, landed, now)
     _append_tokens(executor, landed)
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
         executor.suspects.note_progress(_progress_of_suspects(executor))
-    notices, failures, ended = _end_finished(executor, result, landed)
+    notices, failures, ended = _end_finished(executor, result, landed, now)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
         _learn(executor, step, result)
     return Applied(
-        tokens=_outputs(executor, result, landed, offsets, notices),
+        tokens=_outputs(executor, result, landed, offsets, notices, times),
         failures=failures,
         ended=ended,
         left=tuple(_leave(executor, row) for row in step.released_rows) if step.released_rows else (),
@@ -181,6 +190,23 @@ def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num
     )
 
 
+def _time_tokens(executor: ExecutorState, landed: Landed, now: float) -> _TokenTimes:
+    """Note when tokens came, before they are appended."""
+    columns, rows = executor.rows, landed.rows
+    first_tokens_s = {}
+    has_tokens = landed.num_accepted > 0
+    begins = has_tokens & (columns.num_known[rows] == columns.target[rows])
+    if np.count_nonzero(begins):
+        for row in rows[begins].tolist():
+            live = _live(executor, row)
+            live.phases.decode(now, is_first=not columns.num_output(row))
+            if not columns.num_output(row) and live.phases.first_token_s is not None:
+                first_tokens_s[live.request.handle] = live.phases.first_token_s
+    intervals_s: Float64Array = now - columns.token_s[rows]
+    columns.token_s[rows[has_tokens]] = now
+    return _TokenTimes(intervals_s, first_tokens_s)
+
+
 def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
     accepted = landed.num_accepted
     if len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted):
@@ -213,7 +239,7 @@ def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveReques
 
 
 def _end_finished(
-    executor: ExecutorState, result: StepResult, landed: Landed
+    executor: ExecutorState, result: StepResult, landed: Landed, now: float
 ) -> tuple[dict[int, FinishNotice], tuple[Failure, ...], tuple[LiveRequest, ...]]:
     if not np.count_nonzero(landed.finishes):
         return {}, (), ()
@@ -226,6 +252,7 @@ def _end_finished(
         ended.append(live)
         reason = FINISH_REASONS[RowFinish(finish)]
         num_output = executor.rows.num_output(row)
+        live.phases.stop(now)
         executor.end_row(row, FinalRelease(num_output, reason))
         if reason is FinishReason.ERROR:
             error = _row_error(result, row)
@@ -261,14 +288,16 @@ def _outputs(
     landed: Landed,
     offsets: Int32Array,
     notices: dict[int, FinishNotice],
+    times: _TokenTimes,
 ) -> TokenOutputs | None:
     """Return the columns for the edge, None when nobody waits for any."""
     columns = executor.rows
-    rows, num_tokens = landed.rows, landed.num_accepted
+    rows, num_tokens, intervals_s = landed.rows, landed.num_accepted, times.intervals_s
     if np.count_nonzero(num_tokens) < len(num_tokens):
         # Chunks that did not reach the end have nothing to tell, and failures are told apart from tokens.
         has_news = (num_tokens > 0) | ((landed.finishes != 0) & (landed.finishes != int(RowFinish.ERROR)))
         rows, num_tokens, offsets = rows[has_news], num_tokens[has_news], offsets[has_news]
+        intervals_s = intervals_s[has_news]
     if not len(rows):
         return None
     handles = tuple(columns.handle[rows].tolist())
@@ -280,6 +309,8 @@ def _outputs(
         attempts=columns.attempt[rows],
         rolling_hashes=columns.output_hash[rows],
         finishes=notices,
+        intervals_s=intervals_s,
+        first_tokens_s=times.first_tokens_s,
         logprobs=_logprobs(columns, result, rows, offsets) if result.logprobs else {},
         prompt_logprobs=_prompt_logprobs(columns, rows[num_tokens > 0]) if columns.prompt_logprobs else {},
     )

@@ -26,6 +26,7 @@ from paceline.plan.values import (
 from paceline_scheduler.core.executors import ExecutorDescription, Placement, RequestContext
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import HeldRow, LiveRequest, Status
+from paceline_scheduler.core.phases import Phase
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
@@ -49,6 +50,7 @@ class StepInFlight:
     num_scheduled: Int32Array  # [num_rows] by this step alone
     num_drafts: Int32Array  # [num_rows] of these, or empty: nobody drafts
     released_rows: tuple[int, ...]
+    num_preempted: int  # of these
     grant_hash: int
     num_tokens: int
     num_pairs: int
@@ -189,10 +191,10 @@ class ExecutorState:
         """Second half of a plan: carry out the decision and number it."""
         for row in decision.preemptions:
             self._live(row).preemptions.plan(self._preemption_sentence(decision))
-            self._take_back(row, tags, releases)
+            self._take_back(row, tags, releases, now)
         for row in decision.moves:
             self._live(row).preemptions.reason = f"{self.description.address} is being drained"
-            self._take_back(row, tags, releases)
+            self._take_back(row, tags, releases, now)
         placements, shared, placed, copies = self._place(decision.admissions, now)
         grown = self._grow(decision.growing_rows)
         grants = _join(placed, grown) if len(placed.rows) else grown
@@ -247,6 +249,7 @@ class ExecutorState:
                 num_scheduled=plan.num_scheduled_tokens,
                 num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
+                num_preempted=len(decision.preemptions),
                 grant_hash=self._planned.grant_hash,
                 num_tokens=decision.num_tokens,
                 num_pairs=decision.num_pairs,
@@ -275,8 +278,10 @@ class ExecutorState:
         self.rows.state[row] = LEAVING
         return Release(row, final)
 
-    def _take_back(self, row: int, tags: list[_Tag], releases: list[Release]) -> None:
-        self._live(row).status = Status.PREEMPTED
+    def _take_back(self, row: int, tags: list[_Tag], releases: list[Release], now: float) -> None:
+        live = self._live(row)
+        live.status = Status.PREEMPTED
+        live.phases.leave_row(now)
         tags += self._tag_filled(row)
         releases.append(self._release(row, None))
 
@@ -315,6 +320,7 @@ class ExecutorState:
         live.status, live.left_since_s = Status.RUNNING, None
         live.attempt += 1
         live.held = HeldRow(self.description.address, row)
+        live.phases.enter(Phase.PREFILL, now)
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
         max_tokens = live.max_tokens_on(self.description)
@@ -349,12 +355,13 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
     request = live.request
     return RequestContext(
         request=request,
-        waited_s=max(0.0, now - live.submitted_s),
+        waited_s=max(0.0, now - live.phases.submitted_s),
         deadline_left_s=None if request.deadline_s is None else request.deadline_s - now,
         num_preemptions=live.preemptions.count,
         num_executor_deaths=live.suspicion.num_executor_deaths,
         last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
+        times=live.phases.times(now),
     )
 
 
@@ -362,6 +369,7 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
     """Copy a row's state back into its request."""
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
+    live.phases.token_s = None if np.isnan(rows.token_s[row]) else float(rows.token_s[row])
     live.held = None
     live.preemptions.is_planned = False
     if live.final is not None:

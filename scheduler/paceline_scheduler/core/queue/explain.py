@@ -21,6 +21,7 @@ def explain(
     queue: Sequence[LiveRequest],
     position: int,
     limits: CoreLimits,
+    now: float,
 ) -> Explanation:
     """Return where a request stands; `position` is its index in the queue, 0 unless it waits."""
     executor = None if live.held is None else executors[live.held.address]
@@ -44,6 +45,7 @@ def explain(
         executor=live.address if live.address and live.status is Status.RUNNING else "",
         num_computed_tokens=num_computed,
         num_output_tokens=num_output,
+        times=live.phases.times(now),
     )
 
 

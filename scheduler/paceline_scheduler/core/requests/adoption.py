@@ -11,6 +11,7 @@ import numpy as np
 from paceline.plan.values import FinishReason, Int32Array, RowFinish
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import MAX_WAITED_S, LiveRequest, Preemptions, Status, queue_key_of
+from paceline_scheduler.core.phases import Phase, PhaseClock
 from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
 from paceline_scheduler.core.suspects import Suspicion
 
@@ -40,7 +41,7 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
     return LiveRequest(
         request,
         queue_key_of(request, arrival_number, submitted_s),
-        submitted_s,
+        PhaseClock.inherit(context.times, now - context.waited_s, _phase_of(seen), now),
         status=Status.WAITING if seen.released is None else Status.FINISHED,
         attempt=seen.attempt,
         preemptions=Preemptions(context.num_preemptions),
@@ -49,6 +50,14 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
         output=RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)),
         final=seen.released,
     )
+
+
+def _phase_of(seen: SeenRow) -> Phase | None:
+    if seen.released is not None:
+        return None
+    if seen.row is None:
+        return Phase.PREEMPTED
+    return Phase.DECODE if len(seen.output_token_ids) else Phase.PREFILL
 
 
 def outranks(seen: SeenRow, live: LiveRequest, output: Int32Array) -> bool:

@@ -56,6 +56,7 @@ class RowColumns:
         self.urgency = np.zeros(num_rows, dtype=np.float64)
         self.arrival_number = np.zeros(num_rows, dtype=np.int64)
         self.output_hash = np.zeros(num_rows, dtype=np.uint64)
+        self.token_s = np.full(num_rows, np.nan)  # when the newest token came; NaN: none has
         self.live: list[LiveRequest | None] = [None] * num_rows
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
         # By row, of prompts that are being computed and whose log-probabilities were asked for.
@@ -111,6 +112,7 @@ class RowColumns:
         self.handle[row] = live.request.handle
         self.urgency[row], self.arrival_number[row] = live.queue_key
         self.output_hash[row] = live.output.rolling_hash
+        self.token_s[row] = np.nan if live.phases.token_s is None else live.phases.token_s
         self.live[row] = live
         self._most_known = max(self._most_known, len(known))
         self._widen(len(known) + 1)

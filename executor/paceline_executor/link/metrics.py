@@ -1,0 +1,82 @@
+"""What an executor shows of itself on its metrics port: sums over the results of its steps, and who drives it.
+
+Knows reports of the step loop. Nothing is measured for it: steps carry their timings anyway.
+"""
+
+from collections.abc import Callable
+
+from paceline.plan.values import StepResult
+from paceline.process.metrics import Definition, Kind, Labels, Meter, Reading
+from paceline_executor.link.description import Description
+from paceline_executor.link.step_loop import Report
+
+STEP_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
+_INFO_LABELS = ("model_name", "architecture", "device", "quantization", "kv_cache_dtype")
+
+
+def _counter(name: str, meaning: str) -> Definition:
+    return Definition(f"executor_{name}", Kind.COUNTER, meaning)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Definition:
+    return Definition(f"executor_{name}", Kind.GAUGE, meaning, labels)
+
+
+COUNTED = (
+    Definition("executor_step_seconds", Kind.HISTOGRAM, "Device time of steps by phase.", ("phase",), STEP_BOUNDS_S),
+    _counter("rows_total", "Rows of all steps."),
+    _counter("generation_tokens_total", "Generated tokens."),
+    _counter("idle_seconds_total", "Time without a step."),
+    _counter("plan_wait_seconds_total", "Time that plans lay ready before their step."),
+    _counter("refused_plans_total", "Plans that were not executed."),
+    _counter("failed_steps_total", "The part of them whose step failed."),
+)
+IS_DRIVEN = _gauge("is_driven", "1 while a scheduler drives it.")
+EPOCH = _gauge("epoch", "How often a scheduler was accepted.")
+INFO = _gauge("info", "Always 1.", *_INFO_LABELS)
+KV_BLOCKS = _gauge("kv_blocks", "Blocks of the KV cache.")
+KV_CACHE_BYTES = _gauge("kv_cache_bytes", "Bytes of the KV cache.")
+READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES)
+
+
+class ExecutorMetrics:
+    """All metrics of an executor. `driven` tells whether a scheduler drives it, and the epoch."""
+
+    def __init__(self, driven: Callable[[], tuple[bool, int]]) -> None:
+        self._meter = Meter(COUNTED)
+        self._driven = driven
+        self._description: Description | None = None
+
+    def describe(self, description: Description) -> None:
+        """The model is loaded."""
+        self._description = description
+
+    def saw(self, report: Report) -> None:
+        meter = self._meter
+        if not isinstance(report, StepResult):
+            meter.add("executor_refused_plans_total", 1)
+            meter.add("executor_failed_steps_total", report.failed is not None)
+            return
+        timings = report.timings
+        meter.observe("executor_step_seconds", timings.prepare_ns / 1e9, "prepare")
+        meter.observe("executor_step_seconds", timings.forward_ns / 1e9, "forward")
+        meter.observe("executor_step_seconds", timings.sample_ns / 1e9, "sample")
+        meter.add("executor_rows_total", len(report.rows))
+        meter.add("executor_generation_tokens_total", len(report.token_ids))
+        meter.add("executor_idle_seconds_total", timings.idle_ns / 1e9)
+        meter.add("executor_plan_wait_seconds_total", timings.waited_ns / 1e9)
+
+    def read(self) -> list[Reading]:
+        is_driven, epoch = self._driven()
+        gauges: dict[Definition, dict[Labels, float]] = {IS_DRIVEN: {(): is_driven}, EPOCH: {(): epoch}}
+        description = self._description
+        if description is not None:
+            geometry = description.geometry
+            names = (
+                *(description.model, description.architecture, description.device, description.quantization),
+                description.kv_dtype,
+            )
+            gauges[INFO] = {names: 1}
+            gauges[KV_BLOCKS] = {(): geometry.num_blocks}
+            gauges[KV_CACHE_BYTES] = {(): geometry.num_blocks * geometry.bytes_per_block}
+        return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]

@@ -1,0 +1,106 @@
+"""What the scheduler shows of itself on the metrics port: what `observers.serving` counted, and gauges, which are read
+here when somebody looks.
+
+Decides nothing, and keeps nothing from one look to the next.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from paceline.plan.values import RecordId
+from paceline.process import ports
+from paceline.process.metrics import Definition, Labels, Meter, Reading
+from paceline.process.metrics_port import MetricsPort
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.status import reason_of
+from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.core.views import CoreViews
+from paceline_scheduler.errors import PortError, SchedulerError
+from paceline_scheduler.link.attachment import ExecutorState
+from paceline_scheduler.link.executors import Executors
+from paceline_scheduler.observers import definitions
+from paceline_scheduler.observers.request_log import RequestLog
+from paceline_scheduler.observers.serving import ServingObserver
+from paceline_scheduler.runtime import Runtime
+
+
+class Metrics:
+    """All metrics of a scheduler."""
+
+    def __init__(
+        self, meter: Meter, views: CoreViews, executors: Executors, num_lost_log_lines: Callable[[], int]
+    ) -> None:
+        self._meter = meter
+        self._views = views
+        self._executors = executors
+        self._num_lost_log_lines = num_lost_log_lines
+        self._port = MetricsPort(self.read)
+
+    async def listen(self, host: str, port: int | None) -> int | None:
+        """Show them on a port, 0 for any, or not at all. Returns its number, raises PortError."""
+        if port is None:
+            return None
+        try:
+            return await self._port.listen(host, port)
+        except ports.PortError as error:
+            raise PortError(f"{error}; choose another with --metrics-port") from error
+
+    def close(self) -> None:
+        self._port.close()
+
+    def read(self) -> list[Reading]:
+        statuses = self._executors.statuses()
+        gauges: dict[Definition, dict[Labels, float]] = {definition: {} for definition in definitions.READ}
+        gauges[definitions.LOG_LINES_LOST][()] = self._num_lost_log_lines()
+        states = Counter(ExecutorState(status.state).name.lower() for status in statuses)
+        for state in ExecutorState:
+            gauges[definitions.EXECUTORS][state.name.lower(),] = states[state.name.lower()]
+        for status in statuses:
+            _read_executor(status, gauges)
+        self._read_models(statuses, gauges)
+        return [*self._meter.read(), *(Reading(definition, values) for definition, values in gauges.items())]
+
+    def _read_models(self, statuses: tuple[ExecutorStatus, ...], gauges: dict[Definition, dict[Labels, float]]) -> None:
+        waiting = self._views.num_waiting_by_model()
+        for model in sorted({status.model for status in statuses if status.model} | waiting.keys()):
+            of_model = [status for status in statuses if status.model == model]
+            num_blocks = sum(status.num_total_blocks for status in of_model)
+            num_used = sum(status.num_used_blocks for status in of_model)
+            gauges[definitions.NUM_RUNNING][model,] = sum(status.num_running_requests for status in of_model)
+            gauges[definitions.NUM_WAITING][model,] = waiting.get(model, 0)
+            gauges[definitions.KV_USAGE][model,] = num_used / max(1, num_blocks)
+        for status in statuses:
+            description = self._views.description(status.address)
+            if description is not None:
+                sizes = str(description.block_size), str(description.num_blocks)
+                gauges[definitions.CACHE_INFO][description.model, status.address, *sizes] = 1
+
+
+def observe(runtime: Runtime, edge: Edge, log_requests: float) -> Meter:
+    """Count all that happens from now on, and log this share of the requests; returns what counts."""
+    meter = Meter(definitions.COUNTED)
+    request_log = RequestLog(log_requests, reason_of)
+
+    def refused(key: RecordId, model: str, trace_parent: str, error: SchedulerError) -> None:
+        meter.add("admission_rejections_total", 1, reason_of(error))
+        request_log.refused(key, model, trace_parent, error)
+
+    runtime.show_plans(ServingObserver(meter))
+    runtime.show(request_log)
+    edge.on_refusal(refused)
+    return meter
+
+
+def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels, float]]) -> None:
+    address = status.address
+    for state, num_blocks in (
+        ("free", status.num_free_blocks),
+        ("cached", status.num_cached_blocks),
+        ("used", status.num_used_blocks),
+        ("quarantined", status.num_quarantined_blocks),
+    ):
+        gauges[definitions.KV_BLOCKS][address, state] = num_blocks
+    gauges[definitions.KV_SLOTS_FILLED][address,] = status.num_filled_slots / max(1, status.num_owned_slots)
+    gauges[definitions.PLANS_IN_FLIGHT][address,] = status.num_plans_in_flight
+    gauges[definitions.IDLE][address,] = status.steps.idle_ns / 1e9
+    gauges[definitions.STARVED][address,] = status.steps.starved_ns / 1e9

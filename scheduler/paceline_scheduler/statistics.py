@@ -1,0 +1,76 @@
+"""A line in the log that says how much is done, every few seconds in which something was."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from paceline.process.metrics import Meter
+from paceline_scheduler.link.executors import Executors
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    at_s: float
+    prompt_tokens: float
+    generation_tokens: float
+    cache_queries: float
+    cache_hits: float
+    refused: float
+
+
+class Statistics:
+    """Reads the sums of a meter; `clock` gives monotonic seconds, `num_waiting` the length of the queue."""
+
+    def __init__(
+        self, meter: Meter, executors: Executors, num_waiting: Callable[[], int], clock: Callable[[], float]
+    ) -> None:
+        self._meter = meter
+        self._executors = executors
+        self._num_waiting = num_waiting
+        self._clock = clock
+        self._before = self._sums()
+
+    async def run(self, period_s: float) -> None:
+        """Tell every so many seconds; 0: never."""
+        while period_s:
+            await asyncio.sleep(period_s)
+            self.tell()
+
+    def tell(self) -> None:
+        """Write the line about the time since the last one, if anything happened or waits."""
+        before, now = self._before, self._sums()
+        self._before = now
+        num_waiting = self._num_waiting()
+        if now.generation_tokens == before.generation_tokens and now.refused == before.refused and not num_waiting:
+            return
+        statuses, seconds = self._executors.statuses(), max(1e-9, now.at_s - before.at_s)
+        num_queries = now.cache_queries - before.cache_queries
+        _log.info(
+            "statistics",
+            num_running_requests=sum(status.num_running_requests for status in statuses),
+            num_waiting_requests=num_waiting,
+            num_refused_requests=int(now.refused - before.refused),
+            prompt_tokens_per_s=round((now.prompt_tokens - before.prompt_tokens) / seconds, 1),
+            generation_tokens_per_s=round((now.generation_tokens - before.generation_tokens) / seconds, 1),
+            prefix_cache_hit_ratio=round((now.cache_hits - before.cache_hits) / max(1, num_queries), 3),
+            kv_cache_usage_ratio=round(
+                sum(status.num_used_blocks for status in statuses)
+                / max(1, sum(status.num_total_blocks for status in statuses)),
+                3,
+            ),
+        )
+
+    def _sums(self) -> _Sums:
+        total = self._meter.total
+        return _Sums(
+            at_s=self._clock(),
+            prompt_tokens=total("prompt_tokens_total"),
+            generation_tokens=total("generation_tokens_total"),
+            cache_queries=total("prefix_cache_queries_total"),
+            cache_hits=total("prefix_cache_hits_total"),
+            refused=total("admission_rejections_total"),
+        )

@@ -1,0 +1,76 @@
+"""What operators see of an executor: every metric exists, and moves when its subject does."""
+
+import asyncio
+
+import pytest
+
+from paceline.plan.values import FailedStep
+from paceline.process.metrics import Histogram
+from paceline.v1 import plan_pb2
+from paceline_executor.errors import PlanOrderError, StepFailedError
+from paceline_executor.link.metrics import COUNTED, READ
+from paceline_executor.link.step_loop import StepRefused
+from paceline_executor.testing.hash_executor import HASH_LIMITS, loaded, serving
+from paceline_executor.testing.hash_runner import HashRunner
+from paceline_executor.testing.plan_client import attached, grants, request
+
+CONSTANT = {"executor_info", "executor_kv_blocks", "executor_kv_cache_bytes"}  # once the model is loaded
+
+
+def load():
+    return loaded(HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size))
+
+
+def look(service):
+    """All values by name."""
+    return {reading.definition.name: dict(reading.values) for reading in service.metrics.read()}
+
+
+def plain(values):
+    """Values that can be compared."""
+    return {labels: tuple(value.counts) if isinstance(value, Histogram) else value for labels, value in values.items()}
+
+
+async def test_every_metric_exists_and_moves():
+    """Two steps of a row, with time in between, then a plan that is refused and a step that fails."""
+    async with serving(load) as (service, address):
+        before = look(service)
+        async with attached(address) as client:
+            placing = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, 0, 0)]))
+            await client.run([(0, 3)], placing)
+            await asyncio.sleep(0.01)
+            await client.run([(0, 1)])
+            service.metrics.saw(StepRefused(1, PlanOrderError("out of order")))
+            service.metrics.saw(StepRefused(1, StepFailedError("memory ran out"), FailedStep(1, 3, "memory ran out")))
+            after = look(service)
+    assert after.keys() == {definition.name for definition in (*READ, *COUNTED)}
+    assert {name for name in after if plain(after[name]) == plain(before[name])} == CONSTANT
+    assert after["executor_rows_total"][()] == 2
+    assert after["executor_generation_tokens_total"][()] == 2
+    assert after["executor_refused_plans_total"][()] == 2
+    assert after["executor_failed_steps_total"][()] == 1
+    assert after["executor_is_driven"][()] == 1
+    assert after["executor_epoch"][()] == before["executor_epoch"][()] + 1
+    assert {labels[0]: sum(steps.counts) for labels, steps in after["executor_step_seconds"].items()} == dict.fromkeys(
+        ("prepare", "forward", "sample"), 2
+    )
+
+
+async def test_the_model_is_named_once_it_is_loaded():
+    """And the size of its cache."""
+    async with serving(load) as (service, _):
+        readings = look(service)
+    (names,) = readings["executor_info"]
+    assert names[0] == "hash"
+    assert readings["executor_kv_blocks"][()] == HASH_LIMITS.num_blocks
+
+
+@pytest.mark.parametrize("is_driven", [False, True])
+async def test_whether_a_scheduler_drives_it_is_seen(is_driven):
+    """Only while a stream is there."""
+    async with serving(load) as (service, address):
+        if is_driven:
+            async with attached(address):
+                assert look(service)["executor_is_driven"][()] == 1
+        else:
+            assert look(service)["executor_is_driven"][()] == 0

@@ -1,0 +1,34 @@
+"""The metrics of both processes are documented, each once, as they are."""
+
+import re
+
+import pytest
+
+from paceline.process.metrics_port import PREFIX
+from paceline_executor.link import metrics as executor
+from paceline_scheduler.observers import definitions as scheduler
+from repository_checks.sources import ROOT
+
+pytestmark = pytest.mark.lint
+
+OPERATING = (ROOT / "OPERATING.md").read_text(encoding="utf-8")
+DEFINITIONS = (*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED)
+
+
+def documented(text):
+    """The rows of the tables: name, kind and labels."""
+    rows = re.findall(r"^\| `(\w+)` \| (gauge|counter|histogram) \| ((?:`\w+` ?)*)\| (\S.*) \|$", text, re.MULTILINE)
+    return [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows]
+
+
+def test_every_metric_is_documented_once_and_no_other():
+    """With its kind and its labels."""
+    real = [(PREFIX + each.name, each.kind.value, each.labels) for each in DEFINITIONS]
+    assert sorted(documented(OPERATING)) == sorted(real)
+
+
+def test_a_metric_that_is_missing_in_the_table_is_noticed():
+    """The rows are found."""
+    first = OPERATING.index("| `paceline_num_requests_running`")
+    spoilt = OPERATING[:first] + OPERATING[OPERATING.index("\n", first) + 1 :]
+    assert len(documented(spoilt)) == len(DEFINITIONS) - 1

@@ -1,0 +1,343 @@
+"""What operators see of a scheduler: every metric exists, moves when its subject does, and counts what happened."""
+
+import asyncio
+import re
+from bisect import bisect_left
+from dataclasses import replace
+from datetime import datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from both_sides.deployment import Deployment, scenario
+from paceline.plan.values import FinishReason, RecordId, StepTimings
+from paceline.process.metrics import Histogram, Meter
+from paceline.v1.inference_pb2 import GenerateRequest
+from paceline_scheduler.api.edge import Edge
+from paceline_scheduler.api.limits import EdgeLimits
+from paceline_scheduler.api.status import reason_of
+from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.core.ended import EndedRequest
+from paceline_scheduler.core.events import Cancel, Effects, End, ExecutorAttached, StepFinished, Tick
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Outputs, TokenOutputs
+from paceline_scheduler.core.phases import PhaseTimes
+from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.metrics import Metrics, observe
+from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S, COUNTED, READ
+from paceline_scheduler.observers.request_log import RequestLog
+from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
+from paceline_scheduler.statistics import Statistics
+from paceline_scheduler.testing.requests import make_request
+
+ADDRESS = "executor:1"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACE_PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+CONSTANT = {"cache_config_info"}
+
+
+def plain(value):
+    """A value that can be compared."""
+    return (*value.counts, value.total) if isinstance(value, Histogram) else value
+
+
+class Watched:
+    """The metrics of a scheduler, read again and again."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.num_lost_lines = 0
+        self.edge = Edge(rig.runtime, rig.executors, Texts(EdgeLimits(), datetime.now), EdgeLimits())
+        self.meter = observe(rig.runtime, self.edge, 0.0)
+        self.metrics = Metrics(self.meter, rig.runtime.views, rig.executors, lambda: self.num_lost_lines)
+        self.seen = {}  # by name: all that was read
+
+    def look(self):
+        """Remember every value, and return the readings by name."""
+        readings = {reading.definition.name: reading.values for reading in self.metrics.read()}
+        for name, values in readings.items():
+            self.seen.setdefault(name, set()).add(tuple((labels, plain(value)) for labels, value in values.items()))
+        return readings
+
+    async def look_until(self, holds):
+        while not holds():
+            self.look()
+            await asyncio.sleep(0.0005)
+        self.look()
+
+    def refuse(self):
+        """Let a client send a request without an id."""
+        outbox = self.edge.open_outbox()
+        with pytest.raises(InvalidRequestError):
+            self.edge.open(GenerateRequest(), outbox)
+        self.edge.close_outbox(outbox)
+
+
+def expect_short_outputs(rig):
+    """Let the core admit more than the pool can hold."""
+    lengths = rig.runtime.views.executor(ADDRESS).output_lengths
+    lengths.mean = lengths.deviation = 1.0
+
+
+@scenario
+async def test_every_metric_exists_and_moves():
+    """Load with preemptions and prefix hits, a refusal, a broken stream and an executor that dies."""
+    async with Deployment(ADDRESS, num_blocks=14) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        watched.look()
+        prompt = list(range(5, 14))
+        for round_index in range(4):
+            expect_short_outputs(rig)
+            requests = [make_request(prompt, 24, tenant=f"tenant-{round_index}") for _ in range(6)]
+            rig.submit(*requests)
+            await watched.look_until(lambda: not any(rig.runtime.views.with_listener()))
+        watched.refuse()
+        rig.submit(*(make_request(4, 20) for _ in range(3)))
+        await asyncio.sleep(0.01)
+        deployment[ADDRESS].break_stream()
+        await watched.look_until(lambda: not any(rig.runtime.views.with_listener()))
+        watched.num_lost_lines = 1
+        rig.steps._executors[ADDRESS].totals.starved_ns += 5  # in virtual time no plan is ever late
+        readings = watched.look()
+    assert readings.keys() == {definition.name for definition in (*READ, *COUNTED)}
+    assert {name for name, values in watched.seen.items() if len(values) < 2} == CONSTANT
+    assert readings["request_success_total"]["simulated", "length"] == 27
+    assert readings["recoveries_total"]["stream",] == 1
+    assert readings["admission_rejections_total"]["INVALID_FIELD",] == 1
+    assert readings["generation_tokens_total"]["simulated",] == 24 * 24 + 3 * 20
+    assert readings["prompt_tokens_total"]["simulated",] == 24 * 9 + 3 * 4
+    assert readings["tenant_requests_total"]["tenant-0",] == 6
+
+
+@scenario
+async def test_blocks_and_slots_are_those_of_the_executor():
+    """Free, cached and used add up; a request of 5 tokens on 4-slot blocks fills 5 of 8 slots, or one more."""
+    async with Deployment(ADDRESS, num_blocks=14) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        rig.submit(make_request(5, 50))
+        await rig.until(lambda: rig.runtime.views.counts(ADDRESS).num_filled_slots > 0)
+        readings = watched.look()
+        blocks = {labels[1]: number for labels, number in readings["kv_blocks"].items()}
+        counts = rig.runtime.views.counts(ADDRESS)
+        filled = counts.num_filled_slots / counts.num_owned_slots
+    assert sum(blocks.values()) == 14
+    assert readings["kv_cache_usage_ratio"]["simulated",] == pytest.approx(blocks["used"] / 14)
+    assert readings["kv_slots_filled_ratio"][ADDRESS,] == pytest.approx(filled)
+    assert readings["cache_config_info"] == {("simulated", ADDRESS, "4", "14"): 1}
+    assert readings["num_requests_running"]["simulated",] == 1
+
+
+@scenario
+async def test_an_executor_that_comes_back_as_another_process_is_a_recovery():
+    """The pause lasts from its death until it was given up or attached again."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        rig.submit(make_request(4, 50))
+        await asyncio.sleep(0.01)
+        deployment.network.stop(ADDRESS)
+        await asyncio.sleep(0.5)
+        deployment.network.start(ADDRESS)
+        await rig.until_idle()
+        readings = watched.look()
+    assert readings["recoveries_total"] == {("executor",): 1}
+    (pause,) = readings["recovery_pause_seconds"].values()
+    assert 0 < pause.total < 60
+
+
+@scenario
+async def test_a_successor_counts_that_it_took_over():
+    """From the rows that a former scheduler has left."""
+    async with Deployment(ADDRESS) as deployment:
+        async with deployment.rig() as before:
+            await before.until_ready()
+            before.submit(make_request(4, 200, is_resumable=True))
+            await asyncio.sleep(0.05)
+        async with deployment.rig(scheduler_id="scheduler-b") as rig:
+            watched = Watched(rig)
+            await rig.until_ready()
+            assert watched.look()["recoveries_total"] == {("scheduler",): 1}
+
+
+def attached(meter, model="m"):
+    """An observer that knows of one executor."""
+    observer = ServingObserver(meter)
+    description = type("Description", (), {"address": ADDRESS, "model": model, "incarnation": 1})
+    snapshot = type("Snapshot", (), {"rows": ()})
+    observer.saw(ExecutorAttached(description, snapshot), 0.0, Effects(None, NO_OUTPUTS, (), None))
+    return observer
+
+
+def a_step(intervals_s, num_tokens):
+    """The outputs of a step as the core tells them."""
+    count = len(intervals_s)
+    return TokenOutputs(
+        handles=tuple(range(count)),
+        offsets=np.zeros(count, dtype=np.int32),
+        num_tokens=np.array(num_tokens, dtype=np.int32),
+        token_ids=np.zeros(sum(num_tokens), dtype=np.int32),
+        attempts=np.ones(count, dtype=np.int32),
+        rolling_hashes=np.zeros(count, dtype=np.uint64),
+        intervals_s=np.array(intervals_s, dtype=np.float64),
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.just(float("nan")), st.floats(0, 3), st.sampled_from(BETWEEN_TOKENS_BOUNDS_S)),
+            st.integers(0, 3),
+        ),
+        max_size=20,
+    )
+)
+def test_columns_of_times_are_counted_like_one_after_another(rows):
+    """First tokens have no time before them, and tokens that came together share theirs."""
+    meter = Meter(COUNTED)
+    observer = attached(meter)
+    tokens = a_step([interval_s for interval_s, _ in rows], [number for _, number in rows])
+    step = type("Step", (), {"num_tokens": 1, "num_preempted": 0})
+    result = type("Result", (), {"timings": StepTimings()})
+    observer.saw(StepFinished(ADDRESS, result), 1.0, Effects(step, Outputs((tokens,)), (), None))
+    expected = [0] * (len(BETWEEN_TOKENS_BOUNDS_S) + 1)
+    for interval_s, number in rows:
+        if number and interval_s == interval_s:
+            expected[bisect_left(BETWEEN_TOKENS_BOUNDS_S, interval_s / number)] += number
+    histogram = meter.histogram("inter_token_latency_seconds", "m")
+    assert histogram.counts == expected
+    assert histogram.total == pytest.approx(sum(s for s, number in rows if number and s == s))
+
+
+def ended(request, reason=FinishReason.STOP, **changes):
+    """A request that took 4 s."""
+    times = PhaseTimes(0.5, 0.25, 3.0, 0.25)
+    return replace(EndedRequest(request, reason, 7, 2, 1, times, 0.75, ADDRESS, False), **changes)
+
+
+def test_tenants_beyond_a_number_are_others():
+    """However many names clients invent."""
+    meter = Meter(COUNTED)
+    observer = ServingObserver(meter)
+    for number in range(3 * MAX_TENANTS):
+        event = Effects(None, NO_OUTPUTS, (), None, (ended(make_request(tenant=f"t{number}")),))
+        observer.saw(Tick(), 0.0, event)
+    (counts,) = (reading.values for reading in meter.read() if reading.definition.name == "tenant_requests_total")
+    assert len(counts) == MAX_TENANTS + 1
+    assert counts[OTHER_TENANTS,] == 2 * MAX_TENANTS
+
+
+def test_a_request_that_failed_has_no_part_in_latencies():
+    """Nor one that was cancelled; both are counted by how they ended."""
+    meter = Meter(COUNTED)
+    observer = ServingObserver(meter)
+    both = (
+        ended(make_request(), FinishReason.CANCELLED),
+        ended(make_request(), FinishReason.ERROR),
+        ended(make_request(), FinishReason.ERROR, is_abandoned=True),
+    )
+    observer.saw(Tick(), 0.0, Effects(None, NO_OUTPUTS, (), None, both))
+    assert sum(meter.histogram("e2e_request_latency_seconds", "simulated").counts) == 0
+    for reason in ("cancelled", "error", "abandoned"):
+        assert meter.count("request_success_total", "simulated", reason) == 1
+
+
+def lines_of(share, *requests):
+    """The lines of a log that sees these requests end."""
+    log = RequestLog(share, reason_of)
+    with capture_logs() as lines:
+        log.saw(Tick(), 0.0, Effects(None, NO_OUTPUTS, (), None, tuple(map(ended, requests))))
+    return lines
+
+
+def test_a_finished_request_has_one_line_that_says_all():
+    """With its trace, if it has one."""
+    request = make_request(5, request_id="r", tenant="t")
+    (line,) = lines_of(1.0, replace(request, trace_parent=TRACE_PARENT))
+    names = {"event": "request_finished", "request_id": "r", "index": 0, "tenant": "t", "model": "simulated"}
+    tokens = {"num_prompt_tokens": 5, "num_cached_tokens": 2, "num_output_tokens": 7, "num_preemptions": 1}
+    times = {"queued_s": 0.5, "ttft_s": 0.75, "tpot_s": 0.5, "e2e_s": 4.0}
+    end = {"reason": "stop", "executor": ADDRESS, "trace_id": TRACE_ID, "log_level": "info"}
+    assert line == names | tokens | times | end
+    assert "trace_id" not in lines_of(1.0, request)[0]
+
+
+def test_the_sample_goes_by_the_id():
+    """About the share, the same ones each time, and all completions of one; none by default."""
+    requests = [make_request(request_id=f"r-{number}") for number in range(1000)]
+    ids = [line["request_id"] for line in lines_of(0.1, *requests)]
+    assert 50 < len(ids) < 200
+    assert ids == [line["request_id"] for line in lines_of(0.1, *reversed(requests))][::-1]
+    chosen = replace(make_request(), key=RecordId("", ids[0], 3))
+    assert [line["index"] for line in lines_of(0.1, chosen)] == [3]
+    assert lines_of(0.0, *requests) == []
+
+
+def test_a_refused_request_has_a_line_with_the_reason():
+    """What it says of itself was not checked."""
+    log = RequestLog(1.0, reason_of)
+    with capture_logs() as lines:
+        log.refused(RecordId("t", "r\udc80"), "m", TRACE_PARENT, InvalidRequestError("text", "is too long"))
+        log.refused(RecordId("t", "r"), "m", "no trace", InvalidRequestError("text", "is too long"))
+    names = {"event": "request_refused", "tenant": "t", "model": "m", "reason": "INVALID_FIELD", "log_level": "info"}
+    assert lines == [{**names, "request_id": "r\udc80", "trace_id": TRACE_ID}, {**names, "request_id": "r"}]
+
+
+@scenario
+async def test_the_statistics_say_how_much_was_done():
+    """Once, and nothing while nothing happens."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        loop = asyncio.get_running_loop()
+        await rig.until_ready()
+        statistics = Statistics(watched.meter, rig.executors, lambda: 0, loop.time)
+        telling = asyncio.create_task(statistics.run(10.0))
+        with capture_logs() as lines:
+            rig.submit(make_request(5, 20), make_request(5, 30))
+            await asyncio.sleep(25.0)
+        telling.cancel()
+    (line,) = [line for line in lines if line["event"] == "statistics"]
+    assert line["generation_tokens_per_s"] == pytest.approx(5.0, abs=0.1)
+    assert line["prompt_tokens_per_s"] == pytest.approx(1.0, abs=0.1)
+    assert line["num_running_requests"] == 0
+
+
+@scenario
+async def test_statistics_can_be_silenced():
+    """With a period of 0."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        statistics = Statistics(Watched(rig).meter, rig.executors, lambda: 1, asyncio.get_running_loop().time)
+        with capture_logs() as lines:
+            await asyncio.wait_for(statistics.run(0.0), 5)
+    assert [line for line in lines if line["event"] == "statistics"] == []
+
+
+@scenario
+async def test_every_end_is_told_once():
+    """By the device, by the edge, by a cancel; and what never ended is not."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        requests = [make_request(4, 100) for _ in range(4)]
+        rig.submit(make_request(4, 3), *requests)
+        await asyncio.sleep(0.05)
+        rig.runtime.feed(End(requests[0].handle, 1, FinishReason.STOP))
+        rig.runtime.feed(End(requests[0].handle, 1, FinishReason.STOP))
+        rig.runtime.feed(Cancel(requests[1].key))
+        rig.client.close(requests[0].handle)
+        await asyncio.sleep(0.05)
+        counts = {labels[1]: count for labels, count in watched.look()["request_success_total"].items()}
+    assert counts["stop"] == 1
+    assert counts["cancelled"] == 1
+    assert sum(counts.values()) == len(rig.client.finishes) + 1, "the edge's own end has no finish here"
+
+
+def test_names_are_what_prometheus_takes():
+    """Counters end with `_total`; nothing else does."""
+    for definition in (*READ, *COUNTED):
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", definition.name)
+        assert definition.name.endswith("_total") is (definition.kind.value == "counter")
+        assert list(definition.bounds) == sorted(set(definition.bounds))
