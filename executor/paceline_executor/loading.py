@@ -28,6 +28,7 @@ from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.simulated import BYTES_PER_TOKEN as SIMULATED_TOKEN_BYTES
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.runner.step_times import StepTimes, read_step_times
+from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
 from paceline_executor.weights import (
     Checkpoint,
     FetchOptions,
@@ -237,6 +238,7 @@ def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimi
         num_blocks=num_blocks,
         block_size=config.block_size,
         vocab_size=needs.vocab_size,
+        max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
     )
 
 

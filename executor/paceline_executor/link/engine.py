@@ -40,6 +40,8 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
+        if runner.max_in_flight > 1 and table.limits.max_num_draft_tokens:
+            raise ValueError("a device that keeps rows verifies no drafts: its limits must say 0")
         table.begin_device()
 
     @property

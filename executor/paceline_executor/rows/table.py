@@ -11,6 +11,9 @@ Knows rows, records, block tables and tags. It refuses to know the device, which
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
     BatchPlan,
@@ -29,6 +32,7 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.drafts import put_drafts
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
@@ -36,6 +40,8 @@ from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import Int32Array, StepOutput
+from paceline_executor.speculation.drafter import Drafter
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,13 @@ class Launched:
 class RowTable:
     """All rows of an executor, with the records of requests that left them."""
 
-    def __init__(self, limits: RowLimits) -> None:
+    def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
+        """drafter: who guesses how rows go on, where limits and plans allow drafts; by default prompt lookup."""
         self.limits = limits
+        self._drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
-        self._occupants = Occupants(self._columns, self._block_tables)
+        self._occupants = Occupants(self._columns, self._block_tables, self._drafter)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
@@ -121,8 +129,7 @@ class RowTable:
             self._grant(plan, undo)
             is_ahead = bool(self._in_flight)
             places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
-            rules = self._occupants.rules
-            prepared = prepare(self._columns, rules, plan, places, is_carried=is_carried, is_ahead=is_ahead)
+            prepared = self._prepare(plan, places, is_carried=is_carried, is_ahead=is_ahead)
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
                 self._count_as_told(prepared.rows, undo)
@@ -188,6 +195,20 @@ class RowTable:
             return True
         finals = [(release.row, release.final.num_output_tokens) for release in released if release.final is not None]
         return any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals)
+
+    def _prepare(self, plan: BatchPlan, places: npt.NDArray[np.intp], *, is_carried: bool, is_ahead: bool) -> Prepared:
+        columns, num_drafts = self._columns, None
+        if plan.num_draft_tokens.any():
+            num_drafts = put_drafts(self._drafter, columns, plan, places, self.limits.vocab_size)
+        return prepare(
+            columns,
+            self._occupants.rules,
+            plan,
+            places,
+            num_drafts=num_drafts,
+            is_carried=is_carried,
+            is_ahead=is_ahead,
+        )
 
     def _count_as_told(self, rows: Int32Array, undo: Undo) -> None:
         def forget() -> None:
