@@ -196,13 +196,13 @@ RESULT = Golden(
     StepResult(
         incarnation=1, epoch=2, step_id=3, rows=column(0, 5), num_accepted=column(2, 0), token_ids=column(42, 43),
         finishes=np.array([RowFinish.END_TOKEN, RowFinish.ERROR], dtype=np.uint8), grant_hash=0xCBF29CE484222325,
-        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5),
+        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5, draft_ns=6),
         logprobs=(RowLogprobs(0, column(42, 43), logprobs(0, [-0.5, -1.0], ([42], [7]), [[-0.5], [-0.25]])),),
         errors=(RowError(5, 3, "R", "m", "f"),),
         prompt_logprobs=(RowLogprobs(5, column(8), logprobs(3, [-0.5], ([9],), [[-1.0]])),),
         num_draft_tokens=column(1, 0),
     ),
-    """228902 090100000000000000 1002 1803
+    """228b02 090100000000000000 1002 1803
     2208 0000000005000000 2a08 0200000000000000 3208 2a0000002b000000 3a020104
     4224 1210 082a 15000000bf 1a07 082a 15000000bf 1210 082b 15000080bf 1a07 0807 15000080be
     4a7b 0805 1277 0803 12016d
@@ -211,7 +211,7 @@ RESULT = Golden(
       1a35 0a29 747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e42616452657175657374
         1208 0a06 0a0166 12016d
     51 25232284e49cf2cb
-    5a0a 0801 1002 1803 2004 2805
+    5a0c 0801 1002 1803 2004 2805 3006
     6208 0100000000000000
     6a16 0805 1003 1a10 0808 15000000bf 1a07 0809 15000080bf""",
     [
@@ -253,7 +253,7 @@ RESULT = Golden(
                         ),
                     ],
                 ),
-                (10, fixed64(0xCBF29CE484222325)), (11, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]), (12, ints(1, 0)),
+                (10, fixed64(0xCBF29CE484222325)), (11, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]), (12, ints(1, 0)),
                 (13, [(1, 5), (2, 3), (3, [(1, 8), (2, floats(-0.5)), (3, [(1, 9), (2, floats(-1))])])]),
             ],
         )

@@ -62,10 +62,10 @@ class RowTable:
     def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
         """drafter: who guesses how rows go on, where limits and plans allow drafts; by default prompt lookup."""
         self.limits = limits
-        self._drafter = drafter or PromptLookup()
+        self.drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
-        self._occupants = Occupants(self._columns, self._block_tables, self._drafter)
+        self._occupants = Occupants(self._columns, self._block_tables, self.drafter)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
@@ -199,7 +199,7 @@ class RowTable:
     def _prepare(self, plan: BatchPlan, places: npt.NDArray[np.intp], *, is_carried: bool, is_ahead: bool) -> Prepared:
         columns, num_drafts = self._columns, None
         if plan.num_draft_tokens.any():
-            num_drafts = put_drafts(self._drafter, columns, plan, places, self.limits.vocab_size)
+            num_drafts = put_drafts(self.drafter, columns, plan, places, self.limits.vocab_size)
         return prepare(
             columns,
             self._occupants.rules,

@@ -1,9 +1,6 @@
-"""The seam between rows and whoever guesses how they go on.
+"""The seam between rows and whoever guesses how they go on. Knows rows by number, and tokens; no drafter."""
 
-Apart from the drafters, so that rows know none of them. Knows rows by number, and tokens.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,3 +32,27 @@ class Drafter(Protocol):
     def forget(self, row: int) -> None:
         """The next tokens on this row are another request's."""
         ...
+
+
+class TimedDrafter:
+    """A drafter, and how long it took."""
+
+    def __init__(self, inner: Drafter, clock_ns: Callable[[], int]) -> None:
+        self._inner = inner
+        self._clock_ns = clock_ns
+        self._spent_ns = 0
+
+    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
+        start_ns = self._clock_ns()
+        try:
+            return self._inner.draft(wanted)
+        finally:
+            self._spent_ns += self._clock_ns() - start_ns
+
+    def forget(self, row: int) -> None:
+        self._inner.forget(row)
+
+    def take_ns(self) -> int:
+        """The time since it was asked last."""
+        spent_ns, self._spent_ns = self._spent_ns, 0
+        return spent_ns

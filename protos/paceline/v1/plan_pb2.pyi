@@ -1423,7 +1423,7 @@ class StepTimings(_message.Message):
     idle_ns: _builtins.int
     """idle_ns is how long the executor had nothing to run before this step."""
     draft_ns: _builtins.int
-    """draft_ns is drafting. Always 0 yet."""
+    """draft_ns is drafting. None of the other times includes it."""
     def __init__(
         self,
         *,

@@ -239,7 +239,7 @@ def test_a_row_fails_at_the_token_at_which_it_fails_without_drafts(runner):
     (plain,) = Drafting(runner, None, 0).serve(requests)
     assert (plain.error, plain.tokens[-1]) == ("NO_TOKEN_LEFT", 3)
 
-    drafting = Drafting(runner, KnowingDrafter([[1, 2, *plain.tokens, 5, 5, 5]], lambda num_wanted: num_wanted), 8)
+    drafting = Drafting(runner, KnowingDrafter([[1, 2, *plain.tokens, 0, 0, 0]], lambda num_wanted: num_wanted), 8)
     assert drafting.serve(requests) == [plain]
 
 
