@@ -197,13 +197,13 @@ RESULT = Golden(
     StepResult(
         incarnation=1, epoch=2, step_id=3, rows=column(0, 5), num_accepted=column(2, 0), token_ids=column(42, 43),
         finishes=np.array([RowFinish.END_TOKEN, RowFinish.ERROR], dtype=np.uint8), grant_hash=0xCBF29CE484222325,
-        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5),
+        timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=5, draft_ns=6),
         logprobs=(RowLogprobs(0, column(42, 43), logprobs(0, [-0.5, -1.0], ([42], [7]), [[-0.5], [-0.25]])),),
         errors=(RowError(5, 3, "R", "m", "f"),),
         prompt_logprobs=(RowLogprobs(5, column(8), logprobs(3, [-0.5], ([9],), [[-1.0]])),),
         num_draft_tokens=column(1, 0),
     ),
-    """228902 090100000000000000 1002 1803
+    """228b02 090100000000000000 1002 1803
     2208 0000000005000000 2a08 0200000000000000 3208 2a0000002b000000 3a020104
     4224 1210 082a 15000000bf 1a07 082a 15000000bf 1210 082b 15000080bf 1a07 0807 15000080be
     4a7b 0805 1277 0803 12016d
@@ -212,7 +212,7 @@ RESULT = Golden(
       1a35 0a29 747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e42616452657175657374
         1208 0a06 0a0166 12016d
     51 25232284e49cf2cb
-    5a0a 0801 1002 1803 2004 2805
+    5a0c 0801 1002 1803 2004 2805 3006
     6208 0100000000000000
     6a16 0805 1003 1a10 0808 15000000bf 1a07 0809 15000080bf""",
     [
@@ -254,7 +254,8 @@ RESULT = Golden(
                         ),
                     ],
                 ),
-                (10, fixed64(0xCBF29CE484222325)), (11, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]), (12, ints(1, 0)),
+                (10, fixed64(0xCBF29CE484222325)), (11, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]),
+                (12, ints(1, 0)),
                 (13, [(1, 5), (2, 3), (3, [(1, 8), (2, floats(-0.5)), (3, [(1, 9), (2, floats(-1))])])]),
             ],
         )
@@ -302,14 +303,14 @@ WELCOME = Golden(
     Welcome(
         incarnation=1, epoch=2, protocol=2,
         model=Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, GenerationDefaults(temperature=0.5)),
-        geometry=KvGeometry(64, 16, 4096, "int8"), limits=ExecutorLimits(4, 128, 2048, 3),
+        geometry=KvGeometry(64, 16, 4096, "int8"), limits=ExecutorLimits(4, 128, 2048, 3, 5),
         tag_key=b"kk", tokenizer_digest="d", step_points=(StepPoint(16, 1000),), failed_step=FailedStep(1, 9, "s"),
         graphs=GraphSizes((1, 8), (64, 576)),
     ),
-    """1273 090100000000000000 1002 1802
+    """1275 090100000000000000 1002 1802
     2227 0a016d 12056c6c616d61 188010 208002 2a0102 3001 3801 40e807 4a0451345f31 5205 0d0000003f
     2a0d 0840 1010 188020 2204696e7438
-    320a 0804 108001 188010 2003
+    320c 0804 108001 188010 2003 2805
     3a026b6b 4205 0810 10e807 4a0164 5207 0801 1009 1a0173
     5a09 0a02 0108 1203 40c004""",
     [
@@ -324,7 +325,7 @@ WELCOME = Golden(
                         (9, b"Q4_1"), (10, [(1, floats(0.5))]),
                     ],
                 ),
-                (5, [(1, 64), (2, 16), (3, 4096), (4, b"int8")]), (6, [(1, 4), (2, 128), (3, 2048), (4, 3)]),
+                (5, [(1, 64), (2, 16), (3, 4096), (4, b"int8")]), (6, [(1, 4), (2, 128), (3, 2048), (4, 3), (5, 5)]),
                 (7, b"kk"), (8, [(1, 16), (2, 1000)]), (9, b"d"), (10, [(1, 1), (2, 9), (3, b"s")]),
                 (11, [(1, b"\x01\x08"), (2, b"\x40\xc0\x04")]),
             ],

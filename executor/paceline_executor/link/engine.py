@@ -15,6 +15,7 @@ from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import DeviceError, DeviceFaultError, ServiceError, StepFailedError
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
+from paceline_executor.speculation.drafter import TimedDrafter
 
 _NOTHING = np.empty(0, dtype=np.int32)
 _NO_OUTPUT = StepOutput(
@@ -30,6 +31,7 @@ class Ticket:
     handle: StepHandle | None  # None: there is nothing to compute, or the launch failed
     error: Exception | None
     prepare_ns: int
+    draft_ns: int
 
 
 class Engine:
@@ -40,6 +42,9 @@ class Engine:
         self._runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
+        if runner.max_in_flight > 1 and table.limits.max_num_draft_tokens:
+            raise ValueError("a device that keeps rows verifies no drafts: its limits must say 0")
+        table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns)
         table.begin_device()
 
     @property
@@ -58,6 +63,7 @@ class Engine:
         for another failure before the device starts; the rows are then as before.
         """
         start_ns = self._clock_ns()
+        self._drafter.take_ns()
         try:
             launched = self.table.launch(plan, start_ns, is_carried=self.max_in_flight > 1)
         except ServiceError:
@@ -90,16 +96,16 @@ class Engine:
 
     def _start(self, launched: Launched, start_ns: int) -> Ticket:
         copies, prepared = launched.plan.copies, launched.prepared
-        handle = None
+        handle, draft_ns = None, self._drafter.take_ns()
         try:
             if copies.sources.size:
                 self._runner.copy_blocks(copies.sources, copies.destinations)
-            prepare_ns = self._clock_ns() - start_ns
+            prepare_ns = self._clock_ns() - start_ns - draft_ns
             if prepared.rows.size:
                 handle = self._runner.launch(prepared.batch)
         except Exception as error:
-            return Ticket(launched, None, error, 0)
-        return Ticket(launched, handle, None, prepare_ns)
+            return Ticket(launched, None, error, 0, 0)
+        return Ticket(launched, handle, None, prepare_ns, draft_ns)
 
     def _land(self, ticket: Ticket, waited_ns: int, idle_ns: int) -> StepResult:
         if ticket.error is not None:
@@ -109,7 +115,7 @@ class Engine:
         result = self.table.land(ticket.launched, output)
         # What follows the device's work is this side's own, like what precedes it.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
-        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns)
+        timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
         return replace(result, timings=timings)
 
     def _wait(self, handle: StepHandle) -> StepOutput:

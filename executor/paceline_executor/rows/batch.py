@@ -1,7 +1,7 @@
 """From an applied plan to the batch the runner computes. Reads the columns, changes nothing.
 
 Positions and counts are bounds: what rows come to if the steps in flight bring all they may. A row that brings less has
-ended, and then the device computes nothing for it.
+ended, and then the device computes nothing for it. Drafts lie in the columns, behind a row's known tokens.
 """
 
 from collections.abc import Mapping
@@ -42,21 +42,48 @@ class Prepared:
     is_ahead: bool  # it was launched before the outcomes of all steps before it were known
 
 
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """What a step draws: of every sampled row what follows its known tokens, and what follows each draft."""
+
+    rows: Int32Array  # [num_draws]
+    num_before: Int32Array  # [num_draws]: drafts of the row before this draw
+    num_draws: Int32Array  # [num_sampled]
+    num_drafts: Int32Array | None  # [num_sampled]; None where no row has any
+
+    @classmethod
+    def of(cls, sampled_rows: Int32Array, num_drafts: Int32Array | None) -> "_Draws":
+        num_draws = np.ones(sampled_rows.size, dtype=np.int32)
+        if num_drafts is None:
+            return cls(sampled_rows, np.zeros_like(num_draws), num_draws, None)
+        num_draws += num_drafts
+        first = np.cumsum(num_draws, dtype=np.int32) - num_draws
+        num_before = np.arange(num_draws.sum(), dtype=np.int32) - np.repeat(first, num_draws)
+        return cls(np.repeat(sampled_rows, num_draws), num_before, num_draws, num_drafts)
+
+
 def prepare(
     columns: RowColumns,
     rules: Mapping[int, RowRules],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
     *,
+    num_drafts: Int32Array | None,
     is_carried: bool,
     is_ahead: bool,
 ) -> Prepared:
     """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
-    not ended. is_carried: for a device that keeps rows. is_ahead: whether steps are in flight.
+    not ended. num_drafts: how many tokens behind the known ones each of them has, if any has. is_carried: for a device
+    that keeps rows. is_ahead: whether steps are in flight.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
+    if plan.num_draft_tokens.size:
+        num_tokens = num_tokens - plan.num_draft_tokens
     if places.size < rows.size:
         rows, num_tokens = rows[places], num_tokens[places]
+    known = columns.known_bound[rows]
+    if num_drafts is not None:
+        num_tokens, known = num_tokens + num_drafts, known + num_drafts
     starts = columns.computed_bound[rows]
     context_lens = starts + num_tokens
     cu_seqlens = np.zeros(rows.size + 1, dtype=np.int32)
@@ -64,14 +91,15 @@ def prepare(
     positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens[:-1], num_tokens)
     token_rows = np.repeat(rows, num_tokens)
     token_ids = columns.tokens[token_rows, positions]
-    sampled = np.flatnonzero(context_lens == columns.known_bound[rows]).astype(np.int32)
+    sampled = np.flatnonzero(context_lens == known).astype(np.int32)
+    draws = _Draws.of(rows[sampled], None if num_drafts is None else num_drafts[sampled])
     carried, num_table_blocks = None, -(-int(context_lens.max(initial=0)) // columns.block_size)
-    sampling = _sampling(columns, rows[sampled])
+    sampling = _sampling(columns, draws.rows, draws.num_before)
     if is_carried:
         carried, num_table_blocks = _carried(columns, rules, rows), 0
         token_ids[positions >= columns.num_known[token_rows]] = UNKNOWN_TOKEN
     elif rules:
-        sampling = replace(sampling, rules=rule_columns(_ruled(columns, rules, rows[sampled])))
+        sampling = replace(sampling, rules=rule_columns(_ruled(columns, rules, draws)))
     batch = StepBatch(
         token_ids=token_ids,
         positions=positions,
@@ -82,28 +110,30 @@ def prepare(
         sampling=sampling,
         prompt_targets=_prompt_targets(columns, rows, context_lens),
         carried=carried,
+        num_drafts=draws.num_drafts,
     )
-    return Prepared(batch, rows, places, num_tokens, np.ones(sampled.size, dtype=np.int32), sampled.size, is_ahead)
+    return Prepared(batch, rows, places, num_tokens, draws.num_draws, draws.rows.size, is_ahead)
 
 
-def _sampling(columns: RowColumns, rows: Int32Array) -> SamplingColumns:
+def _sampling(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
+    """Those of a draw per row of `rows`. num_before: how many drafts lie before it in the row."""
     return SamplingColumns(
         temperature=columns.temperature[rows],
         top_k=columns.top_k[rows],
         top_p=columns.top_p[rows],
         min_p=columns.min_p[rows],
         seeds=columns.seed[rows],
-        offsets=columns.known_bound[rows] - columns.num_prompt[rows],
+        offsets=columns.known_bound[rows] - columns.num_prompt[rows] + num_before,
         num_logprobs=columns.num_logprobs[rows],
     )
 
 
-def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], rows: Int32Array) -> list[Ruled | None]:
-    """The rules of rows of which nothing is in flight, each with the row's output."""
+def _ruled(columns: RowColumns, rules: Mapping[int, RowRules], draws: _Draws) -> list[Ruled | None]:
+    """The rules of draws of rows of which nothing is in flight, each with the output and the drafts before it."""
     ruled = []
-    for row in rows.tolist():
+    for row, num_before in zip(draws.rows.tolist(), draws.num_before.tolist(), strict=True):
         mine = rules.get(row)
-        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row]]
+        output = columns.tokens[row, columns.num_prompt[row] : columns.num_known[row] + num_before]
         ruled.append(None if mine is None else Ruled(mine, output))
     return ruled
 

@@ -19,7 +19,7 @@ def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, i
     """The places in the plan's columns of the rows that go on. Raises PlanError for an impossible row. is_ahead:
     whether steps are in flight.
     """
-    rows = plan.rows
+    rows, num_tokens, num_drafts = plan.rows, plan.num_scheduled_tokens, plan.num_draft_tokens
     if not rows.size:
         return np.empty(0, dtype=np.intp)
     _require(rows, columns.in_use[rows], PlanFault.ROW_NOT_IN_USE, "is scheduled but holds no request")
@@ -28,18 +28,33 @@ def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, i
         # At its last token a row ends, or has ended before.
         runs &= columns.known_bound[rows] < np.minimum(columns.max_known[rows], limits.max_model_len)
     places = np.flatnonzero(runs)
-    num_tokens = plan.num_scheduled_tokens
     if places.size < rows.size:
         rows, num_tokens = rows[places], num_tokens[places]
+        num_drafts = num_drafts[places] if num_drafts.size else num_drafts
     num_computed = columns.computed_bound[rows]
     end = num_computed.astype(np.int64) + num_tokens
     known, block_size = columns.known_bound[rows], limits.block_size
+    if num_drafts.any():
+        _check_drafts(rows, num_drafts, end, columns, limits)
+        known = known + num_drafts
     _require(rows, end <= known, PlanFault.TOKENS_UNKNOWN, "is scheduled beyond its known tokens")
     has_blocks = end <= columns.num_blocks[rows].astype(np.int64) * block_size
     _require(rows, has_blocks, PlanFault.BLOCK_MISSING, "is scheduled beyond its blocks")
     is_private = num_computed // block_size >= columns.num_shared[rows]
     _require(rows, is_private, PlanFault.BLOCK_SHARED, "would write to a block it only shares")
     return places
+
+
+def _check_drafts(
+    rows: Int32Array, num_drafts: Int32Array, end: npt.NDArray[np.int64], columns: RowColumns, limits: RowLimits
+) -> None:
+    """Drafts follow all known tokens, and leave room for the token that is drawn behind them. end: behind the last
+    draft of each row.
+    """
+    is_behind = (num_drafts == 0) | (end >= columns.known_bound[rows] + num_drafts)
+    _require(rows, is_behind, PlanFault.DRAFTS, "has drafts before the end of its known tokens")
+    last = np.minimum(columns.max_known[rows], limits.max_model_len)
+    _require(rows, (num_drafts == 0) | (end < last), PlanFault.DRAFTS, "has drafts beyond its last token")
 
 
 def raise_bounds(columns: RowColumns, prepared: Prepared, undo: Undo) -> None:

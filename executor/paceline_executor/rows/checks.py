@@ -10,7 +10,8 @@ from paceline_executor.runner.interface import Int32Array
 
 def check_form(plan: BatchPlan, limits: RowLimits) -> None:
     """Raise PlanError for a plan that no table could apply, UnsupportedPlanError for one of a later version."""
-    for field in (*(("num_draft_tokens",) if plan.num_draft_tokens.size else ()), *plan.unsupported_fields):
+    is_beyond = plan.num_draft_tokens.size > 0 and limits.max_num_draft_tokens == 0
+    for field in (*(("num_draft_tokens",) if is_beyond else ()), *plan.unsupported_fields):
         raise UnsupportedPlanError(f"{field} is not supported by this executor; send it empty", {"field": field})
     _check_tags(plan, limits)
     _check_copies(plan, limits)
@@ -67,6 +68,18 @@ def _check_schedule(plan: BatchPlan, limits: RowLimits) -> None:
     if total > limits.max_num_batched_tokens:
         sentence = f"{total} tokens are more than a step's limit of {limits.max_num_batched_tokens}"
         raise PlanError(PlanFault.TOO_MANY_TOKENS, sentence)
+    if plan.num_draft_tokens.size:
+        _check_drafts(plan, limits)
+
+
+def _check_drafts(plan: BatchPlan, limits: RowLimits) -> None:
+    rows, num_drafts = plan.rows, plan.num_draft_tokens
+    _check_lengths("rows and num_draft_tokens", rows, num_drafts)
+    if num_drafts.min() < 0 or num_drafts.max() > limits.max_num_draft_tokens:
+        raise PlanError(PlanFault.DRAFTS, f"a row may have 0 to {limits.max_num_draft_tokens} drafts")
+    is_alone = num_drafts >= plan.num_scheduled_tokens
+    if is_alone.any():
+        raise PlanError(PlanFault.DRAFTS, f"row {rows[is_alone.argmax()]} is scheduled with nothing but drafts")
 
 
 def _check_name(record_id: RecordId) -> None:

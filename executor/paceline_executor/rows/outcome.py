@@ -34,6 +34,7 @@ class Drawn:
     rows: Int32Array  # [num_drawn]
     places: npt.NDArray[np.intp]  # [num_drawn]: places in the plan's columns
     num_accepted: Int32Array  # [num_drawn], at least 1
+    num_drafts: Int32Array  # [num_drawn] that were verified
     token_ids: Int32Array  # [sum(num_accepted)]
     logprobs: tuple[RowLogprobs, ...]
     errors: tuple[RowError, ...]
@@ -54,6 +55,7 @@ def draw(columns: RowColumns, logs: Mapping[int, LogprobLog], prepared: Prepared
         rows=rows,
         places=prepared.places[sampled],
         num_accepted=num_accepted,
+        num_drafts=prepared.num_draws[has_tokens] - 1,
         token_ids=output.token_ids,
         logprobs=_logprobs(rows, num_accepted, output, logs) if logs else (),
         errors=tuple(_problem(int(prepared.rows[index]), output.problems[index]) for index in sorted(output.problems)),
@@ -187,6 +189,10 @@ def report(
     """The result of a step whose rows have advanced."""
     num_accepted = np.zeros(plan.rows.size, dtype=np.int32)
     num_accepted[drawn.places] = drawn.num_accepted
+    num_drafts = plan.num_draft_tokens
+    if num_drafts.size:
+        num_drafts = np.zeros_like(num_accepted)
+        num_drafts[drawn.places] = drawn.num_drafts
     return StepResult(
         incarnation=plan.incarnation,
         epoch=plan.epoch,
@@ -199,4 +205,5 @@ def report(
         errors=placement_errors + drawn.errors,
         grant_hash=grant_hash,
         prompt_logprobs=drawn.prompt_logprobs,
+        num_draft_tokens=num_drafts,
     )

@@ -30,12 +30,15 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
+from paceline_executor.rows.drafts import put_drafts
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import StepOutput
+from paceline_executor.speculation.drafter import Drafter
+from paceline_executor.speculation.prompt_lookup import PromptLookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,13 @@ class Launched:
 class RowTable:
     """All rows of an executor, with the records of requests that left them."""
 
-    def __init__(self, limits: RowLimits) -> None:
+    def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
+        """drafter: who guesses how rows go on, where limits and plans allow drafts; by default prompt lookup."""
         self.limits = limits
+        self.drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)
         self._block_tables = BlockTables(self._columns, limits.num_blocks)
-        self._occupants = Occupants(self._columns, self._block_tables)
+        self._occupants = Occupants(self._columns, self._block_tables, self.drafter)
         self._tags = TagBoard(limits.num_blocks)
         self._records = Records(limits.max_record_bytes, limits.record_keep_ns)
         self._grant_hash = HASH_START
@@ -121,8 +126,16 @@ class RowTable:
             self._grant(plan, undo)
             is_ahead = bool(self._in_flight)
             places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
-            rules = self._occupants.rules
-            prepared = prepare(self._columns, rules, plan, places, is_carried=is_carried, is_ahead=is_ahead)
+            drafts = put_drafts(self.drafter, self._columns, plan, places, self.limits.vocab_size)
+            prepared = prepare(
+                self._columns,
+                self._occupants.rules,
+                plan,
+                places,
+                num_drafts=drafts,
+                is_carried=is_carried,
+                is_ahead=is_ahead,
+            )
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
                 self._columns.count_as_told(prepared.rows, undo)

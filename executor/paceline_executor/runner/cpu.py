@@ -16,8 +16,9 @@ import torch
 from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.runner.acceptance import counting_draws, first_draws, places_of_draws
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampled_tokens, sampling_parameters
+from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampling_parameters
 from paceline_executor.runner.interface import (
     BoolArray,
     Int32Array,
@@ -130,18 +131,21 @@ class CpuRunner:
         problems: dict[int, RowProblem] = {}
         prompt_logprobs = self._prompt_logprobs(parts.pieces, problems) if parts.pieces else {}
         rest = parts.rest
-        logits = self._logits(rest, sampled_tokens(rest)) if rest.token_ids.size else torch.empty(0, 1)
+        logits = self._logits(rest, places_of_draws(rest)) if rest.token_ids.size else torch.empty(0, 1)
         forwarded_ns = self._clock_ns()
         samples = _sample(logits, rest.sampling)
-        for index in np.flatnonzero(samples.outcomes.numpy()):
+        outcomes, token_ids = samples.outcomes.numpy(), samples.token_ids.numpy()
+        of_first = outcomes[first_draws(rest)]
+        for index in np.flatnonzero(of_first):
             # What is wrong with the prompt is wrong with all that follows it.
-            problem = _PROBLEMS[SampleOutcome(int(samples.outcomes[index]))]
-            problems.setdefault(int(batch.sampled[index]), problem)
-        is_drawn = ~np.isin(batch.sampled, list(problems)) if problems else np.ones(batch.sampled.size, dtype=np.bool_)
+            problems.setdefault(int(batch.sampled[index]), _PROBLEMS[SampleOutcome(int(of_first[index]))])
+        num_accepted, counts = counting_draws(rest, token_ids, outcomes == SampleOutcome.DRAWN)
+        if problems:
+            num_accepted, counts = _without(batch, list(problems), num_accepted, counts)
         return StepOutput(
-            num_accepted=is_drawn.astype(np.int32),
-            token_ids=samples.token_ids.numpy()[is_drawn],
-            logprobs=_logprobs(samples, batch, is_drawn),
+            num_accepted=num_accepted,
+            token_ids=token_ids[counts],
+            logprobs=_logprobs(samples, batch, counts),
             problems=problems,
             forward_ns=forwarded_ns - start_ns,
             sample_ns=self._clock_ns() - forwarded_ns,
@@ -221,9 +225,18 @@ def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
     return sample(logits, sampling_parameters(columns), rules)
 
 
-def _logprobs(samples: Samples, batch: StepBatch, is_drawn: BoolArray) -> TokenLogprobs | None:
-    """Those of the tokens that were drawn, where any row wants them."""
+def _without(
+    batch: StepBatch, failed: list[int], num_accepted: Int32Array, counts: BoolArray
+) -> tuple[Int32Array, BoolArray]:
+    """The same without the draws of batch rows that failed."""
+    is_well = ~np.isin(batch.sampled, failed)
+    num_draws = 1 if batch.num_drafts is None else batch.num_drafts + 1
+    return np.where(is_well, num_accepted, 0).astype(np.int32), counts & np.repeat(is_well, num_draws)
+
+
+def _logprobs(samples: Samples, batch: StepBatch, counts: BoolArray) -> TokenLogprobs | None:
+    """Those of the draws that count, where any row wants them."""
     if batch.sampling.num_logprobs.max(initial=-1) < 0:
         return None
     columns = (samples.logprobs, samples.top_token_ids, samples.top_logprobs)
-    return TokenLogprobs(*(column.numpy() for column in columns)).where(is_drawn)
+    return TokenLogprobs(*(column.numpy() for column in columns)).where(counts)

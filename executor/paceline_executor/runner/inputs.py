@@ -37,11 +37,6 @@ def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) 
     )
 
 
-def sampled_tokens(batch: StepBatch) -> Int32Array:
-    """The places in the batch of the tokens whose logits are sampled."""
-    return batch.cu_seqlens[1:][batch.sampled] - 1
-
-
 def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
     return SamplingParameters(
         temperature=_tensor(columns.temperature, np.float32),

@@ -61,37 +61,38 @@ class TokenLists:
 class LogitRuleColumns:
     """What changes the logits before a token is drawn; see `paceline_kernels.sampling` for the order.
 
-    A row without rules has empty lists, and penalties of 0, 0 and 1. prompt is filled in for rows with a repetition
-    penalty, each of its tokens once, output for rows with any.
+    One element or list per draw. A row without rules has empty lists, and penalties of 0, 0 and 1. prompt is filled in
+    for rows with a repetition penalty, each of its tokens once, output for rows with any.
     """
 
     allowed: TokenLists  # the only tokens that may be drawn; empty allows all
     forbidden: TokenLists
     biased: TokenLists
     biases: Float32Array  # one per token of `biased`
-    presence_penalty: Float32Array  # [num_sampled]
-    frequency_penalty: Float32Array  # [num_sampled]
-    repetition_penalty: Float32Array  # [num_sampled]
+    presence_penalty: Float32Array  # [num_draws]
+    frequency_penalty: Float32Array  # [num_draws]
+    repetition_penalty: Float32Array  # [num_draws]
     prompt: TokenLists
     output: TokenLists
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """Sampling parameters, one element per sampled batch row, every value already resolved and in range.
+    """Sampling parameters, one element per draw, every value already resolved and in range. A sampled batch row has a
+    draw, and one more for each of its drafts.
 
     temperature: 0 means greedy. top_k: 0 means unlimited. seeds and offsets key the noise: offset is the index of the
     output token that is drawn. num_logprobs: -1 means none asked, 0 the chosen token only, n > 0 also the n best.
-    rules: None when no sampled row has any, which costs nothing.
+    rules: None when no draw has any, which costs nothing.
     """
 
-    temperature: Float32Array  # [num_sampled]
-    top_k: Int32Array  # [num_sampled]
-    top_p: Float32Array  # [num_sampled]
-    min_p: Float32Array  # [num_sampled]
-    seeds: UInt64Array  # [num_sampled]
-    offsets: Int32Array  # [num_sampled]
-    num_logprobs: Int32Array  # [num_sampled]
+    temperature: Float32Array  # [num_draws]
+    top_k: Int32Array  # [num_draws]
+    top_p: Float32Array  # [num_draws]
+    min_p: Float32Array  # [num_draws]
+    seeds: UInt64Array  # [num_draws]
+    offsets: Int32Array  # [num_draws]
+    num_logprobs: Int32Array  # [num_draws]
     rules: LogitRuleColumns | None = None
 
 
@@ -157,10 +158,11 @@ class StepBatch:
 
     Batch row i computes the tokens `cu_seqlens[i]:cu_seqlens[i + 1]`; its last token sits at position
     `context_lens[i] - 1`. KV slots of position p of row i: block `block_tables[i, p // block_size]`, slot
-    `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order.
-    `prompt_targets` is None when nobody asked for log-probabilities of a prompt. `carried` is None for runners that
-    have one step in flight at most: all is known then. Others keep block tables and rules themselves: the batch has a
-    table without columns, and no rules.
+    `p % block_size`. `sampled` names the batch rows whose last token's logits are sampled, in ascending order. The
+    last `num_drafts` tokens of such a row are drafts; the logits of each, and of the token before them, are sampled
+    too. `num_drafts` is None when no row has any, `prompt_targets` when nobody asked for log-probabilities of a prompt.
+    `carried` is None for runners that have one step in flight at most: all is known then. Others keep block tables and
+    rules themselves: the batch has a table without columns, no rules and no drafts.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -172,6 +174,7 @@ class StepBatch:
     sampling: SamplingColumns
     prompt_targets: PromptTargets | None = None
     carried: CarriedRows | None = None
+    num_drafts: Int32Array | None = None  # [num_sampled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,8 @@ class RowProblem(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step produced. A batch row that failed alone is in `problems`, and drew no token.
+    """What one step produced. A batch row that failed alone is in `problems`, and drew no token. Of a row with drafts,
+    as many of its draws are accepted as `acceptance` says.
 
     `logprobs` has as many alternatives as any sampled row asked for: of a row, as many as it asked for mean anything,
     and nothing does of one that did not ask.

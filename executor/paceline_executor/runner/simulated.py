@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
+from paceline_executor.runner.acceptance import counting_draws, places_of_draws
 from paceline_executor.runner.interface import (
     Int32Array,
     KvGeometry,
@@ -113,18 +114,18 @@ class SimulatedRunner:
         start_ns = self._clock_ns()
         self._write(batch)
         drawn = self._draw(batch)
-        is_drawn = drawn != NOTHING_LEFT
-        token_ids = drawn[is_drawn]
+        num_accepted, counts = counting_draws(batch, drawn, drawn != NOTHING_LEFT)
+        token_ids = drawn[counts]
         num_top = int(batch.sampling.num_logprobs.max(initial=-1))
         prompt_logprobs = prompt_logprobs_of(batch)
         due_ns = self._step_times.step_ns(batch.token_ids.size, _num_pairs(batch))
         step_ns = max(due_ns, self._clock_ns() - start_ns)
         self._done_ns = start_ns + step_ns
         return StepOutput(
-            num_accepted=is_drawn.astype(np.int32),
+            num_accepted=num_accepted,
             token_ids=token_ids,
             logprobs=logprobs_of(token_ids, num_top) if num_top >= 0 else None,
-            problems=dict.fromkeys(batch.sampled[~is_drawn].tolist(), RowProblem.NOTHING_LEFT),
+            problems=dict.fromkeys(batch.sampled[num_accepted == 0].tolist(), RowProblem.NOTHING_LEFT),
             forward_ns=step_ns,
             sample_ns=0,
             prompt_logprobs=prompt_logprobs,
@@ -166,11 +167,12 @@ class SimulatedRunner:
         return digests
 
     def _context_hashes(self, batch: StepBatch) -> UInt64Array:
-        """The hash of all tokens in the sampled rows' tables, [num_sampled]."""
-        lens, block_size = batch.context_lens[batch.sampled], self._slots.shape[1]
+        """The hash of the tokens before each draw in its row's table, [num_draws]."""
+        lens, block_size = batch.positions[places_of_draws(batch)] + 1, self._slots.shape[1]
         last = (lens - 1) // block_size
         width = int(last.max(initial=0)) + 1
-        tables = batch.block_tables[batch.sampled, :width]
+        drawing = batch.sampled if batch.num_drafts is None else np.repeat(batch.sampled, batch.num_drafts + 1)
+        tables = batch.block_tables[drawing, :width]
         is_before_last = np.arange(width) < last[:, None]
         digests = np.where(is_before_last, self._digests[tables], 0)
         hashes: UInt64Array = (digests * self._block_factors[:width]).sum(axis=1, dtype=np.uint64)
@@ -180,7 +182,7 @@ class SimulatedRunner:
         return hashes
 
     def _draw(self, batch: StepBatch) -> Int32Array:
-        """A token for each sampled row, or that nothing is left for it."""
+        """A token for each draw, or that nothing is left for it."""
         sampling = batch.sampling
         noise = _mix(sampling.seeds + sampling.offsets.astype(np.uint64) * np.uint64(HASH_BASE))
         drawn = self._tokens_of(_mix(self._context_hashes(batch) ^ noise))

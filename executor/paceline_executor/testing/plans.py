@@ -84,7 +84,9 @@ def plan(
     preempt: Sequence[int] = (),
     finish: Sequence[tuple[int, int]] = (),
     forget: Sequence[str] = (),
+    drafts: Sequence[int] = (),
 ) -> BatchPlan:
+    """drafts: of each scheduled row, counted in its tokens."""
     releases = [Release(row, None) for row in preempt]
     releases += [Release(row, FinalRelease(num_output, FinishReason.STOP)) for row, num_output in finish]
     return BatchPlan(
@@ -100,6 +102,7 @@ def plan(
         shared=cells(shared),
         rows=int32([row for row, _ in scheduled]),
         num_scheduled_tokens=int32([num_tokens for _, num_tokens in scheduled]),
+        num_draft_tokens=int32(drafts),
     )
 
 

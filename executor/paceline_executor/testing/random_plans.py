@@ -62,10 +62,14 @@ class _Cells:
 
 
 class Scheduler:
-    """A scheduler that plans ahead of results at random, within the rules; it also shares, tags and preempts."""
+    """A scheduler that plans ahead of results at random, within the rules; it also shares, tags and preempts.
 
-    def __init__(self, random: Random, requests: list[Request]) -> None:
+    max_num_drafts: how many drafts it grants a row at most.
+    """
+
+    def __init__(self, random: Random, requests: list[Request], max_num_drafts: int = 0) -> None:
         self.random = random
+        self.max_num_drafts = max_num_drafts
         self.requests = {request.name: request for request in requests}
         self.waiting = list(requests)
         self.running: dict[int, Request] = {}
@@ -97,8 +101,11 @@ class Scheduler:
         tagged = [block for block in range(LIMITS.num_blocks) if self.random.random() < 0.05]
         forget = [name for name in sorted(self.remembered) if self.random.random() < 0.1]
         self.remembered -= set(forget)
+        scheduled = self._schedule(cells, place)
+        drafts = [num_drafts for _, _, num_drafts in scheduled]
         return plan(
-            self._schedule(cells, place),
+            [(row, num_tokens) for row, num_tokens, _ in scheduled],
+            drafts=drafts if any(drafts) else (),
             step_id=self.step_id,
             epoch=self.epoch,
             place=place,
@@ -121,12 +128,26 @@ class Scheduler:
             request = {**self.running, **self.leaving}[row]
             request.output += [next(tokens) for _ in range(count)]
             request.finish = int(finish)
+        self._settle(planned, result)
         for release in planned.releases:
             request = self.leaving.pop(release.row)
             if request.finish:
                 self.remembered.add(request.name)
             else:
                 self.waiting.append(request)
+
+    def _settle(self, planned: BatchPlan, result: StepResult) -> None:
+        """What was assumed of drafts that were not accepted did not come."""
+        if result.num_draft_tokens.size != planned.num_draft_tokens.size:
+            raise AssertionError("the result does not tell the drafts of every row")
+        columns = (result.rows, planned.num_draft_tokens, result.num_draft_tokens, result.num_accepted)
+        for row, granted, verified, accepted in zip(*(column.tolist() for column in columns), strict=False):
+            if not max(0, accepted - 1) <= verified <= granted:
+                raise AssertionError(f"{accepted} tokens came of {verified} drafts, where {granted} were granted")
+            if accepted:
+                request = {**self.running, **self.leaving}[row]
+                request.num_expected -= granted + 1 - accepted
+                request.num_computed -= granted + 1 - accepted
 
     def rebuild(self, states: Sequence[RowState]) -> None:
         """What a successor does: everything from the snapshot."""
@@ -189,14 +210,23 @@ class Scheduler:
             end_token_ids=[request.end_token],
         )
 
-    def _schedule(self, cells: "_Cells", place: Sequence[NewRequest]) -> list[tuple[int, int]]:
-        scheduled: list[tuple[int, int]] = []
+    def _num_drafts(self, request: Request, budget: int) -> int:
+        """For a row whose known tokens are all computed: with the token drawn behind them it has room for all."""
+        num_known = len(request.prompt) + request.num_expected
+        room = min(request.max_tokens - request.num_expected, LIMITS.max_model_len - num_known) - 1
+        return self.random.randint(0, max(0, min(self.max_num_drafts, room, budget)))
+
+    def _schedule(self, cells: "_Cells", place: Sequence[NewRequest]) -> list[tuple[int, int, int]]:
+        """Rows, how many tokens each computes, and how many of these are drafts."""
+        scheduled: list[tuple[int, int, int]] = []
         budget = LIMITS.max_num_batched_tokens
         placed = [placement.row for placement in place]
         given_up: set[int] = set()
         for row, request in self.running.items():
             is_over = request.num_expected >= request.max_tokens or request.num_ahead == 0
             num_tokens = self.random.randint(0, min(request.num_ahead, budget))
+            num_drafts = self._num_drafts(request, budget - num_tokens) if num_tokens == request.num_ahead else 0
+            num_tokens += num_drafts if num_tokens else 0
             needed = -(-(request.num_computed + num_tokens) // LIMITS.block_size) - len(request.blocks)
             free = [block for block in self.free_blocks if block not in given_up]
             needs_copy = request.is_last_block_shared
@@ -212,10 +242,10 @@ class Scheduler:
             for block in free[: max(needed, 0)]:
                 cells.grants.append((row, len(request.blocks), block))
                 request.blocks.append(block)
-            request.num_expected += num_tokens == request.num_ahead
+            request.num_expected += num_drafts + 1 if num_tokens - num_drafts == request.num_ahead else 0
             request.num_computed += num_tokens
             budget -= num_tokens
-            scheduled.append((row, num_tokens))
+            scheduled.append((row, num_tokens, num_drafts))
         return scheduled
 
 

@@ -40,6 +40,7 @@ class Spoiler:
             self._grant_as_shared,
             self._copies,
             self._schedule,
+            self._drafts,
             self._tags,
             self._releases,
             self._placements,
@@ -68,6 +69,14 @@ class Spoiler:
         bounds = (self.limits.num_rows, self.limits.max_num_batched_tokens + 4)
         rows, num_tokens = self._lines((plan.rows, plan.num_scheduled_tokens), bounds)
         return replace(plan, rows=rows, num_scheduled_tokens=num_tokens)
+
+    def _drafts(self, plan: BatchPlan) -> BatchPlan:
+        if not self.limits.max_num_draft_tokens:
+            return plan
+        drafts = plan.num_draft_tokens.tolist() or [0] * plan.rows.size
+        if drafts:
+            drafts[self.random.randrange(len(drafts))] = self._value(self.limits.max_num_draft_tokens + 2)
+        return replace(plan, num_draft_tokens=int32(drafts))
 
     def _tags(self, plan: BatchPlan) -> BatchPlan:
         keys = bytes(self.random.choice((16, 16, 16, 15)))

@@ -504,9 +504,7 @@ class ExecutorLimits(_message.Message):
     max_plans_in_flight: _builtins.int
     """max_plans_in_flight is how many plans may be unanswered."""
     max_num_draft_tokens: _builtins.int
-    """max_num_draft_tokens is the largest number of drafts of a row and step. At most 63; 0: it cannot draft. Always 0
-    yet.
-    """
+    """max_num_draft_tokens is the largest number of drafts of a row and step. At most 63; 0: it cannot draft."""
     num_adapter_slots: _builtins.int
     """num_adapter_slots is how many adapters can be loaded at a time. 0: none. Always 0 yet."""
     role: Global___ExecutorRole.ValueType
@@ -620,8 +618,9 @@ class BatchPlan(_message.Message):
     num_scheduled_tokens: _builtins.bytes
     """num_scheduled_tokens is a column: how many tokens each of them computes, drafts included."""
     num_draft_tokens: _builtins.bytes
-    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts. Not supported yet: set, it
-    ends the stream with UNSUPPORTED_FIELD.
+    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts. The executor finds them, or
+    fewer, and computes them behind the last token that the row knows. The row's blocks hold them all, and the row may
+    get a token more than them. Set for an executor that cannot draft, it ends the stream with UNSUPPORTED_FIELD.
     """
     predicted_ns: _builtins.int
     """predicted_ns is the scheduler's prediction of the step time, for telling a long step from a stuck one."""
@@ -1424,7 +1423,7 @@ class StepTimings(_message.Message):
     idle_ns: _builtins.int
     """idle_ns is how long the executor had nothing to run before this step."""
     draft_ns: _builtins.int
-    """draft_ns is drafting. Always 0 yet."""
+    """draft_ns is drafting. None of the other times includes it."""
     def __init__(
         self,
         *,

@@ -12,31 +12,50 @@ from hypothesis import strategies as st
 
 from paceline_executor.errors import PlanError, PlanFault, StepFailedError
 from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.drafters import KnowingDrafter, UselessDrafter
 from paceline_executor.testing.plans import int32
 from paceline_executor.testing.random_plans import LIMITS, FragileRunner, Request, Scheduler
 from paceline_executor.testing.spoilt_plans import Spoiler
-from paceline_executor.testing.stepping import SteppingEngine
+from paceline_executor.testing.stepping import SteppingEngine, as_seen
 
 pytestmark = pytest.mark.usefixtures("seen_or_hidden")
 
 COMMON_START = list(range(12))
 MAX_PLANS = 2000
+MAX_DRAFTS = 5
 
 
 class Run:
     """A scheduler and an engine until all requests are done, with a number of plans in between."""
 
-    def __init__(self, wanted, num_ahead, seed):
+    def __init__(self, wanted, num_ahead, drafting, seed):
         self.random = Random(seed)  # noqa: S311  # reproducible on purpose
         self.runner = FragileRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size)
-        self.engine = SteppingEngine(RowTable(LIMITS), self.runner)
         self.everyone = [
             Request(f"request-{i}", COMMON_START[:num_common] + own, max_tokens, end_token)
             for i, (num_common, own, max_tokens, end_token) in enumerate(wanted)
         ]
-        self.scheduler = Scheduler(self.random, self.everyone)
+        drafting = drafting if can_draft() else "nobody"
+        self.limits = replace(LIMITS, max_num_draft_tokens=0 if drafting == "nobody" else MAX_DRAFTS)
+        self.engine = SteppingEngine(RowTable(self.limits, self.drafter(drafting)), self.runner)
+        self.scheduler = Scheduler(self.random, self.everyone, self.limits.max_num_draft_tokens)
         self.num_ahead = num_ahead
         self.in_flight = deque()
+
+    def drafter(self, kind):
+        """One that is always right, errs at times or always, or is of no use; or the production's."""
+        answers = [request.prompt + request.reference() for request in self.everyone]
+        chance = deepcopy(self.random)
+        match kind:
+            case "right":
+                return KnowingDrafter(answers, lambda num_wanted: num_wanted)
+            case "erring":
+                return KnowingDrafter(answers, lambda num_wanted: chance.randint(0, num_wanted))
+            case "wrong":
+                return KnowingDrafter(answers, lambda _: 0)
+            case "useless":
+                return UselessDrafter(chance, LIMITS.vocab_size)
+        return None
 
     def plans(self):
         """One sound plan after another, each to be executed, or to be followed by `recover`."""
@@ -49,7 +68,9 @@ class Run:
 
     def execute(self, planned):
         """Execute a plan and let the scheduler know."""
-        self.scheduler.take(planned, self.engine.execute(planned))
+        result = self.engine.execute(planned)
+        self.scheduler.take(planned, result)
+        return result
 
     def recover(self):
         """Begin anew from the snapshot."""
@@ -66,17 +87,28 @@ class Run:
 wanted = st.tuples(
     st.integers(0, 11), st.lists(st.integers(0, 49), min_size=1, max_size=5), st.integers(1, 8), st.integers(0, 49)
 )
-runs = st.builds(Run, st.lists(wanted, min_size=2, max_size=6), st.integers(1, 4), st.integers(0, 2**32))
+drafting = st.sampled_from(["nobody", "right", "erring", "erring", "wrong", "useless", "lookup"])
+runs = st.builds(Run, st.lists(wanted, min_size=2, max_size=6), st.integers(1, 4), drafting, st.integers(0, 2**32))
 
 
-@settings(max_examples=settings.default.max_examples // 2)
-@given(runs)
-def test_any_sound_schedule_gives_every_request_its_own_tokens(run):
-    """Chunks, batches, plans ahead of results, shared and copied blocks, preemptions."""
-    for planned in run.plans():
-        run.execute(planned)
+@pytest.mark.hypothesis
+def test_any_sound_schedule_gives_every_request_its_own_tokens():
+    """Chunks, batches, drafts, plans ahead of results, shared and copied blocks, preemptions."""
+    reached = Counter()
 
-    run.assert_everyone_was_served()
+    @settings(max_examples=settings.default.max_examples // 2)
+    @given(runs)
+    def everyone_is_served(run):
+        for planned in run.plans():
+            result = run.execute(planned)
+            granted, verified = int(planned.num_draft_tokens.sum()), int(result.num_draft_tokens.sum())
+            accepted = int(np.maximum(result.num_accepted - 1, 0).sum())
+            reached.update({"not found": granted - verified, "wrong": verified - accepted, "accepted": accepted})
+        run.assert_everyone_was_served()
+
+    everyone_is_served()
+    for outcome in ("not found", "wrong", "accepted") if can_draft() else ():
+        assert reached[outcome] >= 100, reached
 
 
 @pytest.mark.hypothesis
@@ -121,7 +153,7 @@ def test_a_plan_is_applied_wholly_or_not_at_all():
     def every_spoilt_plan_is_applied_wholly_or_not_at_all(run):
         for planned in run.plans():
             if run.random.random() < 0.6:
-                spoilt = Spoiler(LIMITS, run.random).spoil(planned)
+                spoilt = Spoiler(run.limits, run.random).spoil(planned)
                 trial = SteppingEngine(deepcopy(run.engine.table), run.runner.twin())
                 try:
                     trial.execute(spoilt)
@@ -138,7 +170,14 @@ def test_a_plan_is_applied_wholly_or_not_at_all():
     every_spoilt_plan_is_applied_wholly_or_not_at_all()
     assert reached["applied, rows ran"] >= 100, reached
     of_rows = set(PlanFault) - {PlanFault.OUT_OF_BOUNDS}  # which the codec refuses, before rows see it
+    if not can_draft():
+        of_rows -= {PlanFault.DRAFTS}
     assert {fault for fault in of_rows if not reached[fault]} == set(), reached
+
+
+def can_draft():
+    """Whether engines verify drafts: those of devices that keep rows do not."""
+    return as_seen(FragileRunner(1, 1, 1)).max_in_flight == 1
 
 
 def _tags(table):

@@ -1,0 +1,43 @@
+"""Which drafts a step verifies: those that a drafter finds, within what the plan grants, behind the row's known tokens.
+
+None of them is an end token. So a row takes no token behind one that ends it: what is drawn after a draft counts only
+if that draft was drawn. Knows rows and tokens; a drafter may answer anything.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.plan.values import BatchPlan
+from paceline_executor.rows.columns import RowColumns
+from paceline_executor.runner.interface import Int32Array
+from paceline_executor.speculation.drafter import Drafter, WantedDrafts
+
+
+def put_drafts(
+    drafter: Drafter, columns: RowColumns, plan: BatchPlan, places: npt.NDArray[np.intp], vocab_size: int
+) -> Int32Array | None:
+    """Write drafts behind the known tokens of rows, where nobody reads them unless they are counted; returns how many
+    each has, [num_running], or None where no row has any. places: those in the plan's columns of the running rows.
+    """
+    if not plan.num_draft_tokens.any():
+        return None
+    num_wanted = plan.num_draft_tokens[places]
+    rows, wanting = plan.rows[places], np.flatnonzero(num_wanted)
+    known = columns.num_known[rows]
+    wanted = [
+        WantedDrafts(row, columns.tokens[row, :num_known], num)
+        for row, num_known, num in zip(*(values[wanting].tolist() for values in (rows, known, num_wanted)), strict=True)
+    ]
+    num_drafts = np.zeros_like(num_wanted)
+    for index, of_row, drafts in zip(wanting.tolist(), wanted, drafter.draft(wanted), strict=True):
+        end_tokens = columns.end_tokens[of_row.row, : columns.max_end_tokens]
+        possible = _possible(drafts[: of_row.num_wanted], end_tokens, vocab_size)
+        num_drafts[index] = possible.size
+        columns.tokens[of_row.row, known[index] : known[index] + possible.size] = possible
+    return num_drafts if num_drafts.any() else None
+
+
+def _possible(drafts: Int32Array, end_tokens: Int32Array, vocab_size: int) -> Int32Array:
+    """The drafts before the first that ends the row or is no token."""
+    is_bad = (drafts < 0) | (drafts >= vocab_size) | (drafts[:, None] == end_tokens).any(axis=1)
+    return drafts[: is_bad.argmax()] if is_bad.any() else drafts

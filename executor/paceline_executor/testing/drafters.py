@@ -1,0 +1,51 @@
+"""Drafters for tests: one that knows the answers and errs as often as wanted, and some that are of no use.
+
+Knows the seam. It refuses to know plans and rows.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+
+from paceline_executor.runner.interface import Int32Array
+from paceline_executor.speculation.drafter import WantedDrafts
+from paceline_executor.testing.plans import int32
+
+
+class KnowingDrafter:
+    """Drafts from `answers`, prompts with their outputs, and errs from a place on that is drawn for each row and step.
+
+    num_right: draws how many drafts are right, of so many.
+    """
+
+    def __init__(self, answers: Sequence[Sequence[int]], num_right: Callable[[int], int]) -> None:
+        self._answers = [list(answer) for answer in answers]
+        self._num_right = num_right
+        self.forgotten: list[int] = []
+
+    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
+        return [self._draft(of_row.token_ids.tolist(), of_row.num_wanted) for of_row in wanted]
+
+    def forget(self, row: int) -> None:
+        self.forgotten.append(row)
+
+    def _draft(self, known: list[int], num_wanted: int) -> Int32Array:
+        answer = next((answer for answer in self._answers if answer[: len(known)] == known), known)
+        right = answer[len(known) :][: self._num_right(num_wanted)]
+        following = answer[len(known) + len(right)] if len(known) + len(right) < len(answer) else 0
+        return int32(right + [following + 1] * (num_wanted - len(right)))
+
+
+class UselessDrafter:
+    """Whatever is asked, the same: a token again and again, beyond what is wanted, or what is no token."""
+
+    def __init__(self, random: Random, vocab_size: int) -> None:
+        self._random = random
+        self._answers = [[0] * 20, [vocab_size - 1] * 3, [], [1, vocab_size, 2], [-1], [3, 2**31 - 1]]
+
+    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
+        return [np.array(self._random.choice(self._answers), dtype=np.int32) for _ in wanted]
+
+    def forget(self, row: int) -> None:
+        """It knows nothing."""
