@@ -367,11 +367,12 @@ class StepTimings:
     forward_ns: int = 0
     sample_ns: int = 0
     idle_ns: int = 0
+    draft_ns: int = 0
 
     @property
     def busy_ns(self) -> int:
         """The time the device was occupied by the step."""
-        return self.prepare_ns + self.forward_ns + self.sample_ns
+        return self.prepare_ns + self.forward_ns + self.sample_ns + self.draft_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,6 +539,7 @@ class ExecutorLimits:
     max_num_batched_tokens: int
     max_model_len: int
     max_plans_in_flight: int
+    max_num_draft_tokens: int = 0  # of a row and step
 
 
 @dataclass(frozen=True, slots=True)

@@ -504,9 +504,7 @@ class ExecutorLimits(_message.Message):
     max_plans_in_flight: _builtins.int
     """max_plans_in_flight is how many plans may be unanswered."""
     max_num_draft_tokens: _builtins.int
-    """max_num_draft_tokens is the largest number of drafts of a row and step. At most 63; 0: it cannot draft. Always 0
-    yet.
-    """
+    """max_num_draft_tokens is the largest number of drafts of a row and step. At most 63; 0: it cannot draft."""
     num_adapter_slots: _builtins.int
     """num_adapter_slots is how many adapters can be loaded at a time. 0: none. Always 0 yet."""
     role: Global___ExecutorRole.ValueType
@@ -993,9 +991,9 @@ class RequestContext(_message.Message):
     against it only beyond the one before. Unset: none died.
     """
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified before it was placed. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified before it was placed."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request is the request as sent, without its prompt and what changes from one attachment to the next."""
@@ -1424,7 +1422,7 @@ class StepTimings(_message.Message):
     idle_ns: _builtins.int
     """idle_ns is how long the executor had nothing to run before this step."""
     draft_ns: _builtins.int
-    """draft_ns is drafting. Always 0 yet."""
+    """draft_ns is drafting. None of the other times includes it."""
     def __init__(
         self,
         *,

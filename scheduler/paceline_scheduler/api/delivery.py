@@ -25,7 +25,7 @@ from paceline_scheduler.api.resumption import claimed_end, has_finish
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.events import Detach, End
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, Spent, TokenOutputs
 from paceline_scheduler.core.request import Resumption
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
 
@@ -179,16 +179,17 @@ class Delivery:
         """End a completion and return its finish. A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
         if notice is not None:
-            num_cached_tokens = notice.num_cached_tokens
+            spent = Spent(notice.num_cached_tokens, notice.drafts)
         else:
-            num_cached_tokens = self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
+            spent = self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
         return Finish(
             reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
             stop_text=None if match is None else match.stop_text,
             stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
             num_prompt_tokens=completion.stream.num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=spent.num_cached_tokens,
             num_output_tokens=completion.num_tokens,
+            drafts=spent.drafts,
         )
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:

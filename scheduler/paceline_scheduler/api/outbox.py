@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.plan.values import FinishReason, TokenLogprobs
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 
 # What a message costs beside its tokens and text: ids, offsets, hashes, the sentence of an error.
 _DELTA_BYTES = 48
@@ -29,6 +30,7 @@ class Finish:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from paceline.plan.values import FinalRelease, FinishReason, RecordId
 from paceline_scheduler.core.events import BeginAnew
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs
+from paceline_scheduler.core.outputs import NO_OUTPUTS, Failure, Outputs, Spent
 from paceline_scheduler.core.planning.planner import MAX_LOOKED_AT
 from paceline_scheduler.core.queue.admission import deadline_misses, no_longer_served
 from paceline_scheduler.core.request_outputs import outputs_of
@@ -31,13 +31,14 @@ def detach(state: CoreState, handle: int, now: float) -> None:
         state.end(live, FinalRelease(state.num_output(live), FinishReason.CANCELLED), now)
 
 
-def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> int:
-    """End a request for the edge; returns how many of its prompt tokens were cached."""
+def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> Spent:
+    """End a request for the edge; returns what it has taken."""
     live = state.requests.by_handle(handle)
     if live is None:
-        return 0
+        return Spent()
+    spent = Spent(live.num_prompt_cached_tokens or 0, state.drafts_of(live))
     state.end(live, final, now)
-    return live.num_prompt_cached_tokens or 0
+    return spent
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:

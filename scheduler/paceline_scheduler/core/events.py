@@ -11,7 +11,7 @@ from paceline.plan.values import FinishReason, RecordId, StepResult
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription, Snapshot
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.outputs import Outputs, Resumed
+from paceline_scheduler.core.outputs import Outputs, Resumed, Spent
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.holder import Holder
 
@@ -69,11 +69,10 @@ class Detach(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class End(Event[int]):
+class End(Event[Spent]):
     """The edge ends a request: a stop text was found, or the client went away.
 
-    Its record is cut to `num_output_tokens`. Answers how many tokens of its prompt came from the prefix cache. Unknown
-    handles are ignored: the request may just have ended by itself.
+    Its record is cut to `num_output_tokens`. Unknown handles are ignored: the request may just have ended by itself.
     """
 
     handle: int

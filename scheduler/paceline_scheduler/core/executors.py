@@ -7,6 +7,7 @@ the link packs and unpacks it.
 from dataclasses import dataclass, fields
 
 from paceline.plan.values import NO_TAGS, BlockTags, FailedStep, Int32Array, NewRequest, RowState, StepPoint, Welcome
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.request import Request
 
 
@@ -31,6 +32,7 @@ class ExecutorDescription:
     vocab_size: int
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
+    max_num_draft_tokens: int = 0  # of a row and step
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
@@ -49,6 +51,7 @@ class ExecutorDescription:
             vocab_size=welcome.model.vocab_size,
             step_points=welcome.step_points,
             failed_step=welcome.failed_step,
+            max_num_draft_tokens=welcome.limits.max_num_draft_tokens,
         )
 
     @property
@@ -71,6 +74,7 @@ class RequestContext:
     num_executor_deaths: int
     last_death_offset: int | None
     num_prompt_cached_tokens: int
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

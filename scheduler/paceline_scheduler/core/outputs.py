@@ -10,6 +10,25 @@ from paceline_scheduler.errors import RequestFailedError
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """How many drafts of a request were verified, and how many of them became output."""
+
+    num_verified: int = 0
+    num_accepted: int = 0
+
+
+NO_DRAFTS = DraftCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a request that the edge ends has taken, beside the tokens that the edge counts."""
+
+    num_cached_tokens: int = 0
+    drafts: DraftCounts = NO_DRAFTS
+
+
+@dataclass(frozen=True, slots=True)
 class FinishNotice:
     """The end of a request: the number of its output tokens that count, and what the device saw."""
 
@@ -18,6 +37,7 @@ class FinishNotice:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

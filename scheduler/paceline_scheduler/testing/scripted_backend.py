@@ -26,7 +26,7 @@ from paceline_scheduler.core.events import (
     UndrainExecutor,
 )
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
-from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.outputs import Failure, FinishNotice, Outputs, Resumed, Spent, TokenOutputs
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.views import CoreViews
@@ -269,15 +269,15 @@ class ScriptedBackend:
         if not output.request.is_resumable:
             output.end(FinishReason.CANCELLED, None, 0)
 
-    def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> int:
+    def _end(self, handle: int, num_output_tokens: int, reason: FinishReason) -> Spent:
         """Remember an end; a former listener's has no effect."""
         output = self.outputs.by_handle[handle]
         if output.request.handle != handle:
-            return 0
+            return Spent()
         self.asked.ended.append((handle, num_output_tokens, reason))
         del output.token_ids[num_output_tokens:]
         output.end(reason, None, self.num_cached_tokens)
-        return self.num_cached_tokens
+        return Spent(self.num_cached_tokens)
 
     def _cancel(self, key: RecordId) -> None:
         output = self.outputs.running(key)

@@ -12,6 +12,7 @@ from paceline.plan.values import FinishReason, RecordId
 from paceline_scheduler.core.events import Cancel, Detach, End, ExecutorLost, Resume, StepFinished, Tick
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import RESUME_WINDOW_S
+from paceline_scheduler.core.outputs import Spent
 from paceline_scheduler.core.request import ResumePoint, Resumption
 from paceline_scheduler.core.requests.request_table import RETAIN_S
 from paceline_scheduler.errors import (
@@ -127,7 +128,7 @@ def test_the_end_of_an_older_attachment_has_no_effect():
     harness.feed(Resume((Resumption(newer, holding([])),)))
     harness.feed(Detach(request.handle))
     assert harness.wake_at is None
-    assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) == 0
+    assert harness.feed(End(request.handle, 0, FinishReason.CANCELLED)) == Spent()
     assert harness.plan() is not None
 
 

@@ -35,6 +35,7 @@ def write_result(result: StepResult) -> plan_pb2.StepResult:
             forward_ns=timings.forward_ns,
             sample_ns=timings.sample_ns,
             idle_ns=timings.idle_ns,
+            draft_ns=timings.draft_ns,
         ),
     )
     if result.logprobs:
@@ -69,7 +70,12 @@ def read_result(message: plan_pb2.StepResult) -> StepResult:
         finishes=np.frombuffer(message.finishes, dtype=np.uint8),
         grant_hash=message.grant_hash,
         timings=StepTimings(
-            timings.waited_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns, timings.idle_ns
+            timings.waited_ns,
+            timings.prepare_ns,
+            timings.forward_ns,
+            timings.sample_ns,
+            timings.idle_ns,
+            timings.draft_ns,
         ),
         logprobs=_read_logprobs("logprobs", [(each.row, 0, each.tokens) for each in message.logprobs]),
         errors=tuple(_read_error(error) for error in message.errors),

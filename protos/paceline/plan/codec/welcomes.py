@@ -125,12 +125,17 @@ def write_limits(limits: ExecutorLimits) -> plan_pb2.ExecutorLimits:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         max_plans_in_flight=limits.max_plans_in_flight,
+        max_num_draft_tokens=limits.max_num_draft_tokens,
     )
 
 
 def _read_limits(message: plan_pb2.ExecutorLimits) -> ExecutorLimits:
     return ExecutorLimits(
-        message.max_num_rows, message.max_num_batched_tokens, message.max_model_len, message.max_plans_in_flight
+        message.max_num_rows,
+        message.max_num_batched_tokens,
+        message.max_model_len,
+        message.max_plans_in_flight,
+        message.max_num_draft_tokens,
     )
 
 
