@@ -63,7 +63,13 @@ class Description:
     def plan_limits(self, max_plans_in_flight: int) -> ExecutorLimits:
         """The bounds that plans keep to."""
         limits = self.limits
-        return ExecutorLimits(limits.num_rows, limits.max_num_batched_tokens, limits.max_model_len, max_plans_in_flight)
+        return ExecutorLimits(
+            limits.num_rows,
+            limits.max_num_batched_tokens,
+            limits.max_model_len,
+            max_plans_in_flight,
+            limits.max_num_draft_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class RowLimits:
     num_blocks: int
     block_size: int
     vocab_size: int
+    max_num_draft_tokens: int = 0  # of a row and step; 0: rows are not drafted for
     max_record_bytes: int = 64 * 1024 * 1024
     record_keep_ns: int = 60_000_000_000  # after the finish
 

@@ -539,7 +539,7 @@ class ExecutorLimits:
     max_num_batched_tokens: int
     max_model_len: int
     max_plans_in_flight: int
-    max_num_draft_tokens: int = 0  # of a row and step
+    max_num_draft_tokens: int = 0  # of a row and step; 0: it cannot draft
 
 
 @dataclass(frozen=True, slots=True)

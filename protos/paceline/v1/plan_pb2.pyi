@@ -618,8 +618,9 @@ class BatchPlan(_message.Message):
     num_scheduled_tokens: _builtins.bytes
     """num_scheduled_tokens is a column: how many tokens each of them computes, drafts included."""
     num_draft_tokens: _builtins.bytes
-    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts. Not supported yet: set, it
-    ends the stream with UNSUPPORTED_FIELD.
+    """num_draft_tokens is a column: how many drafts each may use; empty when nobody drafts. The executor finds them, or
+    fewer, and computes them behind the last token that the row knows. The row's blocks hold them all, and the row may
+    get a token more than them. Set for an executor that cannot draft, it ends the stream with UNSUPPORTED_FIELD.
     """
     predicted_ns: _builtins.int
     """predicted_ns is the scheduler's prediction of the step time, for telling a long step from a stuck one."""

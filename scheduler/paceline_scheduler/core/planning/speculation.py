@@ -11,7 +11,7 @@ from paceline_scheduler.core.tables.rows import RowIndex
 
 Float64Array = npt.NDArray[np.float64]
 
-_FIRST = 0.7  # share of right drafts, until a row has seen some
+_FIRST = 0.9  # share of right drafts, until a row has seen some
 _FIRST_WEIGHT = 2.0  # in drafts
 _KEEP = 31 / 32  # of what is known, per step with drafts: a text may change
 _KEEP_IDLE = 127 / 128  # per step without: who stopped drafting tries again some time

@@ -2,8 +2,8 @@
 
     time = base + per_token * num_tokens + per_pair * num_pairs + per_draft * num_drafts
 
-A pair is a new token together with one token it attends to. Drafts are tokens, and cost more or less than others by
-what steps with drafts took; where none are verified any more that fades. The model starts
+A pair is a new token together with one token it attends to. Drafts are tokens that cost what those of the
+warm-up did, until steps verify some; where none are verified any more that is forgotten. The model starts
 from the executor's warm-up measurements and follows each result by normalised least mean squares (Widrow and Hoff 1960;
 Haykin, Adaptive Filter Theory, ch. 6): one step along the input that removes a fixed share of the error, which stays
 stable when the inputs hardly change.
@@ -42,26 +42,27 @@ class StepTimeModel:
         per_pair = per_token * _PER_PAIR_SHARE
         # Weights belong to inputs scaled to about 1, so that one gain suits them all.
         self._weights = [base, per_token * _TOKENS_SCALE, per_pair * _PAIRS_SCALE]
-        self._per_draft = 0.0  # beside what it costs as a token
+        self._first_per_draft = self._per_draft = per_token * _DRAFTS_SCALE
         self._num_steps = 0
 
     def predict_ns(self, num_tokens: float, num_pairs: float, num_drafts: float = 0.0) -> float:
         """`num_drafts` of the tokens are drafts."""
         base, per_token, per_pair = self._weights
-        plain = base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+        plain = base + per_token * ((num_tokens - num_drafts) / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
         return plain + self._per_draft * (num_drafts / _DRAFTS_SCALE)
 
     def draft_costs(self, positions: Int32Array, num_places: int) -> npt.NDArray[np.float64]:
         """Return what each draft behind the token at each position adds to a step: nanoseconds, [len, num_places]."""
-        _, per_token, per_pair = self._weights
+        per_pair = self._weights[2]
         num_pairs = positions[:, np.newaxis] + np.arange(2, num_places + 2)
         costs: npt.NDArray[np.float64] = num_pairs * (per_pair / _PAIRS_SCALE)
-        return costs + (per_token / _TOKENS_SCALE + self._per_draft / _DRAFTS_SCALE)
+        return costs + self._per_draft / _DRAFTS_SCALE
 
     def observe(self, num_tokens: int, num_pairs: int, duration_ns: int, num_drafts: int = 0) -> None:
         """Learn from a finished step; one outlier moves a prediction by at most a tenth."""
         base, per_token, per_pair = self._weights
-        tokens, pairs, drafts = num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE, num_drafts / _DRAFTS_SCALE
+        tokens, pairs = (num_tokens - num_drafts) / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
+        drafts = num_drafts / _DRAFTS_SCALE
         predicted = base + per_token * tokens + per_pair * pairs + self._per_draft * drafts
         error = min(max(duration_ns - predicted, -predicted), predicted)
         gain = _FIRST_GAIN if error < 0 and self._num_steps < _NUM_FIRST_STEPS else _GAIN
@@ -69,9 +70,10 @@ class StepTimeModel:
         step = gain * error / (1.0 + tokens * tokens + pairs * pairs + drafts * drafts)
         # A model that predicts nothing could never recover: its errors are bounded by its predictions.
         self._weights = [max(1e3, base + step), max(0.0, per_token + step * tokens), max(0.0, per_pair + step * pairs)]
-        # A draft costs no less than nothing.
-        per_draft = self._per_draft + step * drafts if num_drafts else self._per_draft * _KEEP_IDLE
-        self._per_draft = max(per_draft, -self._weights[1] * (_DRAFTS_SCALE / _TOKENS_SCALE))
+        if num_drafts:
+            self._per_draft = max(0.0, self._per_draft + step * drafts)
+        else:
+            self._per_draft += (1 - _KEEP_IDLE) * (self._first_per_draft - self._per_draft)
 
     def max_decodes_within(self, limit_ns: float, positions: Int32Array) -> tuple[int, int]:
         """Return how many of the first decodes, at least one, keep a step within `limit_ns`, and their pairs."""
