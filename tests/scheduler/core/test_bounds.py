@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from both_sides.audited import drawn_acceptance, ending, expected_logprobs, expected_output, make_executor
 from both_sides.harness import CoreHarness
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DivergenceError
@@ -182,8 +183,8 @@ def test_there_are_no_drafts_beside_a_prompt():
 
 def test_no_drafts_are_taken_where_a_step_would_take_too_long():
     """With drafts a step may take a tenth of a second, as with a prompt."""
-    harness = drafting(4, 1, make_request(3, 20))
-    harness.views.executor(FIRST).step_time._weights = [0.0, 0.03e9 * 64, 0.0]
+    points = (StepPoint(1, 30_000_000), StepPoint(64, 64 * 30_000_000))
+    harness = drafting(4, 1, make_request(3, 20), step_points=points)
     assert scheduled(harness.plan()) == {0: (1, 0)}
 
 

@@ -221,6 +221,8 @@ class ExecutorState:
             num_draft_tokens=drafts,
         )
         self.next_plan.forgets.clear()
+        if self.speculation.max_drafts:
+            self.speculation.planned(int(drafts.sum()))
         self._await_result(plan, decision, index, num_scheduled)
         return plan
 

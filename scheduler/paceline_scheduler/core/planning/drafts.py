@@ -47,7 +47,7 @@ def fit_drafts(
 def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget) -> Int32Array:
     """Return the drafts of each row, at most `most`, that bring the most tokens per predicted time."""
     num_places = int(most.max(initial=0))
-    if num_places <= 0:
+    if num_places <= 0 or view.speculation.is_plain_due:
         return np.zeros_like(most)
     place, positions = np.arange(num_places), view.rows.num_scheduled[decode_rows]
     costs = budget.draft_costs(positions, num_places)

@@ -16,6 +16,7 @@ _FIRST_WEIGHT = 2.0  # in drafts
 _KEEP = 31 / 32  # of what is known, per step with drafts: a text may change
 _KEEP_IDLE = 127 / 128  # per step without: who stopped drafting tries again some time
 _GAIN = 1 / 32
+_PLAIN_EVERY = 32  # steps with drafts
 _MAX_SPEEDUP = 64.0
 
 
@@ -67,10 +68,19 @@ class Speculation:
         self.max_drafts = max_drafts
         self.round_ns = 0.0
         self.speedup = 1.0
+        self._num_in_a_row = 0  # steps with drafts
 
     def inherit(self, before: "Speculation") -> None:
         """Take over what was learned of the same process; rows begin anew."""
         self.round_ns, self.speedup = before.round_ns, before.speedup
+
+    @property
+    def is_plain_due(self) -> bool:
+        """Whether the next step should have no drafts, to tell what they take from what the rest does."""
+        return self._num_in_a_row >= _PLAIN_EVERY
+
+    def planned(self, num_drafts: int) -> None:
+        self._num_in_a_row = self._num_in_a_row + 1 if num_drafts else 0
 
     def observe_drafting(self, num_rounds: int, draft_ns: int) -> None:
         self.round_ns += _GAIN * (draft_ns / max(num_rounds, 1) - self.round_ns)
