@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from paceline_scheduler.core.tables.rows import RowColumns
+from paceline_scheduler.core.planning.speculation import Acceptance
 from simulation.ablations import ABLATIONS
 from simulation.run import first_failure, run_seed, run_seeds
 
@@ -35,16 +36,19 @@ def test_whatever_goes_wrong_every_client_gets_exactly_its_output(first):
     run_all(range(first, first + SEEDS_PER_TEST))
 
 
-def test_the_same_with_rows_that_draft(monkeypatch):
-    """Each row wants from no draft to four in a step; how many are right is up to the seed."""
-    occupy = RowColumns.occupy
+def test_drafts_are_among_what_is_tried_right_ones_and_wrong_ones(monkeypatch):
+    """Executors of some seeds verify drafts; schedulers give as many as they find best."""
+    observe, seen = Acceptance.observe, Counter()
 
-    def occupy_drafting(rows, row, live, known, *rest):
-        occupy(rows, row, live, known, *rest)
-        rows.num_drafts[row] = len(known) % 5
+    def observe_and_count(acceptance, rows, num_verified, num_right):
+        seen.update(zip(num_verified.tolist(), num_right.tolist(), strict=True))
+        observe(acceptance, rows, num_verified, num_right)
 
-    monkeypatch.setattr(RowColumns, "occupy", occupy_drafting)
-    run_all(range(SEEDS_PER_TEST))
+    monkeypatch.setattr(Acceptance, "observe", observe_and_count)
+    run_all(range(40))
+    assert any(right == verified > 1 for verified, right in seen)
+    assert any(0 < right < verified for verified, right in seen)
+    assert any(right == 0 < verified for verified, right in seen)
 
 
 @pytest.mark.soak

@@ -225,22 +225,22 @@ class StepTotals(_message.Message):
     planning_ns: _builtins.int
     """planning_ns is the time the scheduler took to plan them."""
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     @_builtins.property
     def timings(self) -> _plan_pb2.StepTimings:
         """timings adds up where their time went."""
 
     @_builtins.property
     def num_drafted_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """num_drafted_at has an element per place among the drafts of a row and step: how many were verified there. Always
-        empty yet.
+        """num_drafted_at has an element per place among the drafts of a row and step: how many were verified there. Empty
+        until there were any.
         """
 
     @_builtins.property
     def num_accepted_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """num_accepted_at has as many elements: how many of them became output. Always empty yet."""
+        """num_accepted_at has as many elements: how many of them became output."""
 
     def __init__(
         self,
@@ -675,9 +675,9 @@ class WatchStepsResponse(_message.Message):
     num_dropped: _builtins.int
     """num_dropped is how many steps this stream missed since the last message because it read too slowly."""
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     @_builtins.property
     def timings(self) -> _plan_pb2.StepTimings:
         """timings is what it took."""

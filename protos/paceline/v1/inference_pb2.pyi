@@ -934,9 +934,9 @@ class Usage(_message.Message):
     num_output_tokens: _builtins.int
     """num_output_tokens is the length of the output."""
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     num_reasoning_tokens: _builtins.int
     """num_reasoning_tokens is how many output tokens are reasoning, if parts were asked for. Always 0 yet."""
     def __init__(
@@ -1599,9 +1599,9 @@ class ExplainResponse(_message.Message):
     num_output_tokens: _builtins.int
     """num_output_tokens is how many tokens it has generated."""
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     @_builtins.property
     def times(self) -> Global___PhaseTimes:
         """times say where its time went so far; unset while its prompt is being tokenised."""

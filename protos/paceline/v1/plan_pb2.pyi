@@ -992,9 +992,9 @@ class RequestContext(_message.Message):
     against it only beyond the one before. Unset: none died.
     """
     num_draft_tokens: _builtins.int
-    """num_draft_tokens is how many drafts were verified before it was placed. Always 0 yet."""
+    """num_draft_tokens is how many drafts were verified before it was placed."""
     num_accepted_draft_tokens: _builtins.int
-    """num_accepted_draft_tokens is how many of them became output. Always 0 yet."""
+    """num_accepted_draft_tokens is how many of them became output."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request is the request as sent, without its prompt and what changes from one attachment to the next."""

@@ -346,7 +346,7 @@ class SpeculationParams(_message.Message):
     MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     max_num_draft_tokens: _builtins.int
     """max_num_draft_tokens is the largest number of drafts of one step; 0 switches drafting off. At most 63; unset: the
-    scheduler decides. Not supported yet: set above 0, it is refused by name.
+    scheduler decides.
     """
     def __init__(
         self,

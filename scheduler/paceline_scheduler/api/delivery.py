@@ -25,7 +25,7 @@ from paceline_scheduler.api.resumption import claimed_end, has_finish
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.backend import Backend
 from paceline_scheduler.core.events import Detach, End
-from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed, TokenOutputs
+from paceline_scheduler.core.outputs import NO_DRAFTS, FinishNotice, Outputs, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Resumption
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
 
@@ -187,6 +187,7 @@ class Delivery:
             num_cached_tokens=0 if known is None else known.num_cached_tokens,
             num_output_tokens=completion.num_tokens,
             times=None if known is None else known.times,
+            drafts=NO_DRAFTS if known is None else known.drafts,
         )
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:

@@ -42,6 +42,7 @@ def _core_request(valid: ValidRequest, token_ids: Int32Array, handles: tuple[int
         bypass_prefix_cache=valid.bypass_prefix_cache,
         priority=valid.priority,
         num_completions=len(handles),
+        max_num_draft_tokens=valid.max_num_draft_tokens,
         is_resumable=valid.resumption.is_resumable,
         attachment=valid.resumption.attachment,
         waited_s=valid.resumption.waited_s,

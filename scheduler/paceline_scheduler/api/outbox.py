@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.plan.values import FinishReason, TokenLogprobs
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 
 # What a message costs beside its tokens and text: ids, offsets, hashes, the sentence of an error.
@@ -33,6 +34,7 @@ class Finish:
     num_cached_tokens: int
     num_output_tokens: int
     times: PhaseTimes | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 64
 # Prompt tokens times values of each: making one delta of them keeps everybody else waiting, and takes 256 KiB.
 MAX_PROMPT_LOGPROBS = 16_384
+MAX_DRAFTS = 63  # of a row and step
 _NO_MODEL_RETRY_S = 1.0
 
 
@@ -79,6 +80,7 @@ class ValidRequest:
     cache_salt: str
     bypass_prefix_cache: bool
     priority: int
+    max_num_draft_tokens: int | None
     resumption: ValidResumption
     origin: bytes
     body_digest: bytes
@@ -95,6 +97,7 @@ _BOUNDS = {
     "sampling.n": Range(1, MAX_COMPLETIONS),
     "stopping.max_tokens": Range(1),
     "stopping.min_tokens": Range(0),
+    "speculation.max_num_draft_tokens": Range(0, MAX_DRAFTS),
     "output.logprobs": Range(0, 20),
     "output.prompt_logprobs": Range(0, 20),
     "output.stream_interval": Range(1),
@@ -104,7 +107,6 @@ _BOUNDS = {
 _UNSUPPORTED = (
     "structured",
     "adapter",
-    "speculation.max_num_draft_tokens",
     "output.parts",
     "output.token_bytes",
 )
@@ -157,6 +159,7 @@ def validate(
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
         priority=request.priority,
+        max_num_draft_tokens=_max_drafts(request.speculation),
         resumption=_resumption(request, model),
         origin=origin,
         body_digest=body_digest,
@@ -330,6 +333,10 @@ def _check_logit_bias(biases: Mapping[int, float], model: ServedModel) -> tuple[
             limit = f"must be at least {-MAX_LOGIT_BIAS} and at most {MAX_LOGIT_BIAS}"
             raise InvalidRequestError(f"{field}[{token_id}]", f"is {bias:.7g}, {limit}")
     return tuple(sorted(biases.items()))
+
+
+def _max_drafts(sent: sampling_pb2.SpeculationParams) -> int | None:
+    return sent.max_num_draft_tokens if sent.HasField("max_num_draft_tokens") else None
 
 
 def _check_min_tokens(stopping: sampling_pb2.StoppingParams) -> int:

@@ -69,6 +69,8 @@ def _finish(finish: Finish) -> inference_pb2.Finish:
             num_prompt_tokens=finish.num_prompt_tokens,
             num_cached_tokens=finish.num_cached_tokens,
             num_output_tokens=finish.num_output_tokens,
+            num_draft_tokens=finish.drafts.num_verified,
+            num_accepted_draft_tokens=finish.drafts.num_accepted,
         ),
     )
     if finish.times is not None:
@@ -105,6 +107,8 @@ def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
         num_computed_tokens=explanation.num_computed_tokens,
         num_output_tokens=explanation.num_output_tokens,
         times=None if times is None else write_times(times),
+        num_draft_tokens=explanation.drafts.num_verified,
+        num_accepted_draft_tokens=explanation.drafts.num_accepted,
     )
 
 
@@ -169,6 +173,10 @@ def _step_totals(totals: StepTotals) -> admin_pb2.StepTotals:
         timings=_timings(totals),
         starved_ns=totals.starved_ns,
         planning_ns=totals.planning_ns,
+        num_draft_tokens=totals.num_draft_tokens,
+        num_accepted_draft_tokens=totals.num_accepted_draft_tokens,
+        num_drafted_at=totals.num_drafted_at,
+        num_accepted_at=totals.num_accepted_at,
     )
 
 
@@ -179,6 +187,7 @@ def _timings(times: StepTotals | StepRecord) -> plan_pb2.StepTimings:
         forward_ns=times.forward_ns,
         sample_ns=times.sample_ns,
         idle_ns=times.idle_ns,
+        draft_ns=times.draft_ns,
     )
 
 
@@ -195,6 +204,8 @@ def step_response(record: StepRecord, num_dropped: int) -> admin_pb2.WatchStepsR
         num_waiting_requests=record.num_waiting_requests,
         blocks=_block_counts(record),
         num_dropped=num_dropped,
+        num_draft_tokens=record.num_draft_tokens,
+        num_accepted_draft_tokens=record.num_accepted_draft_tokens,
     )
     response.planning.FromNanoseconds(record.planning_ns)
     return response

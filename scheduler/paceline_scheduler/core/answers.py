@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.core.tables.blocks import BlockCounts
 from paceline_scheduler.errors import SchedulerError
@@ -33,6 +34,7 @@ class Explanation:
     num_computed_tokens: int
     num_output_tokens: int
     times: PhaseTimes | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

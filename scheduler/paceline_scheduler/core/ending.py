@@ -36,8 +36,9 @@ def end(state: CoreState, handle: int, final: FinalRelease, now: float) -> Finis
     live = state.requests.by_handle(handle)
     if live is None:
         return None
+    drafts = state.drafts_of(live)
     state.end(live, final, now)
-    return finish_notice(live, final.reason, None, final.num_output_tokens)
+    return finish_notice(live, final.reason, None, final.num_output_tokens, drafts)
 
 
 def cancel(state: CoreState, key: RecordId, now: float) -> Outputs:

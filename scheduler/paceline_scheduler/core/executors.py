@@ -7,6 +7,7 @@ the link packs and unpacks it.
 from dataclasses import dataclass, fields
 
 from paceline.plan.values import NO_TAGS, BlockTags, FailedStep, Int32Array, NewRequest, RowState, StepPoint, Welcome
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import NO_TIMES, PhaseTimes
 from paceline_scheduler.core.request import Request
 
@@ -33,6 +34,7 @@ class ExecutorDescription:
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
     graph_tokens: tuple[int, ...] = ()  # sizes of captured steps that hold chunks, ascending
+    max_num_draft_tokens: int = 0  # of a row and step
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
@@ -52,6 +54,7 @@ class ExecutorDescription:
             step_points=welcome.step_points,
             failed_step=welcome.failed_step,
             graph_tokens=() if welcome.graphs is None else welcome.graphs.num_tokens,
+            max_num_draft_tokens=welcome.limits.max_num_draft_tokens,
         )
 
     @property
@@ -75,6 +78,7 @@ class RequestContext:
     last_death_offset: int | None
     num_prompt_cached_tokens: int
     times: PhaseTimes = NO_TIMES
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ class CoreLimits:
     run_ahead_s: further plans, as many as the executor takes, are sent while those unanswered are predicted to take
     less than this. Short steps then travel together: a message costs a good part of what such a step does.
     max_step_s: no step is planned to take longer, so that silence can be told from work (architecture: step bound).
+    max_num_draft_tokens: drafts of a row and step at most, where an executor can draft; 0 for none.
     ttft_budget_s: a request that is not expected to get its first token within this time is refused.
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
     target_step_s: what a step may take that computes prompts beside decodes: the inter-token time that a long prompt
@@ -33,6 +34,7 @@ class CoreLimits:
     max_plans_in_flight: int = 2
     run_ahead_s: float = 0.025
     max_step_s: float = 0.5
+    max_num_draft_tokens: int = 63
     target_step_s: float = 0.05
 
     def mixed_step_s(self, decodes_s: float) -> float:

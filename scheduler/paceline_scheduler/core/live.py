@@ -7,7 +7,8 @@ import numpy as np
 
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
-from paceline_scheduler.core.outputs import FinishNotice
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts, FinishNotice
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
@@ -101,6 +102,7 @@ class LiveRequest:
     output: RetainedOutput = field(default_factory=RetainedOutput)  # up to date while off a row
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
+    drafts: DraftCounts = NO_DRAFTS  # up to date while off a row
     suspicion: Suspicion = field(default_factory=Suspicion)
     left_since_s: float | None = None  # when an executor first left it to another one that suits it better
     detached_until_s: float | None = None  # nobody listens, and how long it goes on so
@@ -201,6 +203,12 @@ class LiveRequest:
         """Return how many output tokens it may have there: the number asked for, else all that fit."""
         return self.request.max_tokens or description.max_request_tokens - self.num_prompt_tokens
 
+    def max_drafts_on(self, description: ExecutorDescription, limits: CoreLimits) -> int:
+        """Return how many drafts it may have there in a step."""
+        wanted, allowed = self.request.max_num_draft_tokens, limits.max_num_draft_tokens
+        most = min(description.max_num_draft_tokens, allowed)
+        return most if wanted is None else min(most, wanted)
+
     def known_token_ids(self) -> Int32Array:
         return np.concatenate((self.request.prompt_token_ids, self.output.token_ids))
 
@@ -212,8 +220,14 @@ class LiveRequest:
         return chain
 
 
-def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | None, num_output: int) -> FinishNotice:
-    """Its clock was stopped before."""
+def finish_notice(
+    live: LiveRequest,
+    reason: FinishReason,
+    stop_token_id: int | None,
+    num_output: int,
+    drafts: DraftCounts | None = None,
+) -> FinishNotice:
+    """Its clock was stopped before. `drafts` are those of its row, None while it is off one."""
     return FinishNotice(
         reason=reason,
         stop_token_id=stop_token_id,
@@ -221,6 +235,7 @@ def finish_notice(live: LiveRequest, reason: FinishReason, stop_token_id: int | 
         num_cached_tokens=live.num_prompt_cached_tokens or 0,
         num_output_tokens=num_output,
         times=live.phases.whole_times(),
+        drafts=live.drafts if drafts is None else drafts,
     )
 
 

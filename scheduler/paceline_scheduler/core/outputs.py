@@ -16,6 +16,17 @@ Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """How many drafts of a request were verified, and how many of them became output."""
+
+    num_verified: int = 0
+    num_accepted: int = 0
+
+
+NO_DRAFTS = DraftCounts()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishNotice:
     """The end of a request: the number of its output tokens that count, what the device saw, and where its time went;
     None if a former scheduler knew that.
@@ -27,6 +38,7 @@ class FinishNotice:
     num_cached_tokens: int
     num_output_tokens: int
     times: PhaseTimes | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ class Request:
     that nobody listens to yet. `num_completions` is how many requests have the key in common but for its index.
     `priority`: lower runs earlier. `max_tokens` None means as many as context and pool allow. Before `min_tokens`
     output tokens neither `end_token_ids` are drawn nor `ignored_end_token_ids`, those of the model that do not end this
-    request. `bad_words` are the token ids of each way to spell one. `deadline_s` is on the injected monotonic clock.
+    request. `bad_words` are the token ids of each way to spell one. `max_num_draft_tokens` bounds the
+    drafts of a step, 0 for none, None for as many as are worth while. `deadline_s` is on the injected monotonic clock.
 
     `is_resumable`: it goes on for a while without a listener. `attachment` is the client's number for this listener,
     `waited_s` the time since the request was first submitted. `origin` is the request as sent without its prompt;
@@ -42,6 +43,7 @@ class Request:
     bypass_prefix_cache: bool = False
     priority: int = 0
     num_completions: int = 1
+    max_num_draft_tokens: int | None = None
     is_resumable: bool = False
     attachment: int = 1
     waited_s: float = 0.0

@@ -9,6 +9,7 @@ from paceline_scheduler.core.executor.group import ExecutorGroup
 from paceline_scheduler.core.executor.state import sync_from_row
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import LiveRequest, Status
+from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.requests.request_table import RequestTable
 from paceline_scheduler.core.tenants import Tenants
@@ -146,6 +147,11 @@ class CoreState:
         if live.held is None:
             return live.num_output_tokens
         return self.executors.by_address[live.held.address].rows.num_output(live.held.row)
+
+    def drafts_of(self, live: LiveRequest) -> DraftCounts:
+        if live.held is None:
+            return live.drafts
+        return self.executors.by_address[live.held.address].rows.drafts(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:
         output = live.output.token_ids

@@ -15,6 +15,7 @@ from paceline.plan.durations import read_duration, write_duration
 from paceline.plan.values import BatchPlan, RecordId, ToExecutor
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import Placement, RequestContext
+from paceline_scheduler.core.outputs import DraftCounts
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.wire_phases import read_times, write_times
 
@@ -52,6 +53,7 @@ def read_context(record_id: RecordId, data: bytes) -> RequestContext | None:
         last_death_offset=context.last_death_offset if context.HasField("last_death_offset") else None,
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
         times=read_times(context.times),
+        drafts=DraftCounts(context.num_draft_tokens, context.num_accepted_draft_tokens),
     )
 
 
@@ -87,6 +89,9 @@ def _request(record_id: RecordId, context: plan_pb2.RequestContext) -> Request:
         bypass_prefix_cache=sent.bypass_prefix_cache,
         priority=sent.priority,
         num_completions=max(1, sent.sampling.n),
+        max_num_draft_tokens=sent.speculation.max_num_draft_tokens
+        if sent.speculation.HasField("max_num_draft_tokens")
+        else None,
         is_resumable=sent.resumable,
         origin=sent.SerializeToString(),
         body_digest=context.body_digest,
@@ -106,6 +111,8 @@ def write_context(context: RequestContext) -> bytes:
         last_death_offset=context.last_death_offset,
         times=write_times(context.times),
         settings=_settings(request),
+        num_draft_tokens=context.drafts.num_verified,
+        num_accepted_draft_tokens=context.drafts.num_accepted,
     )
     message.request.ParseFromString(request.origin)
     if context.deadline_left_s is not None:

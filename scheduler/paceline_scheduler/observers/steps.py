@@ -2,11 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.plan.values import BatchPlan, StepResult
+from paceline.plan.values import BatchPlan, Int32Array, StepResult
 from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, ExecutorRemoved, StepFinished
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.views import CoreViews
@@ -32,6 +33,11 @@ class StepTotals:
     idle_ns: int = 0
     starved_ns: int = 0
     planning_ns: int = 0
+    draft_ns: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_drafted_at: tuple[int, ...] = ()  # by place among a row's drafts
+    num_accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,10 @@ class StepRecord:
     forward_ns: int
     sample_ns: int
     idle_ns: int
+    draft_ns: int
     planning_ns: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
     num_waiting_requests: int
     num_total_blocks: int
     num_free_blocks: int
@@ -161,7 +170,10 @@ class StepObserver:
             forward_ns=timings.forward_ns,
             sample_ns=timings.sample_ns,
             idle_ns=timings.idle_ns,
+            draft_ns=timings.draft_ns,
             planning_ns=planning_ns,
+            num_draft_tokens=int(result.num_draft_tokens.sum()),
+            num_accepted_draft_tokens=int(_num_right(result).sum()),
             num_waiting_requests=num_waiting_requests,
             num_total_blocks=blocks.total,
             num_free_blocks=blocks.free,
@@ -184,6 +196,30 @@ def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
     if planning.follows_work:
         totals.starved_ns = _sum(totals.starved_ns, timings.idle_ns)
     totals.planning_ns += planning.planning_ns
+    totals.draft_ns = _sum(totals.draft_ns, timings.draft_ns)
+    if len(result.num_draft_tokens):
+        _count_drafts(totals, result.num_draft_tokens, _num_right(result))
+
+
+def _num_right(result: StepResult) -> Int32Array:
+    """Return how many drafts of each row became output; empty where nobody drafted."""
+    if not len(result.num_draft_tokens):
+        return result.num_draft_tokens
+    return np.clip(result.num_accepted - 1, 0, result.num_draft_tokens)
+
+
+def _count_drafts(totals: StepTotals, num_verified: Int32Array, num_right: Int32Array) -> None:
+    totals.num_draft_tokens += int(num_verified.sum())
+    totals.num_accepted_draft_tokens += int(num_right.sum())
+    totals.num_drafted_at = _count_places(totals.num_drafted_at, num_verified)
+    totals.num_accepted_at = _count_places(totals.num_accepted_at, num_right, len(totals.num_drafted_at))
+
+
+def _count_places(counts: tuple[int, ...], lengths: Int32Array, at_least: int = 0) -> tuple[int, ...]:
+    """Count one more at every place below each of these lengths."""
+    num_places = max(len(counts), int(lengths.max(initial=0)), at_least)
+    more = (lengths[:, np.newaxis] > np.arange(num_places)).sum(axis=0).tolist()
+    return tuple(before + count for before, count in zip_longest(counts, more, fillvalue=0))
 
 
 def _sum(total_ns: int, more_ns: int) -> int:

@@ -36,6 +36,7 @@ def make_request(
     priority: int = 0,
     is_resumable: bool = False,
     attachment: int = 1,
+    max_num_draft_tokens: int | None = None,
 ) -> Request:
     """Return a request; `prompt` is its token ids or how many made-up ones, different for every handle."""
     number = next(_handles) if handle is None else handle
@@ -45,6 +46,8 @@ def make_request(
         sent.stopping.max_tokens = max_tokens
     if num_prompt_logprobs is not None:
         sent.output.prompt_logprobs = num_prompt_logprobs
+    if max_num_draft_tokens is not None:
+        sent.speculation.max_num_draft_tokens = max_num_draft_tokens
     if isinstance(prompt, int):
         prompt = [(number * 1009 + position * 7) % 1000 for position in range(prompt)]
     return Request(
@@ -65,6 +68,7 @@ def make_request(
         is_resumable=is_resumable,
         attachment=attachment,
         origin=sent.SerializeToString(),
+        max_num_draft_tokens=max_num_draft_tokens,
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from both_sides.audited import drawn_acceptance, ending, expected_logprobs, expected_output, make_executor
 from both_sides.harness import CoreHarness
+from paceline.plan.values import StepPoint
 from paceline_scheduler.core.events import StepFinished
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.errors import DivergenceError
@@ -121,8 +122,10 @@ def test_no_draft_lies_beyond_the_context():
 
 
 def test_drafts_cost_nobody_a_block():
-    """Two blocks are spare: they go to the first row; the second drafts as far as its own block reaches."""
-    harness = CoreHarness(make_executor(num_blocks=4))
+    """Four blocks are spare, of which two stay for the rows' next tokens. The others go to the first row; the second
+    drafts as far as its own block reaches.
+    """
+    harness = CoreHarness(make_executor(num_blocks=6))
     harness.expect_short_outputs()
     harness.submit(make_request(3, 12), make_request(2, 12))
     harness.step()
@@ -132,7 +135,7 @@ def test_drafts_cost_nobody_a_block():
     assert scheduled(plan) == {0: (9, 8), 1: (2, 1)}
 
 
-def test_a_plan_that_preempts_grants_no_blocks_for_drafts():
+def test_a_plan_that_preempts_has_no_drafts():
     """Four blocks are full: the second row goes, and the first takes one of its two blocks, for its one token."""
     harness = CoreHarness(make_executor(num_blocks=4))
     harness.expect_short_outputs()
@@ -143,7 +146,7 @@ def test_a_plan_that_preempts_grants_no_blocks_for_drafts():
     plan = harness.plan()
     assert [release.row for release in plan.releases] == [1]
     assert granted(plan) == [(0, 2)]
-    assert scheduled(plan) == {0: (4, 3)}
+    assert scheduled(plan) == {0: (1, 0)}
 
 
 def test_no_draft_follows_tokens_that_are_known_and_computed_once_more():
@@ -161,17 +164,27 @@ def test_no_draft_follows_tokens_that_are_known_and_computed_once_more():
     assert_whole(harness, request)
 
 
-def test_drafts_take_what_the_token_bound_leaves_and_leave_a_prompt_its_share():
-    """Of 24 tokens two rows take one each, a prompt has its 16, and 6 are drafts."""
+def test_drafts_take_what_the_token_bound_leaves():
+    """Of 8 tokens two rows take one each, and 6 are drafts."""
+    harness = drafting(4, 1, make_request(3, 20), make_request(3, 20), max_num_batched_tokens=8)
+    assert scheduled(harness.plan()) == {0: (5, 4), 1: (3, 2)}
+
+
+def test_there_are_no_drafts_beside_a_prompt():
+    """Who waits for a first token does not wait for guesses."""
     harness = drafting(4, 1, make_request(3, 20), make_request(3, 20), max_num_batched_tokens=24)
     harness.submit(make_request(40, 2))
-    assert scheduled(harness.plan()) == {0: (5, 4), 1: (3, 2), 2: (16, 0)}
+    assert [scheduled(harness.step()) for _ in range(3)] == [
+        {0: (1, 0), 1: (1, 0), 2: (22, 0)},
+        {0: (1, 0), 1: (1, 0), 2: (18, 0)},
+        {0: (5, 4), 1: (5, 4), 2: (1, 0)},
+    ]
 
 
 def test_no_drafts_are_taken_where_a_step_would_take_too_long():
-    """Half a second is the bound of a step."""
-    harness = drafting(4, 1, make_request(3, 20))
-    harness.views.executor(FIRST).step_time._weights = [0.0, 0.2e9 * 64, 0.0]
+    """With drafts a step may take a tenth of a second, as with a prompt."""
+    points = (StepPoint(1, 30_000_000), StepPoint(64, 64 * 30_000_000))
+    harness = drafting(4, 1, make_request(3, 20), step_points=points)
     assert scheduled(harness.plan()) == {0: (1, 0)}
 
 

@@ -164,6 +164,7 @@ def make_executor(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 256,
     max_plans_in_flight: int = 4,
+    max_num_drafts: int = 0,
     model: str = "simulated",
     end_probability: float = 0.0,
     incarnation: int = 1,
@@ -179,6 +180,7 @@ def make_executor(
         num_blocks=num_blocks,
         block_size=block_size,
         vocab_size=VOCAB_SIZE,
+        max_num_draft_tokens=max_num_drafts,
     )
     step_times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in step_points))
     kind = Kind(limits, model, ending(end_probability), acceptance or drawn_acceptance(0), step_times, graphs)

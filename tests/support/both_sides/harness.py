@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 
 from both_sides.audited import AuditedExecutor
 from paceline.plan.hashes import HASH_START, rolling_hash
-from paceline.plan.values import BatchPlan, FinishReason, StepResult
+from paceline.plan.values import BatchPlan, FinishReason, Int32Array, StepResult
 from paceline_executor.errors import DeviceError, StepFailedError
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import (
@@ -24,7 +25,11 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.outputs import Outputs
+from paceline_scheduler.core.planning import drafts
+from paceline_scheduler.core.planning.capacity import ExecutorView
+from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.request import Request, ResumePoint, Resumption
+from paceline_scheduler.core.tables.rows import RowIndex
 from paceline_scheduler.core.views import CoreViews
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -37,7 +42,7 @@ class CoreHarness:
 
     def __init__(self, *executors: AuditedExecutor, limits: CoreLimits | None = None) -> None:
         self.clock = ManualClock()
-        self.drafts: Sequence[int] = ()  # that each row wants, the same numbers over and over; empty: what they say
+        self.drafts: Sequence[int] = ()  # that each row gets, the same numbers over and over; empty: what is best
         self.limits = limits or CoreLimits()
         self.core = Core(self.limits)
         self.wake_at: float | None = None  # as the last event told
@@ -104,13 +109,24 @@ class CoreHarness:
     def plan(self, address: str = "executor-0") -> BatchPlan | None:
         """Let the core plan one step and send it."""
         self.feed(Tick())
-        if self.drafts:
-            wanted = self.views.executor(address).rows.num_drafts
-            wanted[:] = np.resize(self.drafts, len(wanted))
-        plan = self.core.plan(address, self.clock())
+        plan = self._plan(address) if not self.drafts else self._plan_drafting(address)
         if plan is not None:
             self.executors[address].receive(plan)
         return plan
+
+    def _plan(self, address: str) -> BatchPlan | None:
+        return self.core.plan(address, self.clock())
+
+    def _plan_drafting(self, address: str) -> BatchPlan | None:
+        """Plan with numbers of drafts that are given, instead of the best."""
+        most_of = self.views.executor(address).rows.max_drafts
+        most_of[:] = np.resize(self.drafts, len(most_of))
+
+        def all_there_may_be(_: ExecutorView, __: RowIndex, most: Int32Array, ___: StepBudget) -> Int32Array:
+            return np.maximum(most, 0)
+
+        with mock.patch.object(drafts, "best_drafts", all_there_may_be):
+            return self._plan(address)
 
     def run(self, address: str = "executor-0") -> bool:
         """Let the executor run its next plan; False when it has none. Where the step fails the link attaches again.

@@ -140,6 +140,12 @@ def _commit_confirmed(
     return plan
 
 
+def _settle_row_alone(executor: ExecutorState, step: StepInFlight, surplus: Int32Array) -> Int32Array:
+    """Lower the bound of a row, and not those of its steps in flight, whose results then lower it once more."""
+    executor.rows.num_scheduled[step.index] -= surplus
+    return step.num_scheduled_after - surplus
+
+
 def _join_from_the_start(state: CoreState, live: LiveRequest, resumption: Resumption, now: float) -> Resumed:
     point = ResumePoint(0, HASH_START, resumption.point.last_attempt)
     return _join(state, live, Resumption(resumption.request, point), now)
@@ -206,6 +212,9 @@ ABLATIONS: dict[str, Ablation] = {
         "block tables that differ are noticed",
         ((results, "_matching_step", _match_any_grants),),
         FaultKind.CHANGE_GRANT,
+    ),
+    "bounds": Ablation(
+        "what is planned of a row is never below what was computed", ((results, "_settle", _settle_row_alone),)
     ),
     "late-tags": Ablation(
         "blocks are tagged when they are known to be full",

@@ -20,6 +20,7 @@ FAULTS_END_S = 6.0  # what still is wrong then is put right
 _TENANTS = ("red", "blue")
 _ARE_AHEAD = 1 / 2  # so many devices have several steps in flight
 _FAIL_LATE = 1 / 6
+_NUM_DRAFTS = (0, 1, 3, 7)
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever stands in line
@@ -183,6 +184,7 @@ def draw_scenario(seed: int) -> Scenario:
     is_same = random.random() < 0.7
     ahead = Random(f"ahead {seed}").random()  # noqa: S311 - nothing secret
     config = replace(_draw_config(random), is_ahead=ahead < _ARE_AHEAD, fails_late=ahead < _FAIL_LATE)
+    config = replace(config, limits=_with_drafts(config, Random(f"drafts {seed}")))  # noqa: S311 - nothing secret
     requests = _draw_requests(random, num_clients, config.rule)
     requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
@@ -220,6 +222,11 @@ def _draw_config(random: Random) -> ModelConfig:
         rule=make_rule(random.choice((0.0, 0.05))),
         base_step_ns=base_step_ns,
     )
+
+
+def _with_drafts(config: ModelConfig, random: Random) -> RowLimits:
+    """Let most executors verify drafts, but for those with several steps in flight, which do not yet."""
+    return replace(config.limits, max_num_draft_tokens=0 if config.is_ahead else random.choice(_NUM_DRAFTS))
 
 
 def _draw_requests(random: Random, num_clients: int, rule: HashRule) -> tuple[PlannedRequest, ...]:

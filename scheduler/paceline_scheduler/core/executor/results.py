@@ -49,6 +49,7 @@ class Landed:
     num_accepted: Int32Array  # [num_rows]
     token_ids: Int32Array  # [sum(num_accepted)]
     finishes: UInt8Array  # [num_rows]
+    num_verified: Int32Array  # [num_rows] drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ def apply_result(executor: ExecutorState, result: StepResult, now: float) -> App
     offsets = rows.num_known[landed.rows] - rows.num_prompt[landed.rows]
     times = _time_tokens(executor, landed, now)
     _append_tokens(executor, landed)
+    if executor.speculation.max_drafts:
+        _count_drafts(executor, landed)
     if len(step.index):
         executor.suspects.is_doubted = False
     if executor.suspects.rows:
@@ -85,7 +88,7 @@ def apply_result(executor: ExecutorState, result: StepResult, now: float) -> App
     notices, failures, ended = _end_finished(executor, result, landed, now)
     _queue_tags(executor, landed.rows)
     if step.num_tokens:  # a plan that only changes state takes no time worth learning
-        _learn(executor, step, result)
+        _learn(executor, step, result, landed)
     return Applied(
         tokens=_outputs(executor, result, landed, offsets, notices, times),
         failures=failures,
@@ -178,8 +181,9 @@ def _keep_prompt_logprobs(executor: ExecutorState, result: StepResult) -> None:
 def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num_computed: Int32Array) -> Landed:
     """Leave out rows that ended before: they take nothing more."""
     ended = executor.rows.ended[step.index]
+    verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(result.num_accepted)
     if not np.count_nonzero(ended):
-        return Landed(step.index, num_computed, result.num_accepted, result.token_ids, result.finishes)
+        return Landed(step.index, num_computed, result.num_accepted, result.token_ids, result.finishes, verified)
     alive = ~ended
     return Landed(
         rows=step.index[alive],
@@ -187,6 +191,7 @@ def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num
         num_accepted=result.num_accepted[alive],
         token_ids=result.token_ids[np.repeat(alive, result.num_accepted)],
         finishes=result.finishes[alive],
+        num_verified=verified[alive],
     )
 
 
@@ -218,15 +223,39 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
         executor.rows.append(landed.rows[taking], landed.token_ids[starts[taking] + round_index])
 
 
-def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult) -> None:
+def _count_drafts(executor: ExecutorState, landed: Landed) -> None:
+    """Learn how many drafts of each row were right; where the output ended they may have been right beyond."""
+    rows, verified = executor.rows, landed.num_verified
+    right = np.clip(landed.num_accepted - 1, 0, verified)
+    rows.num_verified[landed.rows] += verified
+    rows.num_drafts_accepted[landed.rows] += right
+    tried = np.where(landed.finishes == int(RowFinish.GOES_ON), verified, right)
+    executor.speculation.acceptance.observe(landed.rows, tried, right)
+
+
+def _learn(executor: ExecutorState, step: StepInFlight, result: StepResult, landed: Landed) -> None:
     """Learn the step's time, without the drafts that were not verified."""
-    num_tokens, num_pairs = step.num_tokens, step.num_pairs
+    num_tokens, num_pairs, num_drafts = step.num_tokens, step.num_pairs, None
+    timings, speculation = result.timings, executor.speculation
     if len(step.num_drafts):
-        verified = result.num_draft_tokens if len(result.num_draft_tokens) else 0
+        verified = result.num_draft_tokens if len(result.num_draft_tokens) else np.zeros_like(step.num_drafts)
         unused = (step.num_drafts - verified).astype(np.int64)
         num_tokens -= int(unused.sum())
         num_pairs -= int((unused * step.num_scheduled_after - unused * (unused - 1) // 2).sum())
-    executor.step_time.observe(num_tokens, num_pairs, result.timings.busy_ns)
+        num_drafts = int(verified.sum())
+        speculation.observe_drafting(int(verified.max(initial=0)), timings.draft_ns)
+        plain = step.num_scheduled_after - step.num_scheduled + 1
+        plain_ns = executor.step_time.predict_ns(len(step.index), int(plain.sum()))
+        speculation.observe_speedup(_mean(landed.num_accepted), plain_ns, timings.busy_ns)
+    elif speculation.max_drafts:
+        num_drafts = 0
+        if num_tokens == len(step.index):
+            speculation.observe_speedup(1.0, 1.0, 1.0)
+    executor.step_time.observe(num_tokens, num_pairs, timings.busy_ns - timings.draft_ns, num_drafts)
+
+
+def _mean(num_tokens: Int32Array) -> float:
+    return float(num_tokens.mean()) if len(num_tokens) else 1.0
 
 
 def _progress_of_suspects(executor: ExecutorState) -> list[tuple[int, LiveRequest, int, int]]:
@@ -261,7 +290,8 @@ def _end_finished(
                 executor.distrust(row)
             continue
         stop_token_id = int(executor.rows.token_ids(row)[-1]) if finish == RowFinish.END_TOKEN else None
-        notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output)
+        drafts = executor.rows.drafts(row)
+        notices[live.request.handle] = finish_notice(live, reason, stop_token_id, num_output, drafts)
     return notices, tuple(failures), tuple(ended)
 
 

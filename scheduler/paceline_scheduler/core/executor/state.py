@@ -30,6 +30,7 @@ from paceline_scheduler.core.phases import Phase
 from paceline_scheduler.core.planning.capacity import ExecutorView
 from paceline_scheduler.core.planning.growth import OutputLengths
 from paceline_scheduler.core.planning.planner import Admission, Decision
+from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.suspects import Suspects, UnansweredStep
 from paceline_scheduler.core.tables.blocks import BlockPool
@@ -86,10 +87,11 @@ class ExecutorState:
 
     def __init__(self, description: ExecutorDescription) -> None:
         self.description = description
-        self.rows = RowColumns(description.max_num_rows, description.max_model_len)
+        self.rows = RowColumns(description.max_num_rows, description.max_model_len, description.max_num_draft_tokens)
         self.pool = BlockPool(description.num_blocks)
         self.step_time = StepTimeModel(description.step_points)
         self.output_lengths = OutputLengths()
+        self.speculation = Speculation(description.max_num_rows, description.max_num_draft_tokens)
         self.in_flight: deque[StepInFlight] = deque()
         self.next_plan = NextPlan()
         self.leaving_keys: set[RecordId] = set()  # on orphaned rows: not placed again until they left
@@ -112,6 +114,7 @@ class ExecutorState:
             self.pool,
             self.step_time,
             self.output_lengths,
+            self.speculation,
             self.leaving_keys,
             self.suspects.rows,
             self.suspects.is_doubted,
@@ -130,6 +133,7 @@ class ExecutorState:
         self.output_lengths = before.output_lengths
         if before.description.incarnation == self.description.incarnation:
             self.step_time = before.step_time
+            self.speculation.inherit(before.speculation)
             self.draining, self.leaving = before.draining, before.leaving
             self.suspects.inherit(before.suspects)
 
@@ -219,6 +223,8 @@ class ExecutorState:
             num_draft_tokens=drafts,
         )
         self.next_plan.forgets.clear()
+        if self.speculation.max_drafts:
+            self.speculation.planned(int(drafts.sum()))
         self._await_result(plan, decision, index, num_scheduled)
         return plan
 
@@ -325,6 +331,7 @@ class ExecutorState:
             live.num_prompt_cached_tokens = num_cached
         max_tokens = live.max_tokens_on(self.description)
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, max_tokens)
+        self.speculation.acceptance.begin(row)
         self.suspects.placed(row, live)
         self.rows.set_table(row, table, self.block_size, len(admission.fit.hits))
         context = _context(live, now)
@@ -362,6 +369,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
         last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
         times=live.phases.times(now),
+        drafts=live.drafts,
     )
 
 
@@ -370,6 +378,7 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
     live.phases.token_s = None if np.isnan(rows.token_s[row]) else float(rows.token_s[row])
+    live.drafts = rows.drafts(row)
     live.held = None
     live.preemptions.is_planned = False
     if live.final is not None:

@@ -11,6 +11,7 @@ from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
+from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.tables.blocks import BlockPool
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
@@ -31,6 +32,7 @@ class ExecutorView:
     pool: BlockPool
     step_time: StepTimeModel
     output_lengths: OutputLengths
+    speculation: Speculation
     leaving_keys: Set[RecordId]  # an older placement of these is still on its way out
     suspect_rows: Set[int] = frozenset()  # they run in steps of their own
     is_doubted: bool = False  # the last step, of one request, failed: others go first, if there are any

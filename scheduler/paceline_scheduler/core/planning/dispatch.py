@@ -67,6 +67,7 @@ class Dispatch:
         prefill = prefill_s(view, load, fit.num_cached_tokens, live.num_known_tokens)
         num_running = candidate.room.num_running + 1
         step_s = view.step_time.predict_ns(num_running, num_running * live.num_known_tokens) / 1e9
+        token_s = step_s / view.speculation.speedup
         # What was found to be meant for it before comes first there.
         backlog_s = load.backlog_s + self._tokens_meant[address] / load.prefill_tokens_per_s
-        return backlog_s + prefill + _NUM_TOKENS_COMPARED * step_s
+        return backlog_s + prefill + _NUM_TOKENS_COMPARED * token_s

@@ -1,33 +1,98 @@
-"""How many drafts the decoding rows of a step get beside their one token: of those they want, what there is room for.
+"""How many drafts the decoding rows of a step get beside their one token.
 
+As many as bring the most tokens per time, by what each row's drafts were worth so far and by what verifying and making
+them takes. A step of many rows gets none: where a token costs as much as what it may bring, waiting for it is dearer.
 Drafts are guesses, so they only take what is left over: they never go beyond the tokens that a row may get, never cost
-anybody a block or its turn, and leave prompts their share of the step. Apart, since steps without drafts
-never come here, and what rows want will be decided here too.
+anybody a block or its turn, and are in no step that computes a prompt.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.plan.values import Int32Array
+from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.capacity import ExecutorView
+from paceline_scheduler.core.planning.speculation import Float64Array
 from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.tables.rows import RowIndex
 
+_MAX_SLOWDOWN = 2.0
+"""What a step may take, in steps without drafts, while a row of it has none: that one only waits longer."""
+
 
 def fit_drafts(
-    view: ExecutorView, decode_rows: RowIndex, growing_rows: RowIndex, num_spare_blocks: int, budget: StepBudget
+    view: ExecutorView,
+    decode_rows: RowIndex,
+    growing_rows: RowIndex,
+    num_spare_blocks: int,
+    budget: StepBudget,
+    limits: CoreLimits,
 ) -> tuple[Int32Array, RowIndex]:
     """Return the drafts of each decoding row, and the rows that get another block, once for each block. `growing_rows`
     get a block for their one token already. The budget is charged.
     """
     rows, block_size = view.rows, view.description.block_size
     positions = rows.num_scheduled[decode_rows]
-    drafts = np.minimum(rows.num_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
-    drafts[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known, and computed once more
+    most = np.minimum(rows.max_drafts[decode_rows], rows.limit[decode_rows] - positions - 1)
+    most = np.minimum(most, limits.max_num_draft_tokens)
+    most[positions + 1 < rows.num_known[decode_rows]] = 0  # what comes next is known, and computed once more
+    drafts = best_drafts(view, decode_rows, most, budget)
     num_free = rows.num_slots[decode_rows] + block_size * np.isin(decode_rows, growing_rows) - positions - 1
     lacking = _blocks(drafts - num_free, block_size)
     drafts = np.where(np.cumsum(lacking) <= num_spare_blocks, drafts, np.minimum(drafts, num_free))
-    drafts = budget.add_drafts(positions, drafts).astype(np.int32)
+    drafts = budget.add_drafts(positions, drafts, view.speculation.round_ns).astype(np.int32)
     return drafts, np.repeat(decode_rows, _blocks(drafts - num_free, block_size))
+
+
+def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget) -> Int32Array:
+    """Return the drafts of each row, at most `most`, that bring the most tokens per predicted time."""
+    num_places = int(most.max(initial=0))
+    if num_places <= 0 or view.speculation.is_plain_due:
+        return np.zeros_like(most)
+    place, positions = np.arange(num_places), view.rows.num_scheduled[decode_rows]
+    costs = budget.draft_costs(positions, num_places)
+    acceptance, rate = view.speculation.acceptance, len(decode_rows) / budget.predicted_ns()
+    if not np.count_nonzero(acceptance.survival(decode_rows, 1)[:, 0] > rate * costs[:, 0]):
+        return np.zeros_like(most)  # no draft brings more than waiting for it costs, as in a step of many rows
+    gains = acceptance.survival(decode_rows, num_places)
+    gains[place >= most[:, np.newaxis]] = 0.0
+    return most_per_time(gains, costs, view.speculation.round_ns, budget)
+
+
+def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, budget: StepBudget) -> Int32Array:
+    """Return how many drafts of each row bring the most tokens per time: for each depth the ones that gain the most for
+    what they cost, as long as that lifts the whole step's rate.
+
+    `gains` [num_rows, num_places] are tokens, 0 where a row may draft no further; `costs` of that shape nanoseconds. A
+    row's later drafts gain no more than its earlier ones, for no less. `budget` holds the step without drafts.
+    """
+    num_rows, num_places = gains.shape
+    density = np.divide(gains, costs, out=np.full_like(gains, np.inf), where=costs > 0).ravel()
+    # Stable: of a row with equal drafts the earlier place comes first.
+    order = np.argsort(-density, kind="stable")
+    order = order[gains.ravel()[order] > 0]
+    plain_ns = float(budget.predicted_ns())
+    best, best_rate = order[:0], num_rows / plain_ns
+    for depth in range(1, num_places + 1) if round_ns > 0 else (num_places,):
+        chosen = order[order % num_places < depth]
+        times = plain_ns + round_ns * depth + np.cumsum(costs.ravel()[chosen])
+        rates = (num_rows + np.cumsum(gains.ravel()[chosen])) / times
+        rates[~_allowed(chosen, times, num_rows, num_places, plain_ns, budget)] = 0.0
+        at = int(rates.argmax()) if len(rates) else 0
+        if len(rates) and rates[at] > best_rate:
+            best, best_rate = chosen[: at + 1], float(rates[at])
+    return np.bincount(best // num_places, minlength=num_rows).astype(np.int32)
+
+
+def _allowed(
+    chosen: RowIndex, times: Float64Array, num_rows: int, num_places: int, plain_ns: float, budget: StepBudget
+) -> npt.NDArray[np.bool_]:
+    """Tell after how many of the chosen drafts the step is within its bounds."""
+    all_draft = np.cumsum(chosen % num_places == 0) == num_rows
+    is_short = (times <= _MAX_SLOWDOWN * plain_ns) | all_draft
+    is_within: npt.NDArray[np.bool_] = is_short & (times <= budget.target_ns)
+    is_within[max(0, budget.room) :] = False
+    return is_within
 
 
 def _blocks(num_slots: Int32Array, block_size: int) -> Int32Array:

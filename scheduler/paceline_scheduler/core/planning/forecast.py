@@ -93,8 +93,8 @@ def load_of(view: ExecutorView, limits: CoreLimits) -> Load:
         prefill_tokens_per_s=rate,
         backlog_s=int(behind.sum()) / rate,
         free_rows=min(rows.num_free, _num_timely(view, limits, num_running), _num_held(view, rest)),
-        ends_s=(rest * step_s).astype(np.float64),
-        token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9),
+        ends_s=(rest * step_s / view.speculation.speedup).astype(np.float64),
+        token_s=max(step_s, view.step_time.predict_ns(1, 0) / 1e9) / view.speculation.speedup,
         usual_output=view.output_lengths.mean,
     )
 
@@ -154,10 +154,11 @@ class Idle:
     view: ExecutorView
     prefill_tokens_per_s: float
 
-    def least_s(self, num_cached: int, num_known: int, num_output: int) -> float:
+    def least_s(self, num_cached: int, num_known: int, num_output: int, max_drafts: int) -> float:
+        """All of its drafts may be right."""
         num_tokens = max(1, num_known - num_cached)
         step_s = self.view.step_time.predict_ns(1, num_known) / 1e9
-        return num_tokens / self.prefill_tokens_per_s + (num_output - 1) * step_s
+        return num_tokens / self.prefill_tokens_per_s + (num_output - 1) / (1 + max_drafts) * step_s
 
 
 def idle(view: ExecutorView, limits: CoreLimits) -> Idle:

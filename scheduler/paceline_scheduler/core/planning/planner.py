@@ -1,8 +1,9 @@
 """Which rows run in the next step of an executor, and with how many tokens. Decides; changes nothing.
 
 One rule: every request moves its scheduled tokens towards its target under a token budget. Decodes go first, one token
-each and what drafts there is room for; prefill chunks fill what the budget leaves, running requests before waiting
-ones, the most urgent first. The budget is a number of tokens and a time, predicted from what steps took.
+each; prefill chunks fill what the budget leaves, running requests before waiting ones, the most urgent first; drafts
+come last, where there is nothing but decodes. The budget is a number of tokens and a time, predicted from what steps
+took.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -138,13 +139,6 @@ def _decide(
     decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
-    decode_drafts = NO_COLUMN
-    if np.count_nonzero(rows.num_drafts):
-        budget.num_reserved = MIN_CHUNK if len(prefilling) or waiting.queue else 0
-        num_spare = 0 if preemptions else num_available
-        decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget)
-        growing_rows = np.concatenate((growing_rows, drafting_rows))
-        num_available -= len(drafting_rows)
     # Who was just preempted for want of blocks would be the first to be admitted again.
     queue = () if preemptions else waiting.queue
     admitting = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if queue else None
@@ -156,6 +150,14 @@ def _decide(
         admitting.admit(queue[num_first:] if num_first else queue)
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
+    decode_drafts = NO_COLUMN
+    if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
+        has_decodes_only = not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
+        if has_decodes_only and not (preemptions or view.suspect_rows or view.is_doubted):
+            # A block for each row's next token stays, and all that somebody waits for.
+            num_spare = 0 if queue else max(0, num_available - len(decode_rows))
+            decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
+            growing_rows = np.concatenate((growing_rows, drafting_rows))
     return Decision(
         preemptions=preemptions,
         moves=moves,

@@ -4,10 +4,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.plan.values import Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.planning.step_time import StepTimeModel, num_chunk_pairs
+
+Float64Array = npt.NDArray[np.float64]
 
 MIN_CHUNK = 16
 """Tokens of a prompt that a step computes beside decodes, even beyond its target."""
@@ -22,7 +25,8 @@ class StepBudget:
         """graph_tokens: the sizes of captured steps, ascending: a step of one token more costs as much as the next."""
         self.num_tokens = 0
         self.num_pairs = 0
-        self.num_reserved = 0  # tokens that drafts leave to prompts
+        self._num_drafts = 0
+        self._drafting_ns = 0.0
         self._step_time = step_time
         self._limits = limits
         self.max_num_tokens = max_num_tokens
@@ -47,17 +51,31 @@ class StepBudget:
         self._target_ns = self._limits.mixed_step_s(decodes_s) * 1e9
         return fitting
 
-    def add_drafts(self, positions: Int32Array, wanted: Int32Array) -> Int32Array:
-        """Take drafts behind the decodes at these positions, in order; returns how many each got."""
-        room = self.max_num_tokens - self.num_reserved - self.num_tokens
-        drafts = wanted - np.clip(np.cumsum(wanted) - room, 0, wanted)
-        num_tokens = self.num_tokens + int(drafts.sum())
+    @property
+    def room(self) -> int:
+        """How many more tokens there may be."""
+        return self.max_num_tokens - self.num_tokens
+
+    @property
+    def target_ns(self) -> float:
+        """What a step may take that does more than its decodes."""
+        return self._target_ns
+
+    def draft_costs(self, positions: Int32Array, num_places: int) -> Float64Array:
+        return self._step_time.draft_costs(positions, num_places)
+
+    def add_drafts(self, positions: Int32Array, wanted: Int32Array, round_ns: float) -> Int32Array:
+        """Take drafts behind the decodes at these positions, in order; returns how many each got. No prompt is computed
+        beside them. `round_ns` is what making one more draft of a row takes.
+        """
+        drafts: Int32Array = wanted - np.clip(np.cumsum(wanted) - self.room, 0, wanted)
+        num_drafts, drafting_ns = int(drafts.sum()), round_ns * int(drafts.max(initial=0))
+        num_tokens = self.num_tokens + num_drafts
         num_pairs = self.num_pairs + int((drafts * (positions + 1) + drafts * (drafts + 1) // 2).sum())
-        predicted_ns = self._step_time.predict_ns(num_tokens, num_pairs)
-        if predicted_ns > self._limits.max_step_s * 1e9:
+        if self._step_time.predict_ns(num_tokens, num_pairs, num_drafts) + drafting_ns > self._target_ns:
             return np.zeros_like(drafts)
         self.num_tokens, self.num_pairs = num_tokens, num_pairs
-        self._target_ns = self._limits.mixed_step_s(predicted_ns / 1e9) * 1e9
+        self._num_drafts, self._drafting_ns = num_drafts, drafting_ns
         return drafts
 
     def add_chunk(self, start: int, wanted: int) -> int:
@@ -94,4 +112,4 @@ class StepBudget:
         return filling
 
     def predicted_ns(self) -> int:
-        return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs))
+        return int(self._step_time.predict_ns(self.num_tokens, self.num_pairs, self._num_drafts) + self._drafting_ns)

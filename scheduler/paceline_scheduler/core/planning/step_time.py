@@ -1,15 +1,18 @@
 """How long a step will take: a linear model in tokens and attention work, fitted to what executors report.
 
-    time = base + per_token * num_tokens + per_pair * num_pairs
+    time = base + per_token * num_tokens + per_pair * num_pairs + per_draft * num_drafts
 
-A pair is a new token together with one token it attends to. The model starts from the executor's warm-up measurements
-and follows each result by normalised least mean squares (Widrow and Hoff 1960; Haykin, Adaptive Filter Theory, ch. 6):
-one step along the input that removes a fixed share of the error, which stays stable when the inputs hardly change.
+A pair is a new token together with one token it attends to. Drafts are tokens with a cost of their own. The
+model starts
+from the executor's warm-up measurements and follows each result by normalised least mean squares (Widrow and Hoff 1960;
+Haykin, Adaptive Filter Theory, ch. 6): one step along the input that removes a fixed share of the error, which stays
+stable when the inputs hardly change.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.plan.values import Int32Array, StepPoint
 
@@ -22,11 +25,35 @@ _DEFAULT_PER_TOKEN_NS = 1e6
 _PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured: a step's first guess for attention
 _TOKENS_SCALE = 64.0
 _PAIRS_SCALE = 32768.0
+_DRAFT_GAIN = 1 / 64
+_DRAFT_SPREAD = 0.1  # drafts for each other token: where steps differ by so many, they say as much as the warm-up did
 
 
 def num_chunk_pairs(start: int, num_tokens: int) -> int:
     """Causal attention pairs of `num_tokens` tokens from position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+class _DraftCost:
+    """What a draft adds to a step: the slope of what steps take, over how many drafts they verify.
+
+    Least squares in which recent steps count most, drawn towards what a token took in the warm-up. What the rest of a
+    step takes has no say in it; without drafts for a while what was learned is forgotten.
+    """
+
+    def __init__(self, first_ns: float) -> None:
+        self.ns = self._first_ns = first_ns
+        self._mean_drafts = self._mean_ns = self._variance = self._covariance = 0.0
+
+    def observe(self, num_drafts: int, num_others: int, ns: float) -> None:
+        """`ns` is what a step took beyond what its other tokens, so many, were expected to."""
+        drafts, beyond = num_drafts - self._mean_drafts, ns - self._mean_ns
+        self._mean_drafts += _DRAFT_GAIN * drafts
+        self._mean_ns += _DRAFT_GAIN * beyond
+        self._variance = (1 - _DRAFT_GAIN) * (self._variance + _DRAFT_GAIN * drafts * drafts)
+        self._covariance = (1 - _DRAFT_GAIN) * (self._covariance + _DRAFT_GAIN * drafts * beyond)
+        weight = 1.0 + (_DRAFT_SPREAD * num_others) ** 2
+        self.ns = max(0.0, (self._covariance + weight * self._first_ns) / (self._variance + weight))
 
 
 class StepTimeModel:
@@ -37,23 +64,39 @@ class StepTimeModel:
         per_pair = per_token * _PER_PAIR_SHARE
         # Weights belong to inputs scaled to about 1, so that one gain suits them all.
         self._weights = [base, per_token * _TOKENS_SCALE, per_pair * _PAIRS_SCALE]
+        self._draft_cost = _DraftCost(per_token)
         self._num_steps = 0
 
-    def predict_ns(self, num_tokens: float, num_pairs: float) -> float:
+    def predict_ns(self, num_tokens: float, num_pairs: float, num_drafts: float = 0.0) -> float:
+        """`num_drafts` of the tokens are drafts."""
         base, per_token, per_pair = self._weights
-        return base + per_token * (num_tokens / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+        plain = base + per_token * ((num_tokens - num_drafts) / _TOKENS_SCALE) + per_pair * (num_pairs / _PAIRS_SCALE)
+        return plain + self._draft_cost.ns * num_drafts
 
-    def observe(self, num_tokens: int, num_pairs: int, duration_ns: int) -> None:
-        """Learn from a finished step; one outlier moves a prediction by at most a tenth."""
+    def draft_costs(self, positions: Int32Array, num_places: int) -> npt.NDArray[np.float64]:
+        """Return what each draft behind the token at each position adds to a step: nanoseconds, [len, num_places]."""
+        per_pair = self._weights[2]
+        num_pairs = positions[:, np.newaxis] + np.arange(2, num_places + 2)
+        costs: npt.NDArray[np.float64] = num_pairs * (per_pair / _PAIRS_SCALE)
+        return costs + self._draft_cost.ns
+
+    def observe(self, num_tokens: int, num_pairs: int, duration_ns: int, num_drafts: int | None = None) -> None:
+        """Learn from a finished step; one outlier moves a prediction by at most a tenth. `num_drafts` of the tokens are
+        drafts; None where there never are any.
+        """
         base, per_token, per_pair = self._weights
-        tokens, pairs = num_tokens / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
-        predicted = base + per_token * tokens + per_pair * pairs
+        num_others = num_tokens - (num_drafts or 0)
+        tokens, pairs = num_others / _TOKENS_SCALE, num_pairs / _PAIRS_SCALE
+        plain = base + per_token * tokens + per_pair * pairs
+        predicted = plain + self._draft_cost.ns * (num_drafts or 0)
         error = min(max(duration_ns - predicted, -predicted), predicted)
         gain = _FIRST_GAIN if error < 0 and self._num_steps < _NUM_FIRST_STEPS else _GAIN
         self._num_steps += 1
         step = gain * error / (1.0 + tokens * tokens + pairs * pairs)
         # A model that predicts nothing could never recover: its errors are bounded by its predictions.
         self._weights = [max(1e3, base + step), max(0.0, per_token + step * tokens), max(0.0, per_pair + step * pairs)]
+        if num_drafts is not None:
+            self._draft_cost.observe(num_drafts, num_others, predicted + error - plain)
 
     def max_decodes_within(self, limit_ns: float, positions: Int32Array) -> tuple[int, int]:
         """Return how many of the first decodes, at least one, keep a step within `limit_ns`, and their pairs."""

@@ -108,20 +108,22 @@ def deadline_misses(
         # What has begun goes on while it can: its client has tokens already.
         if live.attempt == 0
         and live.request.deadline_s is not None
-        and _is_late(live, executors, live.request.deadline_s - now)
+        and _is_late(live, executors, live.request.deadline_s - now, limits)
     ]
 
 
-def _is_late(live: LiveRequest, executors: Sequence[Idle], left_s: float) -> bool:
+def _is_late(live: LiveRequest, executors: Sequence[Idle], left_s: float, limits: CoreLimits) -> bool:
     fitting = [executor for executor in executors if live.fits(executor.view.description)]
-    return bool(fitting) and all(_is_late_on(live, executor, left_s) for executor in fitting)
+    return bool(fitting) and all(_is_late_on(live, executor, left_s, limits) for executor in fitting)
 
 
-def _is_late_on(live: LiveRequest, executor: Idle, left_s: float) -> bool:
+def _is_late_on(live: LiveRequest, executor: Idle, left_s: float, limits: CoreLimits) -> bool:
     num_output = live.least_rest_on(executor.view.description)
-    if left_s >= executor.least_s(live.num_known_tokens - live.num_own_tokens, live.num_known_tokens, num_output):
+    max_drafts = live.max_drafts_on(executor.view.description, limits)
+    num_known, num_shared = live.num_known_tokens, live.num_known_tokens - live.num_own_tokens
+    if left_s >= executor.least_s(num_shared, num_known, num_output, max_drafts):
         return False  # in time even without the prefix cache, as most are
-    return left_s < executor.least_s(_num_cached(live, executor.view), live.num_known_tokens, num_output)
+    return left_s < executor.least_s(_num_cached(live, executor.view), num_known, num_output, max_drafts)
 
 
 def _too_late_sentence(live: LiveRequest) -> str:

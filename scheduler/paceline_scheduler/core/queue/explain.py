@@ -26,9 +26,11 @@ def explain(
     """Return where a request stands; `position` is its index in the queue, 0 unless it waits."""
     executor = None if live.held is None else executors[live.held.address]
     state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
+    drafts = live.drafts
     if live.held is not None and executor is not None:
         row = live.held.row
         num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)
+        drafts = executor.rows.drafts(row)
     if live.status is Status.PREEMPTED:
         waiting_for = f"{live.address} has to confirm that it stopped"
     elif live.status is Status.WAITING:
@@ -46,6 +48,7 @@ def explain(
         num_computed_tokens=num_computed,
         num_output_tokens=num_output,
         times=live.phases.times(now),
+        drafts=drafts,
     )
 
 

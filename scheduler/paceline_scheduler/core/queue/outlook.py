@@ -37,4 +37,5 @@ def outlook_of(live: LiveRequest, serving: Sequence[ExecutorState], ahead: Ahead
     num_beside = ahead.num_requests // len(serving) + int((loads[best].ends_s > begun_s).sum())
     num_decoding = min(num_beside + 1, views[best].description.max_num_rows)
     step_ns = views[best].step_time.predict_ns(num_decoding, num_decoding * live.num_known_tokens)
-    return Outlook(begun_s + needed_s[best], step_ns / 1e9, cached[best])
+    token_s = step_ns / 1e9 / views[best].speculation.speedup
+    return Outlook(begun_s + needed_s[best], token_s, cached[best])

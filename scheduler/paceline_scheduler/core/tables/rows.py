@@ -20,6 +20,7 @@ import numpy.typing as npt
 from paceline.plan.hashes import rolling_hashes
 from paceline.plan.values import Int32Array, LogprobColumns
 from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import DraftCounts
 
 RowIndex = npt.NDArray[np.intp]
 
@@ -37,7 +38,8 @@ LEAVING = 3  # went out with a plan; the result that confirms it is awaited
 class RowColumns:
     """Columns over all rows of an executor; element i belongs to row i."""
 
-    def __init__(self, num_rows: int, max_model_len: int) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, max_drafts: int = 0) -> None:
+        """`max_drafts` are those of a row and step that the executor can do."""
         self.state = np.zeros(num_rows, dtype=np.uint8)
         self.ended = np.zeros(num_rows, dtype=np.bool_)  # nothing more of it is delivered
         self.num_prompt = np.zeros(num_rows, dtype=np.int32)
@@ -46,7 +48,9 @@ class RowColumns:
         self.num_computed = np.zeros(num_rows, dtype=np.int32)
         self.target = np.zeros(num_rows, dtype=np.int32)
         self.limit = np.zeros(num_rows, dtype=np.int32)
-        self.num_drafts = np.zeros(num_rows, dtype=np.int32)  # wanted in each step in which the row decodes
+        self.max_drafts = np.zeros(num_rows, dtype=np.int32)  # of each step in which the row decodes
+        self.num_verified = np.zeros(num_rows, dtype=np.int32)  # drafts of its request, wherever it ran
+        self.num_drafts_accepted = np.zeros(num_rows, dtype=np.int32)  # of these
         self.num_slots = np.zeros(num_rows, dtype=np.int32)
         self.num_tagged_blocks = np.zeros(num_rows, dtype=np.int32)  # of the table, from its beginning
         self.tag_at = np.zeros(num_rows, dtype=np.int32)  # computed tokens at which the next prompt block can be tagged
@@ -61,6 +65,7 @@ class RowColumns:
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
         # By row, of prompts that are being computed and whose log-probabilities were asked for.
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
+        self._max_drafts = max_drafts
         self._max_width = max_model_len + 1
         self._token_ids = np.zeros((num_rows, min(_MIN_TOKEN_WIDTH, self._max_width)), dtype=np.int32)
         self._most_known = 0  # tokens of any row: no row has more
@@ -106,7 +111,9 @@ class RowColumns:
         self.num_known[row] = self.target[row] = len(known)
         self.num_scheduled[row] = self.num_computed[row] = num_cached
         self.limit[row] = num_prompt + max_tokens - 1
-        self.num_drafts[row] = 0
+        wanted = live.request.max_num_draft_tokens
+        self.max_drafts[row] = self._max_drafts if wanted is None else min(wanted, self._max_drafts)
+        self.num_verified[row], self.num_drafts_accepted[row] = live.drafts.num_verified, live.drafts.num_accepted
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle
@@ -157,6 +164,9 @@ class RowColumns:
 
     def num_output(self, row: int) -> int:
         return int(self.num_known[row] - self.num_prompt[row])
+
+    def drafts(self, row: int) -> DraftCounts:
+        return DraftCounts(int(self.num_verified[row]), int(self.num_drafts_accepted[row]))
 
     def _widen(self, width: int) -> None:
         """Make room for `width` tokens per row, doubling, so that memory follows the longest context."""

@@ -1,0 +1,91 @@
+"""What drafts have brought on one executor: how often they are right, what drafting takes, how much faster it makes.
+
+Learns from results. Refuses to know how many drafts a step gets (drafts) and what verifying them takes (step_time).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.plan.values import Int32Array
+from paceline_scheduler.core.tables.rows import RowIndex
+
+Float64Array = npt.NDArray[np.float64]
+
+_FIRST = 0.9  # share of right drafts, until a row has seen some
+_FIRST_WEIGHT = 2.0  # in drafts
+_KEEP = 31 / 32  # of what is known, per step with drafts: a text may change
+_KEEP_IDLE = 127 / 128  # per step without: who stopped drafting tries again some time
+_GAIN = 1 / 32
+_PLAIN_EVERY = 32  # steps with drafts
+_MAX_SPEEDUP = 64.0
+
+
+class Acceptance:
+    """How likely each draft of a row is right if those before it are, by its place: the row's own shares, which decay.
+
+    A place that was hardly tried counts as good as the one before it, the first place as `_FIRST`.
+    """
+
+    def __init__(self, num_rows: int, max_drafts: int) -> None:
+        self._num_tried = np.zeros((num_rows, max_drafts))
+        self._num_right = np.zeros((num_rows, max_drafts))
+
+    def begin(self, row: int) -> None:
+        """Another request is on the row."""
+        self._num_tried[row] = self._num_right[row] = 0.0
+
+    def observe(self, rows: RowIndex, num_verified: Int32Array, num_right: Int32Array) -> None:
+        """Learn from a step: of each row, how many drafts were verified, and how many of the first were right. Those
+        behind a wrong one say nothing.
+        """
+        place = np.arange(self._num_tried.shape[1])
+        keep = np.where(num_verified > 0, _KEEP, _KEEP_IDLE)[:, np.newaxis]
+        was_right = place < num_right[:, np.newaxis]
+        was_tried = place < np.minimum(num_verified, num_right + 1)[:, np.newaxis]
+        self._num_tried[rows] = keep * self._num_tried[rows] + was_tried
+        self._num_right[rows] = keep * self._num_right[rows] + was_right
+
+    def survival(self, rows: RowIndex, num_places: int) -> Float64Array:
+        """Return how likely the drafts of each row are right up to each place: [num_rows, num_places]."""
+        survival = np.empty((len(rows), num_places))
+        share = np.full(len(rows), _FIRST)
+        alive = np.ones(len(rows))
+        for place in range(num_places):
+            tried, right = self._num_tried[rows, place], self._num_right[rows, place]
+            share = (right + _FIRST_WEIGHT * share) / (tried + _FIRST_WEIGHT)
+            alive = alive * share
+            survival[:, place] = alive
+        return survival
+
+
+class Speculation:
+    """One executor's drafts. `round_ns` is how long the row with the most drafts waits for one more of them; `speedup`
+    how many times as fast tokens came as without drafts.
+    """
+
+    def __init__(self, num_rows: int, max_drafts: int) -> None:
+        self.acceptance = Acceptance(num_rows, max_drafts)
+        self.max_drafts = max_drafts
+        self.round_ns = 0.0
+        self.speedup = 1.0
+        self._num_in_a_row = 0  # steps with drafts
+
+    def inherit(self, before: "Speculation") -> None:
+        """Take over what was learned of the same process; rows begin anew."""
+        self.round_ns, self.speedup = before.round_ns, before.speedup
+
+    @property
+    def is_plain_due(self) -> bool:
+        """Whether the next step should have no drafts, to tell what they take from what the rest does."""
+        return self._num_in_a_row >= _PLAIN_EVERY
+
+    def planned(self, num_drafts: int) -> None:
+        self._num_in_a_row = self._num_in_a_row + 1 if num_drafts else 0
+
+    def observe_drafting(self, num_rounds: int, draft_ns: int) -> None:
+        self.round_ns += _GAIN * (draft_ns / max(num_rounds, 1) - self.round_ns)
+
+    def observe_speedup(self, tokens_per_row: float, plain_ns: float, busy_ns: float) -> None:
+        """Learn from a step that only decodes; `plain_ns` is what it would have taken without drafts."""
+        speedup = min(tokens_per_row * plain_ns / max(busy_ns, 1.0), _MAX_SPEEDUP)
+        self.speedup += _GAIN * (speedup - self.speedup)

@@ -1,0 +1,385 @@
+"""How many drafts rows get: as many as bring the most tokens per time, and none at anybody else's expense."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from both_sides.audited import drawn_acceptance, expected_output, make_executor
+from both_sides.harness import CoreHarness
+from paceline.plan.values import StepPoint, StepTimings
+from paceline_scheduler.core.events import ExecutorLost
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.outputs import DraftCounts
+from paceline_scheduler.core.planning.drafts import best_drafts, most_per_time
+from paceline_scheduler.core.planning.speculation import Acceptance, Speculation
+from paceline_scheduler.core.planning.step_budget import StepBudget
+from paceline_scheduler.core.planning.step_time import StepTimeModel
+from paceline_scheduler.testing.requests import make_request
+
+FIRST = "executor-0"
+MS = 1e6
+NO_BOUNDS = CoreLimits(target_step_s=1e6, itl_budget_s=1e6, max_step_s=1e6)
+
+
+def make_budget(num_rows, base_ms=4.0, token_ms=1.0, *, max_num_tokens=1 << 20, limits=NO_BOUNDS):
+    """The budget of a step that decodes so many rows, on a device that takes so long."""
+    model = StepTimeModel([])
+    model._weights = [base_ms * MS, token_ms * MS * 64, 0.0]
+    budget = StepBudget(model, limits, max_num_tokens)
+    budget.add_decodes(np.zeros(num_rows, dtype=np.int32), num_rows)
+    return budget
+
+
+def columns(gains, cost_ms):
+    """Gains as an array, and a cost for each of them."""
+    gains = np.array(gains, dtype=np.float64)
+    return gains, np.full_like(gains, cost_ms * MS)
+
+
+# What is best
+
+
+@given(
+    shares=st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4),
+    base_ms=st.floats(0.1, 50),
+    token_ms=st.floats(0.01, 5),
+    cost_ms=st.floats(0.01, 5),
+    round_ms=st.sampled_from((0.0, 0.3, 3.0)),
+    room=st.integers(0, 12),
+    target_ms=st.floats(1.0, 100.0),
+)
+def test_no_other_choice_within_the_bounds_brings_more_tokens_per_time(
+    shares, base_ms, token_ms, cost_ms, round_ms, room, target_ms
+):
+    """Tried out against every choice there is."""
+    num_rows = len(shares)
+    gains, costs = columns(np.cumprod(np.array(shares), axis=1), cost_ms)
+    limits = CoreLimits(target_step_s=target_ms / 2e3, itl_budget_s=1e6)
+    budget = make_budget(num_rows, base_ms, token_ms, max_num_tokens=num_rows + room, limits=limits)
+    plain_ms, target_ns = base_ms + token_ms * num_rows, budget.target_ns
+
+    def rate(drafts):
+        time_ms = plain_ms + round_ms * max(drafts) + cost_ms * sum(drafts)
+        return (num_rows + sum(gains[row, :num].sum() for row, num in enumerate(drafts))) / time_ms
+
+    def is_allowed(drafts):
+        time_ms = plain_ms + round_ms * max(drafts) + cost_ms * sum(drafts)
+        is_short = all(drafts) or time_ms <= 2 * plain_ms
+        return not any(drafts) or (sum(drafts) <= room and time_ms * MS <= target_ns and is_short)
+
+    chosen = most_per_time(gains, costs, round_ms * MS, budget).tolist()
+    assert is_allowed(chosen)
+    # Among whole choices; bounds may leave a better one that skips a row's dearer draft for another's.
+    prefixes = [drafts for drafts in product(range(4), repeat=num_rows) if is_allowed(drafts)]
+    is_bound = len(prefixes) < 4**num_rows
+    best = max(map(rate, prefixes))
+    assert rate(chosen) >= best * (1 - 1e-9) or (is_bound and rate(chosen) >= rate([0] * num_rows))
+
+
+def test_who_drafts_well_gets_more():
+    """Each further draft is worth less."""
+    gains, costs = columns([[0.9, 0.8, 0.7, 0.6], [0.5, 0.2, 0.1, 0.0], [0.1, 0.0, 0.0, 0.0]], 0.4)
+    assert most_per_time(gains, costs, 0.0, make_budget(3)).tolist() == [4, 1, 0]
+
+
+def test_a_drafter_that_takes_long_drafts_less():
+    """All rows wait for the deepest one."""
+    gains, costs = columns([[0.9, 0.8, 0.7, 0.6]], 0.1)
+    drafts = [most_per_time(gains, costs, round_ms * MS, make_budget(1)).tolist() for round_ms in (0.0, 2.5, 4.0, 9.0)]
+    assert drafts == [[4], [3], [1], [0]]
+
+
+@pytest.mark.parametrize(("base_ms", "token_ms"), [(4.0, 1.0), (10.0, 0.1)])
+def test_the_more_rows_the_fewer_drafts_and_in_the_end_none(base_ms, token_ms):
+    """What a draft costs then is more than what it saves."""
+    numbers = []
+    for num_rows in (1, 4, 16, 64, 256, 1024):
+        gains, costs = columns([[0.7, 0.5, 0.35, 0.25]] * num_rows, token_ms)
+        numbers.append(int(most_per_time(gains, costs, 0.0, make_budget(num_rows, base_ms, token_ms)).max()))
+    assert numbers[0] >= 2
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] == 0
+
+
+def test_a_row_without_drafts_waits_at_most_twice_as_long_for_its_token():
+    """Were all rows to draft, they would take more."""
+    gains, costs = columns([[0.999**place for place in range(40)], [0.0] * 40], 0.5)
+    assert most_per_time(gains, costs, 0.0, make_budget(2)).tolist() == [12, 0]
+    assert most_per_time(gains[:1], costs[:1], 0.0, make_budget(1)).tolist() == [40]
+
+
+# In plans
+
+
+def drafting(*requests, max_num_drafts=4, limits=None, **options):
+    """A harness with rows whose drafts are all right, past their prompts and first tokens."""
+    executor = make_executor(max_num_drafts=max_num_drafts, acceptance=lambda num_drafts: num_drafts + 1, **options)
+    harness = CoreHarness(executor, limits=limits)
+    harness.submit(*requests)
+    harness.step()
+    return harness
+
+
+def drafts_of(plan):
+    """The drafts of each row of a plan."""
+    return plan.num_draft_tokens.tolist() or [0] * len(plan.rows)
+
+
+def test_rows_draft_where_the_executor_can():
+    """As many as it can: they are all right, and cost little."""
+    request = make_request(3, 40)
+    harness = drafting(request)
+    assert [drafts_of(harness.step()) for _ in range(3)] == [[4], [4], [4]]
+    harness.finish()
+    assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+def test_nobody_drafts_where_the_executor_cannot():
+    """Executors say so."""
+    harness = drafting(make_request(3, 40), max_num_drafts=0)
+    assert len(harness.step().num_draft_tokens) == 0
+
+
+def test_nobody_drafts_where_the_operator_forbids_it():
+    """And then nothing is counted either."""
+    harness = drafting(make_request(3, 40), limits=CoreLimits(max_num_draft_tokens=0))
+    assert len(harness.step().num_draft_tokens) == 0
+
+
+def test_a_request_may_bound_its_drafts_or_switch_them_off():
+    """The first takes what there is, the second two, the third none."""
+    requests = [make_request(3, 40, max_num_draft_tokens=most) for most in (None, 2, 0)]
+    harness = drafting(*requests)
+    assert drafts_of(harness.step()) == [4, 2, 0]
+
+
+def test_now_and_then_a_step_has_no_drafts():
+    """So that what steps take without them stays known."""
+    harness = drafting(make_request(3, 200), max_num_drafts=1)
+    assert [drafts_of(harness.step()) for _ in range(40)] == [[1]] * 32 + [[0]] + [[1]] * 7
+
+
+def test_a_request_knows_its_drafts_at_its_end_and_before():
+    """Nine tokens: one with the prompt, two steps of four drafts, of which the last has room for two."""
+    request = make_request(3, 9)
+    harness = drafting(request)
+    harness.step()
+    assert harness.views.explain(request.key).drafts == DraftCounts(4, 4)
+    harness.finish()
+    assert harness.client.finishes[request.handle].drafts == DraftCounts(6, 6)
+
+
+def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_next_scheduler():
+    """Counts of a placement are in its context."""
+    request = make_request(3, 60, is_resumable=True)
+    harness = drafting(request)
+    harness.step()
+    harness.feed(ExecutorLost(FIRST))
+    harness.executors[FIRST].restart()
+    harness.attach(FIRST)
+    harness.step()
+    harness.succeed()
+    assert harness.views.explain(request.key).drafts == DraftCounts(4, 4)
+
+
+def test_an_estimate_knows_what_drafts_bring():
+    """Five tokens come in the time of hardly more than one."""
+    harness = drafting(make_request(3, 200))
+    before = harness.views.estimate(make_request(3, 20), 0.0).inter_token_s
+    for _ in range(38):
+        harness.plan()
+        harness.run()
+        result = harness.results[FIRST][0]
+        harness.results[FIRST][0] = replace(result, timings=StepTimings(forward_ns=1_000_000))
+        harness.complete()
+    assert harness.views.estimate(make_request(3, 20), 0.0).inter_token_s < before / 2
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 14), st.integers(1, 24)), min_size=1, max_size=8),
+    most=st.lists(st.sampled_from((None, 0, 1, 3)), min_size=8, max_size=8),
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(10, 40),
+    max_num_tokens=st.integers(6, 24),
+    token_ns=st.sampled_from((10_000, 1_000_000, 20_000_000)),
+)
+@settings(max_examples=settings.default.max_examples // 4)
+def test_drafts_never_go_beyond_a_step_and_never_take_from_others(
+    shapes, most, seed, num_blocks, max_num_tokens, token_ns
+):
+    """Whatever runs, wherever it ends: all that can decode does, prompts come first, and outputs are as ever."""
+    requests = [
+        make_request(*shape, max_num_draft_tokens=at_most) for shape, at_most in zip(shapes, most, strict=False)
+    ]
+    most_of = {
+        request.handle: 7 if at_most is None else at_most for request, at_most in zip(requests, most, strict=False)
+    }
+    points = (StepPoint(1, token_ns + 1_000_000), StepPoint(64, 64 * token_ns + 1_000_000))
+    harness = CoreHarness(
+        make_executor(
+            num_blocks=num_blocks,
+            max_num_rows=4,
+            max_num_batched_tokens=max_num_tokens,
+            max_num_drafts=7,
+            acceptance=drawn_acceptance(seed),
+            step_points=points,
+        )
+    )
+    harness.expect_short_outputs()
+    harness.submit(*requests)
+    while harness.views.num_unfinished():
+        rows = harness.views.executor(FIRST).rows
+        decoding, prefilling = (set(index.tolist()) for index in rows.decoding_and_prefilling())
+        plan = harness.plan()
+        if plan is not None and len(plan.num_draft_tokens):
+            assert plan.num_tokens <= max_num_tokens
+            assert plan.predicted_ns <= 100e6
+            assert (plan.num_scheduled_tokens == 1 + plan.num_draft_tokens).all(), "no prompt is computed beside them"
+            assert not prefilling
+            assert decoding - {release.row for release in plan.releases} == set(plan.rows.tolist())
+            for row, num_drafts in zip(plan.rows.tolist(), plan.num_draft_tokens.tolist(), strict=True):
+                assert num_drafts <= most_of[int(rows.handle[row])]
+        harness.run()
+        harness.complete()
+    for request in requests:
+        assert tuple(harness.client.token_ids[request.handle]) == expected_output(request)
+
+
+# What rows were worth
+
+
+def observed(*steps, max_drafts=4):
+    """The survival of row 0 after steps that verified so many drafts, so many of them right."""
+    acceptance = Acceptance(2, max_drafts)
+    for num_verified, num_right in steps:
+        acceptance.observe(np.array([0]), np.array([num_verified]), np.array([num_right]))
+    return acceptance.survival(np.array([0]), max_drafts)[0]
+
+
+def test_shares_are_learned_by_place():
+    """The first two are always right, the third never is, and of the fourth nothing is known."""
+    survival = observed(*[(4, 2)] * 200)
+    assert survival[:2].tolist() == pytest.approx([1.0, 1.0], abs=0.03)
+    assert survival[2:].tolist() == pytest.approx([0.0, 0.0], abs=0.1)
+
+
+def test_a_text_that_changes_is_followed():
+    """What was right for long counts less after a while."""
+    assert observed(*[(1, 1)] * 500, *[(1, 0)] * 50)[0] < 0.3
+    assert observed(*[(1, 0)] * 500, *[(1, 1)] * 50)[0] > 0.7
+
+
+def test_who_does_not_draft_is_tried_again_some_time():
+    """A row that was wrong is hopeful again after some hundred steps without drafts."""
+    assert observed(*[(4, 0)] * 50)[0] < 0.1
+    assert observed(*[(4, 0)] * 50, *[(0, 0)] * 1000)[0] > 0.8
+
+
+def test_the_next_request_of_a_row_begins_anew():
+    """Rows are known by their requests."""
+    acceptance = Acceptance(1, 1)
+    before = acceptance.survival(np.array([0]), 1)[0, 0]
+    acceptance.observe(np.array([0]), np.array([1]), np.array([0]))
+    acceptance.begin(0)
+    assert acceptance.survival(np.array([0]), 1)[0, 0] == before
+
+
+# Against the best fixed number
+
+MAX_DRAFTS = 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """What steps take, in milliseconds: `round_ms` for each draft of the row that has the most."""
+
+    base_ms: float
+    row_ms: float
+    draft_ms: float
+    round_ms: float = 0.0
+    warm_up_ms: float | None = None  # of a token; as a draft, unless given
+
+    def points(self):
+        """What it says of itself when it has warmed up."""
+        token_ms = self.draft_ms if self.warm_up_ms is None else self.warm_up_ms
+        return [StepPoint(count, int((self.base_ms + token_ms * count) * MS)) for count in (1, 64, 512)]
+
+    def forward_ms(self, num_rows, num_drafts):
+        """Without drafting."""
+        return self.base_ms + self.row_ms * num_rows + self.draft_ms * num_drafts
+
+
+DEVICES = {
+    "CPU": Device(4.0, 1.0, 1.0),
+    "CPU whose rows read long contexts": Device(4.0, 1.5, 1.0),
+    "verifying takes longer than it seemed": Device(4.0, 1.0, 1.5, warm_up_ms=1.0),
+    "GPU": Device(10.0, 0.05, 0.05),
+    "GPU with a draft model": Device(10.0, 0.05, 0.05, round_ms=1.0),
+    "slow drafter": Device(8.0, 0.1, 0.1, round_ms=4.0),
+}
+SHARES = {
+    "hopeless": np.full(MAX_DRAFTS, 0.05),
+    "usual": np.full(MAX_DRAFTS, 0.7),
+    "good": np.full(MAX_DRAFTS, 0.9),
+    "copies": np.full(MAX_DRAFTS, 0.98),
+    "worse by place": 0.9 * 0.8 ** np.arange(MAX_DRAFTS),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_is_within_a_twentieth_of_the_best_fixed_number_of_drafts(device):
+    """By what it has learned itself, of any acceptance, from one row to many: tokens per time, in expectation."""
+    for name, shares in SHARES.items():
+        for num_rows in (1, 8, 64, 256):
+            reached, best = compare(DEVICES[device], np.tile(shares, (num_rows, 1)))
+            assert reached >= 0.95 * best, f"{name} drafts of {num_rows} rows: {reached / best:.3f}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_where_rows_differ_it_beats_every_number_that_is_the_same_for_all(device):
+    """Half of them copy, the others have no use for drafts; or it comes to as much."""
+    for num_rows in (2, 16, 64):
+        halves = np.where(np.arange(num_rows) % 2, 0.05, 0.95)
+        reached, best = compare(DEVICES[device], np.tile(halves[:, np.newaxis], (1, MAX_DRAFTS)))
+        assert reached >= 0.97 * best, f"{num_rows} rows: {reached / best:.3f}"
+
+
+def compare(device, shares):
+    """Return tokens per millisecond of the policy, once it has seen some steps, and of the best fixed number.
+
+    `shares`, [num_rows, MAX_DRAFTS]: how likely each draft is right if those before it are.
+    """
+    random = np.random.default_rng(1)
+    num_rows, num_steps = len(shares), 400 if len(shares) < 256 else 200
+    rows, positions = np.arange(num_rows), np.full(num_rows, 300, dtype=np.int32)
+    most, survival = np.full(num_rows, MAX_DRAFTS, dtype=np.int32), np.cumprod(shares, axis=1)
+    model, speculation = StepTimeModel(device.points()), Speculation(num_rows, MAX_DRAFTS)
+    view = SimpleNamespace(rows=SimpleNamespace(num_scheduled=positions), speculation=speculation)
+    num_tokens = time_ms = 0.0
+    for step in range(num_steps):
+        budget = StepBudget(model, NO_BOUNDS, 1 << 20)
+        budget.add_decodes(positions, num_rows)
+        drafts = best_drafts(view, rows, most, budget)
+        num_drafts, depth = int(drafts.sum()), int(drafts.max())
+        speculation.planned(num_drafts)
+        forward_ms, drafting_ms = device.forward_ms(num_rows, num_drafts), device.round_ms * depth
+        if step >= num_steps // 2:
+            num_tokens += num_rows + (survival * (np.arange(MAX_DRAFTS) < drafts[:, np.newaxis])).sum()
+            time_ms += forward_ms + drafting_ms
+        right = np.cumprod(random.random(shares.shape) < shares, axis=1).sum(axis=1)
+        speculation.acceptance.observe(rows, drafts, np.minimum(right, drafts))
+        took_ns = int(forward_ms * MS * random.normal(1.0, 0.03))
+        model.observe(num_rows + num_drafts, 301 * (num_rows + num_drafts), took_ns, num_drafts)
+        if num_drafts:
+            speculation.observe_drafting(depth, int(drafting_ms * MS))
+    fixed = [
+        (num_rows + survival[:, :number].sum())
+        / (device.forward_ms(num_rows, num_rows * number) + device.round_ms * number)
+        for number in range(MAX_DRAFTS + 1)
+    ]
+    return num_tokens / time_ms, max(fixed)
