@@ -61,6 +61,11 @@ def some(strategy):
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+def ascending(most):
+    """Up to three sizes, each larger than the one before."""
+    return st.sets(st.integers(1, most), max_size=3).map(lambda sizes: tuple(sorted(sizes)))
+
+
 def optional(kind, field):
     """None where the field is not set."""
     return st.none() | within(kind, field)
@@ -209,6 +214,7 @@ welcomes = every_field(
     limits=every_field(plan.ExecutorLimits),
     step_points=some(every_field(plan.StepPoint)),
     failed_step=st.none() | every_field(plan.FailedStep, message=sentences),
+    graphs=st.none() | st.builds(plan.GraphSizes, ascending(2**13), ascending(2**20)),
 )
 TO_EXECUTOR = {plan.Hello: hellos, plan.Heartbeat: heartbeats, plan.BatchPlan: plans}
 FROM_EXECUTOR = {

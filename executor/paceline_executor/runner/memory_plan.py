@@ -3,7 +3,7 @@
 Knows sums, and which option makes which part smaller. It refuses to ask a device, and to allocate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.plan.values import MAX_BLOCKS
@@ -107,9 +107,9 @@ def activation_bytes(
     return total + total // _SLACK
 
 
-def graph_bytes(largest_activation_bytes: int, num_graphs: int) -> int:
-    """What captured steps keep: they share one pool, as large as the largest of them needs."""
-    return largest_activation_bytes + num_graphs * _GRAPH_BYTES + _LIBRARY_BYTES
+def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int]) -> int:
+    """What captured steps take: one pool, as large as the largest of them needs, and what each keeps of its own."""
+    return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + _LIBRARY_BYTES
 
 
 def mib(num_bytes: int) -> str:

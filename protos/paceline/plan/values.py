@@ -549,6 +549,14 @@ class StepPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """The sizes of captured steps, each ascending: a step costs what the smallest one costs that holds it."""
+
+    num_rows: tuple[int, ...]  # of steps that only decode
+    num_tokens: tuple[int, ...]  # of all others
+
+
+@dataclass(frozen=True, slots=True)
 class FailedStep:
     """A step that failed as a whole on an executor; the message is for the clients of its requests."""
 
@@ -571,6 +579,7 @@ class Welcome:
     tokenizer_digest: str = ""
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
+    graphs: GraphSizes | None = None  # None where nothing is captured
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,5 +134,5 @@ def test_larger_steps_take_more(num_tokens, num_draws, is_batch_invariant):
 
 def test_captured_steps_share_the_memory_of_the_largest():
     """Each adds a little of its own."""
-    assert graph_bytes(GIB, 24) - graph_bytes(GIB, 23) < 10 * MIB
-    assert graph_bytes(2 * GIB, 24) - graph_bytes(GIB, 24) == GIB
+    assert MIB < graph_bytes(GIB, 24 * [MIB]) - graph_bytes(GIB, 23 * [MIB]) < 10 * MIB
+    assert graph_bytes(2 * GIB, 24 * [MIB]) - graph_bytes(GIB, 24 * [MIB]) == GIB
