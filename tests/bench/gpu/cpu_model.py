@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from paceline.plan.values import SamplingParams
 from paceline_executor.models.interface import ForwardInputs
 from paceline_executor.models.layers import HostWeights

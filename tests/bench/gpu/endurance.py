@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import torch
-from paceline_executor.testing.models import TINY_CONFIG
 
 from gpu.equality import limits_of, prompts_of
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Step
 from gpu.rigs import Place, make_rig, random_model
+from paceline_executor.testing.models import TINY_CONFIG
 
 _MIB = 2**20
 _ALLOWED_HOST_MIB = 16.0

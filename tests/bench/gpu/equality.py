@@ -10,16 +10,16 @@ from dataclasses import replace
 from random import Random
 
 import torch
-from paceline.plan.values import LogprobColumns, SamplingParams
-from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG
-from paceline_executor.testing.plans import GREEDY
-from paceline_executor.weights.checkpoint import ModelConfig
 
 from gpu.cpu_model import Agreement, CpuModel, RoundedCheckpoint, agreement, joined
 from gpu.errors import CheckFailedError
 from gpu.feed import Feed, Stream
 from gpu.rigs import Place, make_rig, uploaded
+from paceline.plan.values import LogprobColumns, SamplingParams
+from paceline_executor.limits import RowLimits
+from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG
+from paceline_executor.testing.plans import GREEDY
+from paceline_executor.weights.checkpoint import ModelConfig
 
 _BLOCK_SIZE = 16
 _NUM_ROWS = 8

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, SamplingParams, StepResult
-from paceline_executor.link.engine import Engine, Ticket
-from paceline_executor.rows.limits import RowLimits
-from paceline_executor.testing.plans import GREEDY, Cell, placement, plan
-
 from gpu.errors import CheckFailedError
+from paceline.plan.values import BatchPlan, NewRequest, RowLogprobs, SamplingParams, StepResult
+from paceline_executor.limits import RowLimits
+from paceline_executor.link.engine import Engine, Ticket
+from paceline_executor.testing.plans import GREEDY, Cell, placement, plan
 
 _WAITING = -1
 
@@ -99,7 +98,9 @@ class Feed:
         self._waiting.append(stream)
         return stream
 
-    def run(self, on_step: Callable[[Step], None] = lambda _: None, *, until: Callable[[], bool] = lambda: False) -> None:
+    def run(
+        self, on_step: Callable[[Step], None] = lambda _: None, *, until: Callable[[], bool] = lambda: False
+    ) -> None:
         """Step until every stream is done and has left, or `until` says so; nothing is in flight then."""
         while (self._waiting or self._running or self._in_flight) and not until():
             is_full = len(self._in_flight) >= self._engine.max_in_flight

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
 from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import DeviceModel, KvCache
-from paceline_executor.models.llama import LlamaModel
-from paceline_executor.models.uploaded import UploadedWeights
+from paceline_executor.models.registry import dummy_model, upload_model
 from paceline_executor.numerics import KvDtype
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
 from paceline_executor.runner.cuda import DeviceRunner
@@ -22,10 +21,10 @@ from paceline_executor.runner.device import CudaDevice, Device
 from paceline_executor.runner.interface import WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.twin_device import TwinDevice
-from paceline_executor.upload.matrices import MatrixKind, Uploader
-from paceline_executor.upload.staging import Staging, transfer_to
+from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
 from paceline_kernels.attention import Splits
+from paceline_kernels.compiler import jit
 
 LLAMA_8B = ModelConfig(
     architecture="llama",
@@ -67,6 +66,7 @@ class Place:
 def find_place(*, rehearses: bool) -> Place:
     """The current CUDA device, or the twin."""
     if rehearses:
+        jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
         return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": TWIN_NUMERICS})
     numerics = {"bf16": _BF16}
     if torch.cuda.get_device_capability() >= (8, 9):
@@ -77,17 +77,12 @@ def find_place(*, rehearses: bool) -> Place:
 def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> DeviceModel:
     """A checkpoint's model in the numbers that are compared with the CPU."""
     numerics = next(iter(place.numerics.values()))
-    device = place.device.torch_device
-    with Staging(transfer_to(device)) as staging:
-        uploader = Uploader(checkpoint, device, numerics.dtype, staging)
-        return LlamaModel(UploadedWeights(uploader, numerics.matrices), max_model_len)
+    return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
 
 def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> DeviceModel:
     """Random weights, made on the device."""
-    is_float8 = numerics.matrices is MatrixKind.FLOAT8
-    weights = DummyWeights(config, place.device.torch_device, numerics.dtype, is_float8)
-    return LlamaModel(weights, max_model_len)
+    return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ Knows which checks there are and how large they are. How a check is done is `equ
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from paceline_executor.testing.models import FAMILY_CONFIGS
+from functools import partial
 
 from gpu.endurance import goes_on
 from gpu.equality import draws_agree, family_agrees, fits_distribution
 from gpu.invariance import Variants
 from gpu.report import Report
-from gpu.rigs import find_place
+from gpu.rigs import Place, find_place
 from gpu.stage import Task, run_stage
+from paceline_executor.testing.models import FAMILY_CONFIGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,26 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     report = report_on(place.name)
     print(f"runner on {place.name}", flush=True)
     for family in sizes.families:
-        report.check(f"{family}: greedy tokens are the CPU's", lambda: family_agrees(place, family, sizes.num_tokens))
-    report.check("seeded draws are the CPU's", lambda: draws_agree(place, sizes.num_tokens))
+        report.check(f"{family}: greedy tokens are the CPU's", partial(family_agrees, place, family, sizes.num_tokens))
+    report.check("seeded draws are the CPU's", partial(draws_agree, place, sizes.num_tokens))
     for numbers in place.numerics:
-        variants: list[Variants] = []
-        report.check(
-            f"{numbers}: streams by themselves", lambda: _made(variants, Variants(place, numbers, sizes.num_tokens))
-        )
-        for name in Variants.NAMES if variants else ():
-            report.check(f"{numbers}: the same bits, {name}", lambda: variants[0].compare(name))
-    report.check("tokens fit their probabilities", lambda: fits_distribution(place, sizes.num_rows, sizes.num_draws))
-    report.check(
-        f"{sizes.num_steps:,} steps take no more memory", lambda: goes_on(place, sizes.num_rows, sizes.num_steps)
-    )
+        _check_variants(report, place, numbers, sizes.num_tokens)
+    report.check("tokens fit their probabilities", partial(fits_distribution, place, sizes.num_rows, sizes.num_draws))
+    endures = f"{sizes.num_steps:,} steps take no more memory"
+    report.check(endures, partial(goes_on, place, sizes.num_rows, sizes.num_steps))
     return report
 
 
-def _made(variants: list[Variants], made: Variants) -> str:
-    variants.append(made)
-    return f"{made.num_values} numbers to be compared"
+def _check_variants(report: Report, place: Place, numbers: str, num_tokens: int) -> None:
+    made: list[Variants] = []
+
+    def by_themselves() -> str:
+        made.append(Variants(place, numbers, num_tokens))
+        return f"{made[0].num_values} tokens and log-probabilities to be compared"
+
+    report.check(f"{numbers}: streams by themselves", by_themselves)
+    for name in Variants.NAMES if made else ():
+        report.check(f"{numbers}: the same bits, {name}", partial(made[0].compare, name))
 
 
 if __name__ == "__main__":
