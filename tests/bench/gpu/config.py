@@ -18,3 +18,8 @@ def stage_environment(scripts: Path, site: Path | None) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def compiling_into(folder: Path) -> dict[str, str]:
+    """This process's environment, with compiled kernels kept in a folder of their own."""
+    return os.environ | {"TRITON_CACHE_DIR": str(folder)}

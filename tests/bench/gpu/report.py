@@ -1,4 +1,4 @@
-"""What a stage has found: checks and figures, printed as they come and written after each. Knows neither bars nor peers.
+"""What a stage has found: checks and figures, printed as they come and written after each. Knows no bars.
 
 So a stage that is cut short has shown and written what it had.
 """
@@ -57,15 +57,19 @@ class Report:
             return
         begun = time.monotonic()
         try:
-            sentence, is_good = call(), True
+            self.passed(name, call(), time.monotonic() - begun)
         except DoesNotFitError as error:
             self.leave_out(f"{name}: {error}")
-            return
         except Exception as error:  # whatever is wrong with one, the others are still worth knowing
-            sentence, is_good = _sentence_of(error), False
-        self.checks.append(Check(name, is_good, sentence, time.monotonic() - begun))
-        print(f"{'ok    ' if is_good else 'FAILED'} {name}: {sentence}", flush=True)
-        self.write()
+            self.failed(name, error, time.monotonic() - begun)
+
+    def passed(self, name: str, sentence: str, seconds: float) -> None:
+        """Take in a check that is good."""
+        self._take(Check(name, is_good=True, sentence=sentence, seconds=seconds))
+
+    def failed(self, name: str, error: Exception, seconds: float) -> None:
+        """Take in a check that is not."""
+        self._take(Check(name, is_good=False, sentence=_sentence_of(error), seconds=seconds))
 
     def add(self, figures: list[Figure]) -> None:
         """Take in figures, those that belong to one cell into one."""
@@ -96,6 +100,11 @@ class Report:
             "left_out": self.left_out,
         }
         self.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    def _take(self, check: Check) -> None:
+        self.checks.append(check)
+        print(f"{'ok    ' if check.is_good else 'FAILED'} {check.name}: {check.sentence}", flush=True)
+        self.write()
 
     def _is_late(self, name: str) -> bool:
         is_late = time.monotonic() > self.deadline

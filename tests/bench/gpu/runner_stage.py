@@ -1,6 +1,6 @@
 """The stage of the runner: what comes out is right, whatever runs beside it, and goes on being so.
 
-Knows which checks there are and how large they are. How a check is done is `equality`'s, `invariance`'s and `endurance`'s.
+Knows which checks there are and how large they are. `equality`, `invariance` and `endurance` know how they are done.
 """
 
 import sys
