@@ -67,7 +67,7 @@ def table(figures: Sequence[Figure], peers: Mapping[Place, float]) -> Iterator[s
         values = (figure.engine, figure.system)
         shown = " ".join(_number(value) for value in (*values, peer))
         ratios = " ".join(_ratio(figure, value, peer) for value in values)
-        name = f"{figure.numbers} {figure.what}, {figure.shape} ({figure.unit})"
+        name = f"{', '.join(filter(None, [f'{figure.numbers} {figure.what}', figure.shape]))} ({figure.unit})"
         yield f"{name:<82} {shown} {ratios}  {'; '.join(verdicts(figure, peer))}".rstrip()
 
 

@@ -1,6 +1,7 @@
 """What every stage is told on its command line, and how it ends. Apart from the stages, which do the work."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ def run_stage(name: str, work: Callable[[Task, Callable[[str], Report]], Report]
     parser.add_argument("--peer", type=Path)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
     task = Task(options.out, deadline, options.rehearse, options.model, options.peer)
     try:
         report = work(task, lambda device: Report(task.folder / f"{name}.json", deadline, device))

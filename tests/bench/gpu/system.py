@@ -34,6 +34,7 @@ class System:
     scheduler: subprocess.Popen[bytes]
     log: Path  # of the executor
     exit_codes: dict[str, int] = field(default_factory=dict)
+    told_to_end: set[str] = field(default_factory=set)
 
     @property
     def target(self) -> str:
@@ -79,13 +80,15 @@ class System:
 
     def drain(self, name: str) -> None:
         """Tell one of them to end in good order."""
-        {"executor": self.executor, "scheduler": self.scheduler}[name].send_signal(signal.SIGTERM)
+        if name not in self.told_to_end:  # a second time would end it at once
+            self.told_to_end.add(name)
+            {"executor": self.executor, "scheduler": self.scheduler}[name].send_signal(signal.SIGTERM)
 
     def end(self) -> None:
         """Both in good order, the scheduler first; by force if that takes too long."""
         for name, process in (("scheduler", self.scheduler), ("executor", self.executor)):
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                self.drain(name)
             try:
                 self.exit_codes[name] = process.wait(_END_S)
             except subprocess.TimeoutExpired:

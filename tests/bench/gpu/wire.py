@@ -24,7 +24,7 @@ class StepSums:
 
 async def read_step_sums(channel: grpc.aio.Channel) -> StepSums:
     """Ask the scheduler for those of its only executor."""
-    stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call,assignment]
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
     answer = await stub.ListExecutors(admin_pb2.ListExecutorsRequest())
     (executor,) = answer.executors
     steps = executor.steps
