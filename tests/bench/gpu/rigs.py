@@ -24,7 +24,6 @@ from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
 from paceline_kernels.attention import Splits
-from paceline_kernels.compiler import jit
 
 LLAMA_8B = ModelConfig(
     architecture="llama",
@@ -66,6 +65,8 @@ class Place:
 def find_place(*, rehearses: bool) -> Place:
     """The current CUDA device, or the twin."""
     if rehearses:
+        from paceline_kernels.compiler import jit  # a machine with a GPU need not have a compiler for CPUs
+
         jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
         return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": TWIN_NUMERICS})
     numerics = {"bf16": _BF16}

@@ -25,8 +25,9 @@ class Stage(enum.Enum):
     BENCH = "bench"
 
 
-_OF_MODELS = ("gguf", "jinja2", "safetensors", "tokenizers", "huggingface_hub", "httpx2")
-_OF_SERVICES = (*_OF_MODELS, "grpc", "google.protobuf", "grpc_health", "grpc_reflection", "structlog")
+_OF_MODELS = ("gguf", "safetensors", "tokenizers")
+_OF_GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection", "grpc_status")
+_OF_SERVICES = (*_OF_MODELS, *_OF_GRPC, "jinja2", "structlog", "uvloop")
 NEEDED: Mapping[Stage, tuple[str, ...]] = {
     Stage.KERNELS: (),
     Stage.RUNNER: (*_OF_MODELS, "numba"),  # the CPU computes what the GPU's tokens are compared with
