@@ -1,7 +1,7 @@
 """A model on a GPU, or on the twin of one: memory is planned, weights arrive, the runner is built, steps are captured.
 
-Knows the order, and what to say where memory runs out all the same. It refuses to know how bytes come to a device
-(`upload`), what numbers a model is computed in (`device_numerics`), and how a runner is built (`device_runner`).
+Knows the order, and what to say where memory runs out all the same. It refuses to know how bytes come to a device and
+in which numbers they are computed with.
 """
 
 from collections.abc import Iterator, Mapping
@@ -234,7 +234,7 @@ def _load_weights(
 
 @contextmanager
 def _explained(when: str, advice: str) -> Iterator[None]:
-    """Say what to do where memory runs out: another process may have taken some, or the plan has been too small."""
+    """Say what to do where memory runs out all the same."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,7 +1,7 @@
 """Which runner an executor has: what is asked for, or what this machine has a device for.
 
-Knows what a GPU has to have. It refuses to import torch before a driver says that there may be a GPU: on a machine
-without one that would be seconds of a start.
+Knows what a GPU has to have. It refuses to import torch, which takes seconds, before a driver says that there may be
+one.
 """
 
 import importlib.util

@@ -80,7 +80,7 @@ def built(monkeypatch):
         runners.append(Built(parts))
         return runners[-1]
 
-    monkeypatch.setattr(loading_device, "step_sizes", lambda *_: Sizes())
+    monkeypatch.setattr(loading_device, "buckets_of", lambda *_: Sizes())
     monkeypatch.setattr(loading_device, "build_runner", build)
     monkeypatch.setattr(loading_device, "this_gpu", lambda: H100)
     return runners

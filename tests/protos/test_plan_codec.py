@@ -19,6 +19,7 @@ from paceline.plan.codec import decode_request, decode_response, encode_request,
 from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, Text, Whole
 from paceline.plan.codec.bounds import TABLE
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 MESSAGES = (executor_pb2, inference_pb2, plan_pb2, sampling_pb2)
@@ -115,7 +116,7 @@ hellos = every_field(
     plan.Hello,
     claim=every_field(plan.Claim, of="Hello"),
     protocols=every_field(
-        plan.ProtocolRange, lowest=within("Hello", "min_protocol"), highest=within("Hello", "max_protocol")
+        ProtocolRange, lowest=within("Hello", "min_protocol"), highest=within("Hello", "max_protocol")
     ),
     takeover=st.booleans(),
 )

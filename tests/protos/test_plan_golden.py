@@ -32,7 +32,6 @@ from paceline.plan.values import (
     LogprobColumns,
     Model,
     NewRequest,
-    ProtocolRange,
     RecordId,
     Release,
     RowError,
@@ -47,6 +46,7 @@ from paceline.plan.values import (
     WaitingInLine,
     Welcome,
 )
+from paceline.plan.versions import ProtocolRange
 
 
 def read_varint(data, at):

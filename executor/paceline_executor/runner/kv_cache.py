@@ -20,7 +20,7 @@ _DEVICE_TYPES = {
     KvDtype.FP8_E4M3: torch.float8_e4m3fn,
 }
 _MAX_FLOAT8 = 448.0
-# Floats keep their precision at any size, so being far from the largest one costs nothing but the smallest numbers.
+# Floats keep their precision at any size.
 _HEADROOM = 4.0
 
 
@@ -79,11 +79,10 @@ def set_scales(cache: KvCache, scales: KvScales) -> None:
 
 
 def scales_of_maxima(maxima: Float32Array) -> Float32Array:
-    """Scales of fp8_e4m3 for heads of which numbers up to these have been seen, so that larger ones fit, too.
+    """Scales of fp8_e4m3 by which four times what was seen of each head fits; 1.0 where that was nothing, or no number.
 
-    maxima: [num_layers, num_kv_heads] of absolute values; 1.0 comes of a head that showed nothing, or nothing finite.
+    maxima: [num_layers, num_kv_heads], of absolute values.
     """
     is_usable = np.isfinite(maxima) & (maxima > 0)
     scales = np.where(is_usable, maxima, _MAX_FLOAT8 / _HEADROOM) * np.float32(_HEADROOM / _MAX_FLOAT8)
-    # Beneath the smallest normal number a quotient would overflow.
     return np.maximum(scales, np.finfo(np.float32).tiny).astype(np.float32)

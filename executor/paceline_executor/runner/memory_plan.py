@@ -11,11 +11,11 @@ from paceline_executor.errors import ShortMemoryError
 from paceline_executor.weights.checkpoint import ModelConfig
 
 _SPLIT_BYTES = 64 * 4  # of each head and dimension, where contexts are cut at fixed positions
-_LEAST_GROUP = 16  # query heads of a KV head that a program works on, padded to
+_LEAST_GROUP = 16  # query heads of a KV head are padded to so many
 _EVEN_PARTIAL_BYTES = 16 << 20
-_GRAPH_BYTES = 8 << 20  # of one captured graph beside its activations; 5.4 MiB were measured
-_LIBRARY_BYTES = 256 << 20  # workspaces and code that the first steps load
-_SLACK = 8  # an eighth of what is allocated again and again is lost to rounding
+_GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
+_LIBRARY_BYTES = 256 << 20  # workspaces and code
+_SLACK = 8  # an eighth is lost to rounding
 _SMALLER = {
     "weights": "choose --quantization fp8 or a smaller model",
     "activations": "lower --max-num-batched-tokens or --max-num-seqs",
@@ -92,8 +92,8 @@ def activation_bytes(
 ) -> int:
     """What a step of so many tokens and draws takes at its peak, at most; numbers are of `number_bytes` each.
 
-    A layer's stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates,
-    what they gate and the sum. Inputs of 8-bit products are held once more as bytes.
+    Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
+    they gate. Inputs of 8-bit products are held once more.
     """
     queries, keys_values = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     widest = max(2 * queries + keys_values, 3 * model.intermediate_size)
@@ -108,7 +108,7 @@ def activation_bytes(
 
 
 def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int]) -> int:
-    """What captured steps take: one pool, as large as the largest of them needs, and what each keeps of its own."""
+    """What captured steps take: the pool that the largest needs, and what each keeps."""
     return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + _LIBRARY_BYTES
 
 

@@ -45,7 +45,6 @@ def write_welcome(welcome: Welcome) -> plan_pb2.Welcome:
 
 
 def read_welcome(message: plan_pb2.Welcome) -> Welcome:
-    """Return what an executor says of itself. Raises MalformedError."""
     failed = message.failed_step
     return Welcome(
         incarnation=message.incarnation,
