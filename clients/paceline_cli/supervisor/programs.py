@@ -85,6 +85,8 @@ class Deployment:
     offline: bool = False
     insecure: bool = False
     """Whether the schedulers' API may listen where other machines reach it."""
+    executor_options: tuple[str, ...] = ()
+    """Behind all others on an executor's command line."""
     with_standby: bool = False
     """Two schedulers: whichever is not driving the executors stands by."""
 
@@ -240,4 +242,4 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
             options += [name, str(value)]
     if deployment.offline:
         options.append("--offline")
-    return options
+    return [*options, *deployment.executor_options]
