@@ -21,6 +21,7 @@ from paceline_executor.link.engine import Engine
 from paceline_executor.memory import available_bytes
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
+from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, served_name
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
@@ -143,7 +144,7 @@ def plan_device(
         for size in sizes
     ]
     uses = MemoryUses(
-        weights=numerics.weight_bytes(model, stored),
+        weights=numerics.weight_bytes(model, stored) + rotation_bytes(model, max_model_len),
         activations=step_bytes(max(config.max_num_seqs, MAX_PIECE_TOKENS), config.max_num_batched_tokens),
         rows=most.num_rows * most.device_row_bytes,
         rings=0,  # in the host's memory
