@@ -40,7 +40,8 @@ def token(
 ) -> None:
     """Make a token for a tenant or an operator.
 
-    It is printed once, and its hash added to the scheduler's file. A running scheduler reads the file again within a second. To revoke a token delete its line.
+    It is printed once, and its hash added to the scheduler's file. A running scheduler reads the file again within a
+    second. To revoke a token delete its line.
     """
     with reported():
         if tenant is None and role is TokenRole.CLIENT:
