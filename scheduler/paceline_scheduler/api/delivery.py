@@ -28,6 +28,7 @@ from paceline_scheduler.core.events import Detach, End
 from paceline_scheduler.core.outputs import NO_DRAFTS, FinishNotice, Outputs, Resumed, TokenOutputs
 from paceline_scheduler.core.request import Resumption
 from paceline_scheduler.errors import ExecutorFailedError, RequestFailedError, SlowConsumerError, SupersededError
+from paceline_scheduler.trace_ids import trace_fields
 
 _SLOW_CONSUMER = "too much output was left unread; send the request again and read faster, or ask for less"
 _SUPERSEDED = "the client has attached to the request anew; its output goes on there"
@@ -81,8 +82,8 @@ class Delivery:
             start = stop
 
     def _lose(self, completion: Completion) -> None:
-        key = completion.key
-        _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant)
+        key, trace = completion.key, trace_fields(completion.stream.request.trace_parent)
+        _log.exception("output_lost", request_id=key.request_id, tenant=key.tenant, **trace)
         self.fail(completion.stream, ExecutorFailedError("the output could not be turned into text", "INTERNAL"))
 
     def _take(

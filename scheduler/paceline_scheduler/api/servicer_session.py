@@ -35,6 +35,7 @@ from paceline_scheduler.errors import (
     SchedulerError,
     UnknownRequestError,
 )
+from paceline_scheduler.trace_ids import trace_fields
 
 _ACKNOWLEDGED_AT_ONCE = 4096
 # Acknowledgements name requests without their tenant. Finishes that stay unacknowledged for longer than this many later
@@ -159,8 +160,9 @@ class _Session:
         except SchedulerError as error:
             self._fail(stream.key.request_id, error)
         except Exception as error:  # told to the client without its text
-            _log.exception("request_failed", request_id=stream.key.request_id, tenant=stream.key.tenant)
-            self._fail(stream.key.request_id, error)
+            key, trace = stream.key, trace_fields(stream.request.trace_parent)
+            _log.exception("request_failed", request_id=key.request_id, tenant=key.tenant, **trace)
+            self._fail(key.request_id, error)
         self._unacknowledged.pop(stream.key.request_id, None)  # what else has this name is not for it to acknowledge
 
     def _cancel(self, message: pb.CancelRequest) -> None:

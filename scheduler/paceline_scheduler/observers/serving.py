@@ -4,12 +4,13 @@ One step costs the same whatever the number of its rows: times between tokens ar
 bounded: models and executors by what there is, tenants by number.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.plan.values import BatchPlan, FinishReason, StepTimings
-from paceline.process.metrics import Meter
+from paceline.process.metrics import Histogram, Meter
 from paceline_scheduler.core.ended import EndedRequest
 from paceline_scheduler.core.events import (
     BeginAnew,
@@ -21,6 +22,7 @@ from paceline_scheduler.core.events import (
     StepFinished,
     StreamEnded,
 )
+from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Placement
 from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S
@@ -31,33 +33,59 @@ _BOUNDS_S = np.array(BETWEEN_TOKENS_BOUNDS_S)
 _DONE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """What every step adds to, found once."""
+
+    model: str
+    first_token: Histogram
+    between_tokens: Histogram
+    step_tokens: Histogram
+    prepare: Histogram
+    forward: Histogram
+    sample: Histogram
+    planning: Histogram
+
+    @classmethod
+    def of(cls, meter: Meter, address: str, model: str) -> "_Series":
+        meter.begin("model_name", model)
+        meter.begin("executor", address)
+        return cls(
+            model,
+            meter.histogram("time_to_first_token_seconds", model),
+            meter.histogram("inter_token_latency_seconds", model),
+            meter.histogram("step_tokens", address),
+            meter.histogram("step_seconds", address, "prepare"),
+            meter.histogram("step_seconds", address, "forward"),
+            meter.histogram("step_seconds", address, "sample"),
+            meter.histogram("planning_seconds", address),
+        )
+
+
 class ServingObserver:
     """A PlanObserver that counts requests, tokens, steps and recoveries."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._models: dict[str, str] = {}  # by address, as it was attached last
+        self._series: dict[str, _Series] = {}  # by address, as it was attached last
         self._tenants: set[str] = set()
         self._recoveries = _Recoveries(meter)
 
     def saw(self, event: Event[Any], now: float, effects: Effects[Any]) -> None:
-        match event:
-            case StepFinished(address, result):
-                model = self._models[address]
-                self._count_step(address, effects.reply.num_tokens, result.timings)
-                if effects.reply.num_preempted:
-                    self._meter.add("preemptions_total", effects.reply.num_preempted, model)
-                self._count_tokens(model, effects.outputs.tokens)
-            case ExecutorAttached(description):
-                self._models[description.address] = description.model
-                self._meter.begin("model_name", description.model)
-                self._meter.begin("executor", description.address)
-                self._count_tokens(description.model, effects.outputs.tokens)
-            case ExecutorRemoved(address):
-                self._models.pop(address, None)
-                self._meter.forget("executor", address)
-        if not isinstance(event, StepFinished):
+        if isinstance(event, StepFinished):
+            series = self._series[event.address]
+            self._count_step(series, effects.reply, event.result.timings)
+            self._count_tokens(series, effects.outputs.tokens)
+        else:
             self._recoveries.saw(event, now)
+            if isinstance(event, ExecutorAttached):
+                description = event.description
+                series = _Series.of(self._meter, description.address, description.model)
+                self._series[description.address] = series
+                self._count_tokens(series, effects.outputs.tokens)
+            elif isinstance(event, ExecutorRemoved):
+                self._series.pop(event.address, None)
+                self._meter.forget("executor", event.address)
         for ended in effects.ended:
             self._count_ended(ended)
 
@@ -65,7 +93,7 @@ class ServingObserver:
         del now
         if plan is None:
             return
-        self._meter.observe("planning_seconds", planning_ns / 1e9, address)
+        self._series[address].planning.observe(planning_ns / 1e9)
         for new in plan.new_requests:
             assert isinstance(new, Placement), "the core writes no others"
             self._count_placement(new)
@@ -80,29 +108,21 @@ class ServingObserver:
             add("prefix_cache_queries_total", num_known, request.model)
             add("prefix_cache_hits_total", new.num_cached_tokens, request.model)
 
-    def _count_step(self, address: str, num_tokens: int, timings: StepTimings) -> None:
-        observe = self._meter.observe
-        observe("step_tokens", num_tokens, address)
-        observe("step_seconds", timings.prepare_ns / 1e9, address, "prepare")
-        observe("step_seconds", timings.forward_ns / 1e9, address, "forward")
-        observe("step_seconds", timings.sample_ns / 1e9, address, "sample")
+    def _count_step(self, series: _Series, step: StepInFlight, timings: StepTimings) -> None:
+        series.step_tokens.observe(step.num_tokens)
+        series.prepare.observe(timings.prepare_ns / 1e9)
+        series.forward.observe(timings.forward_ns / 1e9)
+        series.sample.observe(timings.sample_ns / 1e9)
+        if step.num_preempted:
+            self._meter.add("preemptions_total", step.num_preempted, series.model)
 
-    def _count_tokens(self, model: str, batches: tuple[TokenOutputs, ...]) -> None:
+    def _count_tokens(self, series: _Series, batches: tuple[TokenOutputs, ...]) -> None:
         for tokens in batches:
-            self._meter.add("generation_tokens_total", len(tokens.token_ids), model)
+            self._meter.add("generation_tokens_total", len(tokens.token_ids), series.model)
             for seconds in tokens.first_tokens_s.values():
-                self._meter.observe("time_to_first_token_seconds", seconds, model)
+                series.first_token.observe(seconds)
             if len(tokens.intervals_s):
-                self._count_intervals(model, tokens)
-
-    def _count_intervals(self, model: str, tokens: TokenOutputs) -> None:
-        """Tokens that came together share the time that they took."""
-        known = (tokens.num_tokens > 0) & ~np.isnan(tokens.intervals_s)
-        intervals_s, num_tokens = tokens.intervals_s[known], tokens.num_tokens[known]
-        buckets = np.searchsorted(_BOUNDS_S, intervals_s / num_tokens)
-        counts = np.bincount(buckets, weights=num_tokens, minlength=len(_BOUNDS_S) + 1)
-        histogram = self._meter.histogram("inter_token_latency_seconds", model)
-        histogram.add(counts.astype(np.int64).tolist(), float(np.add.reduce(intervals_s)))
+                _count_intervals(series.between_tokens, tokens)
 
     def _count_ended(self, ended: EndedRequest) -> None:
         model, meter = ended.request.model, self._meter
@@ -127,6 +147,18 @@ class ServingObserver:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(tenant)
         return tenant if tenant in self._tenants else OTHER_TENANTS
+
+
+def _count_intervals(histogram: Histogram, tokens: TokenOutputs) -> None:
+    """Tokens that came together share the time that they took."""
+    intervals_s, num_tokens = tokens.intervals_s, tokens.num_tokens
+    is_first = np.isnan(intervals_s)
+    if np.count_nonzero(is_first) or np.count_nonzero(num_tokens) < len(num_tokens):
+        known = ~is_first & (num_tokens > 0)
+        intervals_s, num_tokens = intervals_s[known], num_tokens[known]
+    buckets = np.searchsorted(_BOUNDS_S, intervals_s / num_tokens)
+    counts = np.bincount(buckets, weights=num_tokens, minlength=len(_BOUNDS_S) + 1)
+    histogram.add(counts.astype(np.int64).tolist(), float(np.add.reduce(intervals_s)))
 
 
 class _Recoveries:

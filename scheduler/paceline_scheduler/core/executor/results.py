@@ -198,23 +198,35 @@ def _landed(executor: ExecutorState, step: StepInFlight, result: StepResult, num
 def _time_tokens(executor: ExecutorState, landed: Landed, now: float) -> _TokenTimes:
     """Note when tokens came, before they are appended."""
     columns, rows = executor.rows, landed.rows
-    first_tokens_s = {}
-    has_tokens = landed.num_accepted > 0
-    begins = has_tokens & (columns.num_known[rows] == columns.target[rows])
-    if np.count_nonzero(begins):
-        for row in rows[begins].tolist():
-            live = _live(executor, row)
-            live.phases.decode(now, is_first=not columns.num_output(row))
-            if not columns.num_output(row) and live.phases.first_token_s is not None:
-                first_tokens_s[live.request.handle] = live.phases.first_token_s
-    intervals_s: Float64Array = now - columns.token_s[rows]
-    columns.token_s[rows[has_tokens]] = now
+    if not _is_one_each(landed):
+        rows = rows[landed.num_accepted > 0]
+    first_tokens_s = _note_first_tokens(executor, rows, now) if columns.without_token else {}
+    intervals_s: Float64Array = now - columns.token_s[landed.rows]
+    columns.token_s[rows] = now
     return _TokenTimes(intervals_s, first_tokens_s)
+
+
+def _note_first_tokens(executor: ExecutorState, rows: RowIndex, now: float) -> dict[int, float]:
+    columns = executor.rows
+    first_tokens_s = {}
+    for row in columns.without_token.intersection(rows.tolist()):
+        columns.without_token.remove(row)
+        live, is_first = _live(executor, row), not columns.num_output(row)
+        live.phases.decode(now, is_first=is_first)
+        if is_first and live.phases.first_token_s is not None:
+            first_tokens_s[live.request.handle] = live.phases.first_token_s
+    return first_tokens_s
+
+
+def _is_one_each(landed: Landed) -> bool:
+    """Tell whether each row got one token, as in a step that only decodes."""
+    accepted = landed.num_accepted
+    return len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted)
 
 
 def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
     accepted = landed.num_accepted
-    if len(landed.token_ids) == len(landed.rows) and np.count_nonzero(accepted) == len(accepted):
+    if _is_one_each(landed):
         executor.rows.append(landed.rows, landed.token_ids)
         return
     starts = np.cumsum(accepted) - accepted

@@ -63,6 +63,7 @@ class RowColumns:
         self.token_s = np.full(num_rows, np.nan)  # when the newest token came; NaN: none has
         self.live: list[LiveRequest | None] = [None] * num_rows
         self.tables: list[list[int]] = [[] for _ in range(num_rows)]
+        self.without_token: set[int] = set()  # rows that have not got one since they were occupied
         # By row, of prompts that are being computed and whose log-probabilities were asked for.
         self.prompt_logprobs: dict[int, list[LogprobColumns]] = {}
         self._max_drafts = max_drafts
@@ -121,6 +122,7 @@ class RowColumns:
         self.output_hash[row] = live.output.rolling_hash
         self.token_s[row] = np.nan if live.phases.token_s is None else live.phases.token_s
         self.live[row] = live
+        self.without_token.add(row)
         self._most_known = max(self._most_known, len(known))
         self._widen(len(known) + 1)
         self._token_ids[row, : len(known)] = known
@@ -128,6 +130,7 @@ class RowColumns:
     def vacate(self, row: int) -> None:
         self.state[row] = FREE
         self.live[row] = None
+        self.without_token.discard(row)
         self.prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
