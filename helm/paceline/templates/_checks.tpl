@@ -1,0 +1,67 @@
+{{/* What a schema cannot say. Each sentence says what to do. */}}
+
+{{- define "paceline.checks" -}}
+{{- $tls := .Values.tls -}}
+{{- if not $tls.source -}}
+{{- fail "choose tls.source: certManager, secrets, or none for connections in plaintext" -}}
+{{- end -}}
+{{- if and (eq $tls.source "certManager") (not $tls.certManager.issuerRef.name) -}}
+{{- fail "tls.source is certManager: set tls.certManager.issuerRef.name" -}}
+{{- end -}}
+{{- if eq $tls.source "secrets" -}}
+{{- range $owner := list "scheduler" "executor" "operator" -}}
+{{- if not (index $tls.secrets $owner) -}}
+{{- fail (printf "tls.source is secrets: set tls.secrets.%s" $owner) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.auth.tokens.secretName -}}
+{{- if eq $tls.source "none" -}}
+{{- fail "auth.tokens needs TLS, since tokens must not travel in plaintext: set tls.source" -}}
+{{- end -}}
+{{- if not .Values.auth.testToken.secretName -}}
+{{- fail "auth.tokens is set: set auth.testToken.secretName too, for helm test" -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.pools -}}
+{{- fail "name at least one pool of executors, such as --set pools.small.model.name=smollm2-135m-instruct" -}}
+{{- end -}}
+{{- include "paceline.checkArgs" (dict "where" "scheduler.args" "args" .Values.scheduler.args "own" (list "executors" "standby" "host" "port" "admin-host" "admin-port" "health-port" "advertise" "shutdown-timeout" "cache-dir" "tls-dir" "tokens" "insecure")) -}}
+{{- range $name, $values := .Values.pools -}}
+{{- $pool := mustMergeOverwrite (deepCopy $.Values.poolDefaults) (default dict $values) -}}
+{{- include "paceline.checkPool" (dict "root" $ "name" $name "pool" $pool) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "paceline.checkPool" -}}
+{{- $model := .pool.model -}}
+{{- if not $model.name -}}
+{{- fail (printf "pools.%s: set model.name" .name) -}}
+{{- end -}}
+{{- if gt (len (compact (list $model.claimName $model.hostPath $model.init))) 1 -}}
+{{- fail (printf "pools.%s: a model comes from one place: set one of model.claimName, model.hostPath and model.init" .name) -}}
+{{- end -}}
+{{- $here := or $model.claimName $model.hostPath $model.init -}}
+{{- if and $here (or $model.revision $model.tokenSecret) -}}
+{{- fail (printf "pools.%s: model.revision and model.tokenSecret are for models of the hub, and this one comes from a volume" .name) -}}
+{{- end -}}
+{{- if and $here (or (hasPrefix "/" $model.name) (contains ".." $model.name)) -}}
+{{- fail (printf "pools.%s: model.name is a path inside the volume: no / before it, no .. in it" .name) -}}
+{{- end -}}
+{{- if and (gt (len .root.Values.pools) 1) (not $model.servedName) -}}
+{{- fail (printf "pools.%s: there are several pools: set model.servedName" .name) -}}
+{{- end -}}
+{{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
+{{- fail (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
+{{- end -}}
+{{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "shutdown-timeout" "cache-dir" "offline" "tls-dir" "insecure" "gpu-memory-utilization" -}}
+{{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (append $own "runner"))) -}}
+{{- end -}}
+
+{{- define "paceline.checkArgs" -}}
+{{- range .args -}}
+{{- if has (trimPrefix "--" (regexReplaceAll "=.*" . "")) $.own -}}
+{{- fail (printf "%s: the chart sets %s itself" $.where .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,92 @@
+{{/* What all pods share. The root file system is read-only: each writable folder is a volume. */}}
+
+{{- define "paceline.podSettings" -}}
+automountServiceAccountToken: false
+# Else the services of the namespace would set variables that begin with PACELINE_.
+enableServiceLinks: false
+{{- with .Values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- end -}}
+
+{{- define "paceline.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{/* Nodes: nodeSelector, tolerations, zones, priorityClassName of a scheduler or pool. */}}
+{{- define "paceline.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .zones }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - key: topology.kubernetes.io/zone
+              operator: In
+              values:
+                {{- toYaml . | nindent 16 }}
+{{- end }}
+{{- end -}}
+
+{{/* Probes on the plaintext health port. Ready is .service; live is the empty service. */}}
+{{- define "paceline.livenessAndReadiness" -}}
+readinessProbe:
+  grpc:
+    port: {{ .port }}
+    service: {{ .service }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+livenessProbe:
+  grpc:
+    port: {{ .port }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{- define "paceline.tlsArg" -}}
+{{- if include "paceline.hasTls" . -}}
+--tls-dir=/etc/paceline/tls
+{{- else -}}
+--insecure
+{{- end -}}
+{{- end -}}
+
+{{- define "paceline.tlsMount" -}}
+{{- if include "paceline.hasTls" . -}}
+- name: tls
+  mountPath: /etc/paceline/tls
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{- define "paceline.tlsVolume" -}}
+{{- if include "paceline.hasTls" .root -}}
+- name: tls
+  secret:
+    secretName: {{ include "paceline.tlsSecret" . }}
+    defaultMode: 0440
+{{- end -}}
+{{- end -}}
