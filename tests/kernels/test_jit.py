@@ -1,6 +1,7 @@
 """How kernels are compiled: kept on disk where that is possible, recompiled when what they share changes."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,8 @@ def test_the_cache_is_keyed_by_all_files_of_the_package(monkeypatch, tmp_path):
     assert jit._cache_folder() == before
     (tmp_path / "linear" / "cpu.py").write_text("LANES = 4")
     assert jit._cache_folder() != before
+
+
+def test_a_cache_elsewhere_has_the_same_key():
+    """A volume that outlives the program's version must not give this one the code of another."""
+    assert jit._cache_folder("/elsewhere") == f"/elsewhere/{Path(jit._cache_folder()).name}"

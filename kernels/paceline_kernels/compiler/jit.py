@@ -41,8 +41,8 @@ _config: Any = numba.config
 _numba_njit: Any = numba.njit
 
 
-def _cache_folder() -> str:
-    """Compiled code sits beside the package, keyed by all of the package's files but `_ONLY_FOR_OTHERS`.
+def _cache_folder(named: str = "") -> str:
+    """Compiled code sits beside the package, or in NUMBA_CACHE_DIR, keyed by the package's files but `_ONLY_FOR_OTHERS`.
 
     numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
     Where the folder is read-only, numba falls back to the user's cache folder, and where that is too, to compiling.
@@ -52,11 +52,10 @@ def _cache_folder() -> str:
     for source in sorted(package.rglob("*.py")):
         if not source.name.startswith(_ONLY_FOR_OTHERS) and source.parent.name not in _ONLY_FOR_OTHERS:
             digest.update(source.read_bytes())
-    return str(package / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}")
+    return str(Path(named or package / "__pycache__") / f"kernels-{digest.hexdigest()[:16]}")
 
 
-if not _config.CACHE_DIR:
-    _config.CACHE_DIR = _cache_folder()
+_config.CACHE_DIR = _cache_folder(_config.CACHE_DIR)
 # One OpenMP pool that spins between regions is 1.5 to 3 times faster here than tbb or workqueue; the others serve
 # where numba's OpenMP layer cannot be loaded.
 _config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]

@@ -1,0 +1,38 @@
+# The executor for NVIDIA GPUs. From the root of the repository:
+#   docker build -f helm/images/executor-cuda.Dockerfile -t paceline-executor-cuda:0.1.0 .
+ARG PYTHON=3.13
+FROM python:${PYTHON}-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY protos protos
+COPY clients clients
+COPY kernels kernels
+COPY executor executor
+COPY scheduler scheduler
+# PyPI's torch brings the CUDA libraries; the driver comes from the node.
+RUN python -m venv /opt/paceline \
+ && /opt/paceline/bin/pip install --no-cache-dir ./protos ./clients '.[executor]'
+
+FROM python:${PYTHON}-slim-bookworm
+# Triton compiles the code that starts kernels, with the C compiler that it finds.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/paceline /opt/paceline
+# The root file system may be read-only. What is written goes to these two folders, which are volumes then: fetched
+# models, kernels as they are compiled for this machine's processor and GPU, and what is short-lived.
+ENV PATH=/opt/paceline/bin:/usr/local/bin:/usr/bin:/bin \
+    PACELINE_CACHE_DIR=/var/cache/paceline \
+    NUMBA_CACHE_DIR=/var/cache/paceline/kernels \
+    TRITON_CACHE_DIR=/var/cache/paceline/triton \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    HOME=/tmp
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 50061 50063
+HEALTHCHECK --start-period=900s CMD ["/opt/paceline/bin/python", "-c", "import grpc; from grpc_health.v1 import health_pb2 as m, health_pb2_grpc as g; assert g.HealthStub(grpc.insecure_channel('localhost:50063')).Check(m.HealthCheckRequest(service='paceline.v1.ExecutorService'), timeout=3).status == 1"]
+# The program is process 1: from its first moment on SIGTERM drains or ends it.
+ENTRYPOINT ["/opt/paceline/bin/paceline-executor"]
+CMD ["--help"]

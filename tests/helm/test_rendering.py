@@ -1,0 +1,342 @@
+"""What the chart renders: valid on every Kubernetes, restricted, whole, and made of options that the programs have."""
+
+import functools
+import json
+
+import pytest
+
+from chart_checks.dockerfile import all_images, image_of
+from chart_checks.helm import (
+    CHART,
+    VALUES_FILES,
+    HelmError,
+    containers,
+    helm,
+    named,
+    of_kind,
+    pod_labels,
+    pod_spec,
+    render,
+    selects,
+    with_pods,
+)
+from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
+from repository_checks.knobs import options
+from repository_checks.programs import run
+
+MINIMAL = CHART / "ci" / "minimal.yaml"
+GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
+CLAIM = CHART / "ci" / "secrets-claim.yaml"
+INIT = CHART / "ci" / "init-container.yaml"
+HOST_PATH = CHART / "ci" / "host-path.yaml"
+# Agreed, and on their way. One that has come is checked like the rest, with nothing to change here.
+COMING = {"--tls-dir", "--tokens", "--insecure", "--gpu-memory-utilization"}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
+
+
+def args_of(container):
+    """The options of a container, by name."""
+    return dict(part.partition("=")[::2] for part in container["args"] if part.startswith("--"))
+
+
+def test_there_are_values_for_every_way_to_serve():
+    """At least six files."""
+    assert len(VALUES_FILES) >= 6
+
+
+@each_file
+@pytest.mark.parametrize("program", ["helm", "helm4"])
+def test_helm_finds_nothing_to_complain_of(file, program):
+    """In the chart and these values, strictly."""
+    helm("lint", CHART, "--strict", "--quiet", "-f", file, program=program)
+
+
+def test_helm_complains_of_a_worse_chart(tmp_path):
+    """As a template that cannot be parsed."""
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: a\nversion: 0.1.0\n")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "a.yaml").write_text("{{ if }}")
+    with pytest.raises(HelmError, match="missing value for if"):
+        helm("lint", tmp_path)
+
+
+@each_file
+def test_helm_3_and_4_render_the_same(file):
+    """Object by object."""
+    assert render(file) == render(file, program="helm4")
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_kubernetes_takes_it(version):
+    """No field that its version does not know, and no value of another type."""
+    different = {json.dumps(found): found for file in VALUES_FILES for found in render(file)}
+    assert [problem for found in different.values() if (problem := problem_of(found, version))] == []
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Certificate"])
+def test_a_field_that_kubernetes_does_not_know_is_found(kind):
+    """Strictly, where a cluster would drop it without a word."""
+    found = of_kind(render(GPUS), kind)[0]
+    assert "'replica' was unexpected" in problem_of(found | {"spec": found["spec"] | {"replica": 2}}, "1.37")
+
+
+@each_file
+def test_pods_keep_the_restricted_standard(file):
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards; but for models on a node's own disk."""
+    for found in with_pods(render(file)):
+        spec = pod_spec(found)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        for container in containers(spec):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+        kinds = {kind for volume in spec.get("volumes") or () for kind in volume if kind != "name"}
+        allowed = {"emptyDir", "secret", "persistentVolumeClaim"} | ({"hostPath"} if file == HOST_PATH else set())
+        assert kinds <= allowed
+
+
+@each_file
+def test_every_option_is_one_that_the_program_has(file):
+    """Programs refuse others, which a cluster would show as a crash loop."""
+    for found in with_pods(render(file)):
+        for container in pod_spec(found)["containers"]:
+            program, command = program_of(container)
+            assert args_of(container).keys() <= options_of(program, *command) | COMING
+
+
+@functools.cache
+def options_of(*command):
+    """What a program's help names."""
+    return options(run(*command, "--help").stdout)
+
+
+def program_of(container):
+    """The program that a container runs, and its command where it has several."""
+    if container.get("command") == ["paceline"]:
+        return "paceline", container["args"][:1]
+    return image_of(container["image"]).entrypoint[0].rpartition("/")[2], []
+
+
+@each_file
+def test_names_that_objects_call_each_other_by_are_there(file):
+    """Selectors find pods, sets their Service, mounts their volume, ports their number, policies their labels."""
+    objects = render(file)
+    labels = [pod_labels(found) for found in with_pods(objects)]
+    for found in of_kind(objects, "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet"):
+        selector = found["spec"].get("podSelector") or found["spec"]["selector"]
+        assert any(selects(selector.get("matchLabels", selector), pods) for pods in labels), found["metadata"]["name"]
+    for found in of_kind(objects, "StatefulSet"):
+        service = named(objects, "Service", found["spec"]["serviceName"])
+        assert selects(service["spec"]["selector"], pod_labels(found))
+    for found in with_pods(objects):
+        spec = pod_spec(found)
+        volumes = {volume["name"] for volume in spec.get("volumes") or ()}
+        volumes |= {claim["metadata"]["name"] for claim in found["spec"].get("volumeClaimTemplates", ())}
+        mounted = {mount["name"] for container in containers(spec) for mount in container.get("volumeMounts", ())}
+        assert mounted == volumes
+
+
+@each_file
+def test_a_scheduler_finds_executors_and_clients_find_schedulers(file):
+    """By headless services, at the ports that the programs are told."""
+    objects = render(file)
+    (deployment,) = of_kind(objects, "Deployment")
+    (scheduler,) = pod_spec(deployment)["containers"]
+    (test,) = of_kind(objects, "Pod")
+    for address, port in (
+        (args_of(scheduler)["--executors"], "50061"),
+        (args_of(pod_spec(test)["containers"][0])["--target"], args_of(scheduler)["--port"]),
+    ):
+        host, _, number = address.removeprefix("dns:///").partition(":")
+        name, namespace, suffix = host.split(".")
+        service = named(objects, "Service", name)
+        assert (service["spec"]["clusterIP"], namespace, suffix) == ("None", "models", "svc")
+        assert [item["port"] for item in service["spec"]["ports"]] == [int(number)] == [int(port)]
+    assert args_of(scheduler)["--advertise"] == "$(POD_IP):50051"
+
+
+@each_file
+def test_probes_ask_the_health_port_for_what_the_program_is(file):
+    """With a budget at the start; a scheduler is not restarted because executors take long."""
+    for found in of_kind(render(file), "Deployment", "StatefulSet"):
+        (container,) = pod_spec(found)["containers"]
+        probes = {name: container[name] for name in PROBES}
+        service = "paceline.v1.InferenceService" if found["kind"] == "Deployment" else "paceline.v1.ExecutorService"
+        assert {probe["grpc"]["port"] for probe in probes.values()} == {int(args_of(container)["--health-port"])}
+        assert probes["readinessProbe"]["grpc"]["service"] == service
+        assert "service" not in probes["livenessProbe"]["grpc"]
+        started = "" if found["kind"] == "Deployment" else service
+        assert probes["startupProbe"]["grpc"].get("service", "") == started
+
+
+def test_an_executor_has_its_budget_to_start():
+    """The whole time that the values give it, and the rollout of the schedulers waits for it."""
+    objects = render(GPUS)
+    probe = pod_spec(named(objects, "StatefulSet", "rel-paceline-large"))["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
+    assert of_kind(objects, "Deployment")[0]["spec"]["progressDeadlineSeconds"] > 1800
+
+
+@each_file
+def test_the_grace_period_is_ten_seconds_longer_than_the_drain(file):
+    """What is done before the program is told fits into these ten."""
+    for found in of_kind(render(file), "Deployment", "StatefulSet"):
+        spec = pod_spec(found)
+        (container,) = spec["containers"]
+        drain = int(args_of(container)["--shutdown-timeout"])
+        assert spec["terminationGracePeriodSeconds"] == drain + 10
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+        assert hook[0] == "sleep"
+        assert int(hook[1]) < 10
+
+
+def test_executors_take_connections_of_schedulers_only():
+    """No other pod of any namespace; schedulers take those of the clients named, and of the test."""
+    objects = render(GPUS)
+    executors = named(objects, "NetworkPolicy", "rel-paceline-executors")["spec"]
+    assert executors["policyTypes"] == ["Ingress"]
+    ((rule,),) = (executors["ingress"],)
+    (peer,) = rule["from"]
+    assert peer.keys() == {"podSelector"}
+    selector = peer["podSelector"]["matchLabels"]
+    assert [found["kind"] for found in with_pods(objects) if selects(selector, pod_labels(found))] == ["Deployment"]
+    assert rule["ports"] == [{"port": 50061}]
+    (calls,) = named(objects, "NetworkPolicy", "rel-paceline-scheduler")["spec"]["ingress"]
+    assert {"namespaceSelector": {"matchLabels": {"team": "search"}}} in calls["from"]
+    assert len(calls["from"]) == 2
+    assert calls["ports"] == [{"port": 50051}]
+
+
+def test_nothing_is_disrupted_twice_at_once():
+    """Of two schedulers, and of the executors of a pool; where there is one, a budget would only be in the way."""
+    budgets = of_kind(render(GPUS), "PodDisruptionBudget")
+    names = {found["metadata"]["name"] for found in budgets}
+    assert names == {"rel-paceline-scheduler", "rel-paceline-large", "rel-paceline-slice"}
+    assert {found["spec"]["maxUnavailable"] for found in budgets} == {1}
+    assert of_kind(render(CHART / "ci" / "one-scheduler.yaml"), "PodDisruptionBudget") == []
+
+
+def test_gpus_are_asked_for_by_the_name_that_nodes_give_them():
+    """One for each executor, a part of one if that is what the pool says; the CPU's image and option elsewhere."""
+    whole, part = of_kind(render(GPUS), "StatefulSet")
+    on_cpus, on_gpus = of_kind(render(INIT), "StatefulSet")
+    for found, limits in (
+        (whole, {"nvidia.com/gpu": 1, "memory": "64Gi"}),
+        (part, {"nvidia.com/mig-1g.10gb": 1}),
+        (on_gpus, {"nvidia.com/gpu": 1}),
+    ):
+        (container,) = pod_spec(found)["containers"]
+        assert container["resources"]["limits"] == limits
+        assert "/paceline-executor-cuda:" in f"/{container['image']}"
+        assert args_of(container)["--runner"] == "cuda"
+    (container,) = pod_spec(on_cpus)["containers"]
+    assert "/paceline-executor-cpu@" in container["image"]
+    assert "--runner" not in args_of(container)
+    assert container["resources"] == {}
+    spec = pod_spec(whole)
+    assert spec["runtimeClassName"] == "nvidia"
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0]["values"] == ["europe-west4-a"]
+
+
+@pytest.mark.parametrize("file", [CLAIM, INIT, HOST_PATH], ids=lambda file: file.stem)
+def test_a_model_of_a_volume_is_read_where_it_is_mounted(file):
+    """Read-only, and nothing is fetched beside it."""
+    for found in of_kind(render(file), "StatefulSet"):
+        (container,) = pod_spec(found)["containers"]
+        assert args_of(container)["--model"].startswith("/models/")
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/models"]
+        assert mount["readOnly"] is True
+        assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+
+
+def test_what_a_container_fetches_is_what_the_executor_reads():
+    """Both mount the same folder of the cache, which survives a restart."""
+    for found in of_kind(render(INIT), "StatefulSet"):
+        first, executor = containers(pod_spec(found))
+        writes, reads = [
+            {"name": mount["name"], "subPath": mount["subPath"]}
+            for container in (first, executor)
+            for mount in container["volumeMounts"]
+            if mount["mountPath"] == "/models"
+        ]
+        assert writes == reads
+        assert [claim["metadata"]["name"] for claim in found["spec"]["volumeClaimTemplates"]] == ["cache"]
+
+
+@each_file
+def test_secrets_come_by_reference_only(file):
+    """No Secret is rendered, and no variable named like one has a value."""
+    objects = render(file)
+    assert of_kind(objects, "Secret") == []
+    for found in with_pods(objects):
+        for container in containers(pod_spec(found)):
+            for variable in container.get("env", ()):
+                assert "TOKEN" not in variable["name"] or "secretKeyRef" in variable["valueFrom"]
+
+
+@pytest.mark.parametrize("file", [GPUS, CLAIM], ids=lambda file: file.stem)
+def test_each_program_gets_its_own_certificate(file):
+    """As a folder, so that a new one arrives without a restart; never that of another program."""
+    objects = render(file)
+    secrets = {}
+    for found in with_pods(objects):
+        (volume,) = [volume for volume in pod_spec(found)["volumes"] if volume["name"] == "tls"]
+        component = pod_labels(found)["app.kubernetes.io/component"]
+        secrets.setdefault(component, set()).add(volume["secret"]["secretName"])
+        for container in pod_spec(found)["containers"]:
+            assert {"name": "tls", "mountPath": "/etc/paceline/tls", "readOnly": True} in container["volumeMounts"]
+            assert args_of(container)["--tls-dir"] == "/etc/paceline/tls"
+            assert "--insecure" not in container["args"]
+    assert secrets.keys() == {"scheduler", "executor", "test"}
+    assert {len(names) for names in secrets.values()} == {1}
+    assert len(set.union(*secrets.values())) == 3
+    made = {found["spec"]["secretName"]: found["spec"]["uris"] for found in of_kind(objects, "Certificate")}
+    if file == GPUS:
+        assert made == {
+            **dict.fromkeys(secrets["scheduler"], ["paceline://scheduler"]),
+            **dict.fromkeys(secrets["executor"], ["paceline://executor"]),
+            **dict.fromkeys(secrets["test"], ["paceline://operator"]),
+        }
+
+
+@each_file
+def test_containers_are_made_of_images_that_are_here(file):
+    """But for the user's own, which fetches models; each port that it names is one of the image's."""
+    for found in with_pods(render(file)):
+        for container in pod_spec(found)["containers"]:
+            exposed = " ".join(image_of(container["image"]).all_of("EXPOSE")).split()
+            assert {str(port["containerPort"]) for port in container.get("ports", ())} <= set(exposed)
+
+
+@each_file
+def test_each_folder_that_an_image_writes_to_is_a_volume(file):
+    """The root file system is read-only."""
+    images = {image.name: image for image in all_images()}
+    for found in of_kind(render(file), "Deployment", "StatefulSet"):
+        (container,) = pod_spec(found)["containers"]
+        image = images[image_of(container["image"]).name.removeprefix("paceline-")]
+        writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+        for name, folder in image.environment.items():
+            if name.endswith("_DIR") or name == "HOME":
+                assert folder.startswith(tuple(writable)), name
+
+
+def test_schedulers_alone_restart_where_their_image_alone_is_another():
+    """So an upgrade can be made in two halves; and a chart of another version restarts nothing by itself."""
+    before = render(CHART / "ci" / "upgrade.yaml", {"image.tag": "0.1.0"})
+    after = render(CHART / "ci" / "upgrade.yaml")
+    assert of_kind(before, "StatefulSet") == of_kind(after, "StatefulSet")
+    assert of_kind(before, "Deployment") != of_kind(after, "Deployment")
+    for found in with_pods(after)[:2]:
+        assert not pod_labels(found).keys() & {"helm.sh/chart", "app.kubernetes.io/version"}

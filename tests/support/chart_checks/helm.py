@@ -1,0 +1,82 @@
+"""Runs helm on the chart without a cluster, and gives what it renders as objects."""
+
+import functools
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from repository_checks.programs import BIN
+from repository_checks.sources import ROOT
+
+Object = dict[str, Any]
+"""A Kubernetes object, or a part of one."""
+
+CHART = ROOT / "helm" / "paceline"
+VALUES_FILES = sorted((CHART / "ci").glob("*.yaml"))
+RELEASE = "rel"
+NAMESPACE = "models"
+
+
+class HelmError(Exception):
+    """Helm refused; the text is what it said."""
+
+
+def helm(*arguments: str | Path, program: str = "helm") -> str:
+    """Return what helm prints; raises HelmError. `program` is `helm`, which is version 3, or `helm4`."""
+    command = [str(BIN / program), *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise HelmError(ended.stdout + ended.stderr)
+    return ended.stdout
+
+
+def render(file: Path, values: Mapping[str, Any] | None = None, *, program: str = "helm") -> list[Object]:
+    """The objects of a values file, with further values by their paths, as `{"standby.enabled": False}`."""
+    overrides = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())
+    return list(_rendered(file, overrides, program))
+
+
+@functools.cache
+def _rendered(file: Path, overrides: tuple[str, ...], program: str) -> tuple[Object, ...]:
+    options = [part for override in overrides for part in ("--set-json", override)]
+    text = helm("template", RELEASE, CHART, "-n", NAMESPACE, "-f", file, *options, program=program)
+    return tuple(found for found in yaml.load_all(text, Loader=yaml.CSafeLoader) if found)
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    """The one object of this kind and name."""
+    (found,) = [found for found in of_kind(objects, kind) if found["metadata"]["name"] == name]
+    return found
+
+
+def pod_spec(found: Object) -> Object:
+    """What the pods of an object are; a pod is its own."""
+    spec: Object = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
+    return spec
+
+
+def pod_labels(found: Object) -> dict[str, str]:
+    """The labels of an object's pods; of a pod, its own."""
+    metadata = found["metadata"] if found["kind"] == "Pod" else found["spec"]["template"]["metadata"]
+    return dict(metadata["labels"])
+
+
+def with_pods(objects: list[Object]) -> list[Object]:
+    return of_kind(objects, "Deployment", "StatefulSet", "Pod")
+
+
+def containers(spec: Object) -> list[Object]:
+    """The containers of a pod, those that run first included."""
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return selector.items() <= labels.items()
