@@ -28,13 +28,16 @@
 {{- end -}}
 {{- include "paceline.checkArgs" (dict "where" "scheduler.args" "args" .Values.scheduler.args "own" (list "executors" "standby" "host" "port" "admin-host" "admin-port" "health-port" "advertise" "shutdown-timeout" "cache-dir" "tls-dir" "tokens" "insecure")) -}}
 {{- range $name, $values := .Values.pools -}}
-{{- $pool := mustMergeOverwrite (deepCopy $.Values.poolDefaults) (default dict $values) -}}
+{{- $pool := mustMergeOverwrite (deepCopy $.Values.poolDefaults) $values -}}
 {{- include "paceline.checkPool" (dict "root" $ "name" $name "pool" $pool) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "paceline.checkPool" -}}
 {{- $model := .pool.model -}}
+{{- if has .name (list "scheduler" "executors") -}}
+{{- fail (printf "pools.%s: another object has this name" .name) -}}
+{{- end -}}
 {{- if not $model.name -}}
 {{- fail (printf "pools.%s: set model.name" .name) -}}
 {{- end -}}
