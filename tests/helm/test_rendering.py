@@ -1,6 +1,5 @@
 """What the chart renders: valid on every Kubernetes, restricted, whole, and made of options that the programs have."""
 
-import functools
 import json
 
 import pytest
@@ -20,17 +19,14 @@ from chart_checks.helm import (
     selects,
     with_pods,
 )
+from chart_checks.options import COMING, options_of
 from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
-from repository_checks.knobs import options
-from repository_checks.programs import run
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 CLAIM = CHART / "ci" / "secrets-claim.yaml"
 INIT = CHART / "ci" / "init-container.yaml"
 HOST_PATH = CHART / "ci" / "host-path.yaml"
-# Agreed, and on their way. One that has come is checked like the rest, with nothing to change here.
-COMING = {"--tls-dir", "--tokens", "--insecure", "--gpu-memory-utilization"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 each_file = pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.stem)
@@ -110,12 +106,6 @@ def test_every_option_is_one_that_the_program_has(file):
         for container in pod_spec(found)["containers"]:
             program, command = program_of(container)
             assert args_of(container).keys() <= options_of(program, *command) | COMING
-
-
-@functools.cache
-def options_of(*command):
-    """What a program's help names."""
-    return options(run(*command, "--help").stdout)
 
 
 def program_of(container):

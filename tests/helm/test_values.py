@@ -145,6 +145,7 @@ def test_no_value_does_nothing(path):
         (CLAIM, {"auth.tokens.secretName": "a"}, "set auth.testToken.secretName too"),
         (MINIMAL, {"pools": {}}, "name at least one pool of executors"),
         (MINIMAL, {"pools.small.model.name": ""}, "pools.small: set model.name"),
+        (MINIMAL, {"pools.small.args": ["--runner=simulated"]}, "pools.small: set model.name, or --runner=simulated"),
         (MINIMAL, {"pools.small.model.claimName": "a", "pools.small.model.hostPath": "/a"}, "comes from one place"),
         (CLAIM, {"pools.mistral.model.revision": "main"}, "are for models of the hub"),
         (CLAIM, {"pools.mistral.model.name": "/models/a"}, "a path inside the volume"),

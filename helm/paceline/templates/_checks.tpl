@@ -38,8 +38,8 @@
 {{- if has .name (list "scheduler" "executors") -}}
 {{- fail (printf "pools.%s: another object has this name" .name) -}}
 {{- end -}}
-{{- if not $model.name -}}
-{{- fail (printf "pools.%s: set model.name" .name) -}}
+{{- if eq (empty $model.name) (not (has "--runner=simulated" .pool.args)) -}}
+{{- fail (printf "pools.%s: set model.name, or --runner=simulated in args" .name) -}}
 {{- end -}}
 {{- if gt (len (compact (list $model.claimName $model.hostPath $model.init))) 1 -}}
 {{- fail (printf "pools.%s: a model comes from one place: set one of model.claimName, model.hostPath and model.init" .name) -}}

@@ -1,0 +1,96 @@
+"""The rendered commands, variables, probes and hooks at work, as processes: installed, upgraded under load, removed."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from chart_checks.cluster import Cluster
+from chart_checks.helm import CHART, of_kind, render
+from chart_checks.pods import PodError, expanded, no_pods_left
+from paceline.bytes_tokenizer import PRINTABLE
+from paceline_client import AsyncClient, Sampling, Stopping
+from paceline_executor.testing.hash_runner import continuation
+
+MINIMAL = CHART / "ci" / "minimal.yaml"
+NO_MODEL = CHART / "ci" / "without-a-model.yaml"
+NUM_STREAMS = 16
+NUM_TOKENS = 100
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    """An empty one, with nothing left of it in the end."""
+    async with no_pods_left() as pods:
+        yield Cluster(tmp_path / "pods", pods)
+
+
+@pytest.fixture
+def without_a_model(tmp_path):
+    """Values with which executors need no model, and take 10 ms for a step."""
+    (tmp_path / "times.json").write_text(json.dumps({"points": [{"num_tokens": 1, "duration_us": 10_000}]}))
+    return {
+        "pools.nothing.args": ["--runner=simulated", "--step-times=../../times.json"],  # of where a pod runs
+        "scheduler.preStopSeconds": 1,
+    }
+
+
+async def stream(client, number):
+    """The tokens of one request, and those it must get."""
+    prompt = [number % 7, 5, 9] * (1 + number % 20)
+    result = await client.generate(
+        token_ids=prompt, sampling=Sampling(seed=number), stopping=Stopping(max_tokens=NUM_TOKENS)
+    )
+    return list(result.token_ids), continuation(prompt, NUM_TOKENS, PRINTABLE, number)
+
+
+async def stream_until(client, ended, first):
+    """One request after the other; returns what each got and must get."""
+    streams = []
+    while not ended.is_set():
+        streams.append(await stream(client, first + NUM_STREAMS * len(streams)))
+    return streams
+
+
+async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
+    """Schedulers first, executors left alone; then executors. All drain within their grace period, and nothing is lost."""
+    new_schedulers = without_a_model | {"scheduler.image": "paceline-scheduler:0.2.0"}
+    new_executors = new_schedulers | {"pools.nothing.image": "paceline-executor-cpu:0.2.0"}
+    await cluster.install(render(NO_MODEL, without_a_model))
+    ended = asyncio.Event()
+    async with AsyncClient(cluster.targets("rel-paceline")) as client:
+        load = [asyncio.create_task(stream_until(client, ended, number)) for number in range(NUM_STREAMS)]
+        for values, num_restarted in ((new_schedulers, 2), (new_executors, 4)):
+            await cluster.upgrade(render(NO_MODEL, values))
+            assert len(cluster.exit_codes) == num_restarted
+        ended.set()
+        streams = [one for each in await asyncio.gather(*load) for one in each]
+    (test,) = await cluster.test()
+    await cluster.uninstall()
+
+    assert len(streams) > NUM_STREAMS
+    assert [(got, wanted) for got, wanted in streams if got != wanted] == []
+    assert test.log.strip()
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+async def test_a_single_scheduler_is_replaced_before_it_ends(cluster, without_a_model):
+    """There is no standby, and yet no stream ends."""
+    without_standby = without_a_model | {"standby.enabled": False}
+    await cluster.install(render(NO_MODEL, without_standby))
+    async with AsyncClient(cluster.targets("rel-paceline")) as client:
+        load = [asyncio.create_task(stream(client, number)) for number in range(NUM_STREAMS)]
+        await cluster.upgrade(render(NO_MODEL, without_standby | {"scheduler.image": "paceline-scheduler:0.2.0"}))
+        assert all(got == wanted for got, wanted in await asyncio.gather(*load))
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
+    """The real one, with a cache that an executor on such a processor has left behind; its text is in the log."""
+    objects = render(MINIMAL, {"standby.enabled": False})
+    await cluster.install(objects)
+    (test,) = await cluster.test()
+    await cluster.uninstall()
+    assert set(cluster.exit_codes.values()) == {0}
+    assert test.log.strip() == "The"
