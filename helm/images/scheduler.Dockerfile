@@ -22,6 +22,6 @@ WORKDIR /tmp
 USER 10001:10001
 EXPOSE 50051 50052 50053
 HEALTHCHECK --start-period=60s CMD ["/opt/paceline/bin/python", "-c", "import grpc; from grpc_health.v1 import health_pb2 as m, health_pb2_grpc as g; assert g.HealthStub(grpc.insecure_channel('localhost:50053')).Check(m.HealthCheckRequest(service=''), timeout=3).status == 1"]
-# The program is process 1: from its first moment on SIGTERM drains or ends it.
+# The program is process 1, and follows SIGTERM itself.
 ENTRYPOINT ["/opt/paceline/bin/paceline-scheduler"]
 CMD ["--help"]

@@ -36,9 +36,9 @@ class Cluster:
         self.objects = objects
         self._give_addresses()
         starting = [
-            self._start(found)
+            self._start(found, number)
             for found in of_kind(objects, "StatefulSet", "Deployment")
-            for _ in range(found["spec"]["replicas"])
+            for number in range(found["spec"]["replicas"])
         ]
         for pod in await asyncio.gather(*starting):
             self._running.setdefault(name_of(pod.found), []).append(pod)
@@ -61,7 +61,7 @@ class Cluster:
         """Run the pods of `helm test` to their end; returns them, their exit codes among the others."""
         tests = []
         for found in of_kind(self.objects, "Pod"):
-            pod = await self._start(found)
+            pod = await self._start(found, 0)
             self.exit_codes[pod.name] = await pod.finish()
             tests.append(pod)
         return tests
@@ -76,7 +76,7 @@ class Cluster:
         assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0), "no other strategy is played here"
         running = self._running[name_of(found)]
         for old in list(running):
-            new = await self._start(found)
+            new = await self._start(found, len(self.pods))
             await new.until_ready()
             await self._stop(old)
             running.remove(old)
@@ -92,8 +92,8 @@ class Cluster:
             await running[index].start()
             await running[index].until_ready()
 
-    async def _start(self, found: Object) -> Pod:
-        name = f"{name_of(found)}-{len(self.pods)}"
+    async def _start(self, found: Object, number: int) -> Pod:
+        name = f"{name_of(found)}-{number}"
         pod = Pod(name, found, next(self._free[name_of(found)]), self.folder / name, self._services)
         self.pods.append(pod)
         await pod.start()

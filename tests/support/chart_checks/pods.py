@@ -23,6 +23,7 @@ from chart_checks.options import without_coming
 from repository_checks.programs import BIN
 
 _MAX_END_S = 60.0
+_MAX_READY_S = 480.0  # kernels may have to be compiled, on a machine that is busy with other tests
 
 
 class PodError(Exception):
@@ -120,7 +121,8 @@ class Pod:
         try:
             async with asyncio.timeout(startup["periodSeconds"] * startup["failureThreshold"]):
                 await self._until_serving(startup)
-                self._watch = asyncio.create_task(self._stay_alive(self.container["livenessProbe"]))
+            self._watch = asyncio.create_task(self._stay_alive(self.container["livenessProbe"]))
+            async with asyncio.timeout(_MAX_READY_S):
                 await self._until_serving(self.container["readinessProbe"])
         except TimeoutError:
             raise PodError(f"{self.name} is not ready\n{self.log}") from None
