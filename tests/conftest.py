@@ -35,7 +35,7 @@ MAX_START_SECONDS = 480
 MAX_STOP_SECONDS = 60
 
 # Modules whose tests share something that takes long to make: a system, models in memory, an oracle.
-SHARING_MODULES = ("test_real_faults", "test_real_model", "test_tokenizer_gguf", "test_gguf_file")
+SHARING_MODULES = ("test_images", "test_real_faults", "test_real_model", "test_tokenizer_gguf", "test_gguf_file")
 
 
 def pytest_addoption(parser):

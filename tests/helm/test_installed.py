@@ -9,7 +9,7 @@ import pytest
 
 from chart_checks.cluster import Cluster
 from chart_checks.helm import CHART, of_kind, render
-from chart_checks.pods import PodError, expanded, no_pods_left
+from chart_checks.pods import Pod, PodError, addresses, expanded, no_pods_left
 from paceline.bytes_tokenizer import PRINTABLE
 from paceline_client import AsyncClient, Sampling, Stopping
 from paceline_executor.testing.hash_runner import continuation
@@ -66,7 +66,7 @@ async def stream_until(client, ended, first):
 
 
 async def test_no_stream_notices_an_upgrade(cluster, without_a_model):
-    """Schedulers first, executors left alone; then executors. All drain within their grace period, and nothing is lost."""
+    """Schedulers first, then executors. All drain within their grace period, and nothing is lost."""
     new_schedulers = without_a_model | {"scheduler.image": "paceline-scheduler:0.2.0"}
     new_executors = new_schedulers | {"pools.nothing.image": "paceline-executor-cpu:0.2.0"}
     await cluster.install(render(NO_MODEL, without_a_model))
@@ -106,3 +106,21 @@ async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
     await cluster.uninstall()
     assert set(cluster.exit_codes.values()) == {0}
     assert test.log.strip()
+
+
+async def test_a_pod_that_ends_is_reported_with_what_it_said(cluster, without_a_model):
+    """Where a cluster would start it again and again."""
+    objects = render(NO_MODEL, without_a_model | {"pools.nothing.args": ["--runner=simulated", "--step-times=none"]})
+    (pods,) = of_kind(objects, "StatefulSet")
+    pod = Pod("a", pods, next(addresses()), cluster.folder / "a", {})
+    cluster.pods.append(pod)
+    await pod.start()
+    with pytest.raises(PodError, match=r"a ended with 2(.|\n)*check --step-times"):
+        await pod.until_ready()
+
+
+def test_variables_are_expanded_as_kubernetes_does():
+    """What is not known stays as it is, and a second dollar sign keeps it from being looked at."""
+    variables = {"POD_IP": "10.0.0.1", "A.b-c": "$(POD_IP)"}
+    assert expanded("$(POD_IP):1,$(POD_IP)", variables) == "10.0.0.1:1,10.0.0.1"
+    assert expanded("$(OTHER) $$(POD_IP) $POD_IP $(A.b-c)", variables) == "$(OTHER) $(POD_IP) $POD_IP $(POD_IP)"

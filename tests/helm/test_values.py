@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from chart_checks.helm import CHART, HelmError, helm, render
+from chart_checks.helm import CHART, PROGRAMS, HelmError, helm, render
 
 GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 MINIMAL = CHART / "ci" / "minimal.yaml"
@@ -173,7 +173,7 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"fullnameOverride": "a" * 31}, "fullnameOverride"),
     ],
 )
-@pytest.mark.parametrize("program", ["helm", "helm4"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_what_cannot_be_meant_is_refused(file, values, message, program):
     """With a sentence, or the name of the value."""
     with pytest.raises(HelmError) as error:
@@ -193,6 +193,7 @@ def test_nothing_is_installed_by_chance():
         helm("template", "rel", CHART)
 
 
+@pytest.mark.skipif("helm4" not in PROGRAMS, reason="helm 3 renders notes beside a cluster only")
 @pytest.mark.parametrize(
     ("file", "said", "unsaid"),
     [
@@ -204,7 +205,7 @@ def test_nothing_is_installed_by_chance():
     ids=lambda part: part.stem if hasattr(part, "stem") else "",
 )
 def test_the_notes_say_how_to_call_what_was_installed(file, said, unsaid):
-    """With the options that these values need. Helm 3 renders notes beside a cluster only."""
+    """With the options that these values need."""
     notes = helm("install", "rel", CHART, "-n", "models", "--dry-run=client", "-f", file, program="helm4")
     notes = " ".join(notes.partition("NOTES:")[2].split())
     for part in ["port-forward deployment/", "localhost:50051 paceline.v1.InferenceService/Generate", *said]:

@@ -42,7 +42,7 @@ _numba_njit: Any = numba.njit
 
 
 def _cache_folder(named: str = "") -> str:
-    """Compiled code sits beside the package, or in NUMBA_CACHE_DIR, keyed by the package's files but `_ONLY_FOR_OTHERS`.
+    """Compiled code sits beside the package, or in NUMBA_CACHE_DIR, keyed by all its files but `_ONLY_FOR_OTHERS`.
 
     numba recompiles a function when its own file changes, but not when a file that it inlines does; hence the digest.
     Where the folder is read-only, numba falls back to the user's cache folder, and where that is too, to compiling.

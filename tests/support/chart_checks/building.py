@@ -1,7 +1,7 @@
-"""Does what a Dockerfile says without a container runtime: its COPY and RUN lines in a folder, its program as process 1.
+"""Does what a Dockerfile says without a container runtime: COPY and RUN in a folder, its program as process 1.
 
-Knows what stands in for a registry: the packages of the environment that runs the tests. Lines that need a distribution's
-packages (`apt-get`) are left out.
+Knows what stands in for a registry: the packages of the environment that runs the tests. Lines that need packages of
+the operating system (`apt-get`) are left out.
 """
 
 import os
@@ -17,7 +17,7 @@ from repository_checks.sources import ROOT
 _PREFIX = "/opt/paceline"
 _LIBRARIES = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
 # Only what the repository itself installs is built and installed; what it needs is found where the tests find it.
-_PIP = {name: "1" for name in ("PIP_NO_INDEX", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED", "PIP_DISABLE_PIP_VERSION_CHECK")}
+_PIP = dict.fromkeys(("PIP_NO_INDEX", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED", "PIP_DISABLE_PIP_VERSION_CHECK"), "1")
 # pip reads this one the other way round.
 _PIP["PIP_NO_BUILD_ISOLATION"] = "0"
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ Object = dict[str, Any]
 
 CHART = ROOT / "helm" / "paceline"
 VALUES_FILES = sorted((CHART / "ci").glob("*.yaml"))
+# Helm 4 as the Makefile fetches it is for this processor alone.
+PROGRAMS = ("helm", "helm4") if platform.machine() == "x86_64" else ("helm",)
 RELEASE = "rel"
 NAMESPACE = "models"
 

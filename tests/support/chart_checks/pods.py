@@ -22,6 +22,7 @@ from chart_checks.helm import Object, pod_spec
 from chart_checks.options import without_coming
 from repository_checks.programs import BIN
 
+_ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - to look for, not to listen on
 _MAX_END_S = 60.0
 _MAX_READY_S = 480.0  # kernels may have to be compiled, on a machine that is busy with other tests
 
@@ -113,7 +114,7 @@ class Pod:
         if found:
             listed = ",".join(f"{address}:{found[2]}" for address in self.services[found[1]])
             text = text.replace(found[0], listed)
-        return text.replace("0.0.0.0", self.address)
+        return text.replace(_ALL_ADDRESSES, self.address)
 
     async def until_ready(self) -> None:
         """Probe as a kubelet does: within the budget of the start-up probe it starts, then it gets ready."""
