@@ -294,8 +294,20 @@ def test_each_program_gets_its_own_certificate(file):
     assert len(set.union(*secrets.values())) == 3
     made = {found["spec"]["secretName"]: found["spec"]["uris"] for found in of_kind(objects, "Certificate")}
     if file == GPUS:
-        for component, owner in (("scheduler", "scheduler"), ("executor", "executor"), ("test", "operator")):
-            assert [made[name] for name in secrets[component]] == [[f"paceline://{owner}"]]
+        for component, role in (("scheduler", "scheduler"), ("executor", "executor"), ("test", "client/helm-test")):
+            assert [made[name] for name in secrets[component]] == [[f"paceline://{role}"]]
+
+
+def test_servers_have_the_names_that_they_are_called_by():
+    """Schedulers look for executors by a name, and expect it in the certificate; so do clients of schedulers."""
+    objects = render(GPUS)
+    called = {
+        "rel-paceline-executor": args_of(pod_spec(of_kind(objects, "Deployment")[0])["containers"][0])["--executors"],
+        "rel-paceline-scheduler": args_of(pod_spec(of_kind(objects, "Pod")[0])["containers"][0])["--target"],
+    }
+    for name, address in called.items():
+        host = address.removeprefix("dns:///").partition(":")[0]
+        assert host in named(objects, "Certificate", name)["spec"]["dnsNames"]
 
 
 @each_file

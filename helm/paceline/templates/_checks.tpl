@@ -9,7 +9,7 @@
 {{- fail "tls.source is certManager: set tls.certManager.issuerRef.name" -}}
 {{- end -}}
 {{- if eq $tls.source "secrets" -}}
-{{- range $owner := list "scheduler" "executor" "operator" -}}
+{{- range $owner := list "scheduler" "executor" "client" -}}
 {{- if not (index $tls.secrets $owner) -}}
 {{- fail (printf "tls.source is secrets: set tls.secrets.%s" $owner) -}}
 {{- end -}}
