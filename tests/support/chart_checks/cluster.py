@@ -26,15 +26,24 @@ class Cluster:
     _services: dict[str, list[str]] = field(default_factory=dict)
     _running: dict[str, list[Pod]] = field(default_factory=dict)
 
+    @property
+    def secrets(self) -> Path:
+        """Where secrets are, a folder each."""
+        return self.folder / "secrets"
+
+    def addresses_of(self, service: str) -> list[str]:
+        """The addresses behind a service, now and later."""
+        return self._services[service]
+
     def targets(self, service: str) -> str:
-        """The addresses behind a service, now and later, as clients take them."""
+        """The same with the port, as clients take them."""
         (port,) = [item["port"] for item in named(self.objects, "Service", service)["spec"]["ports"]]
         return ",".join(f"{address}:{port}" for address in self._services[service])
 
     async def install(self, objects: list[Object]) -> None:
         """Start the pods of every object, all at once, and wait until they are ready."""
-        self.objects = objects
-        self._give_addresses()
+        if not self.objects:
+            self.plan(objects)
         starting = [
             self._start(found, number)
             for found in of_kind(objects, "StatefulSet", "Deployment")
@@ -102,8 +111,9 @@ class Cluster:
     async def _stop(self, pod: Pod) -> None:
         self.exit_codes[f"{pod.name} {len(self.exit_codes)}"] = await pod.stop()
 
-    def _give_addresses(self) -> None:
-        """Each object's pods get some; services stand for those that an object may come to use."""
+    def plan(self, objects: list[Object]) -> None:
+        """Each object's pods get addresses; services stand for those that an object may come to use."""
+        self.objects = objects
         free = addresses()
         for found in with_pods(self.objects):
             replicas = found["spec"].get("replicas", 1)

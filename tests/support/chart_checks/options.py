@@ -19,6 +19,7 @@ def options_of(*command: str) -> frozenset[str]:
 
 
 def without_coming(program: str, args: list[str]) -> list[str]:
-    """Arguments without the options that this program does not have yet."""
-    missing = COMING - options_of(program)
+    """Arguments without the options that this program, or the command of it that comes first, does not have yet."""
+    command = args[:1] if program == "paceline" else []
+    missing = COMING - options_of(program, *command)
     return [argument for argument in args if argument.partition("=")[0] not in missing]

@@ -76,8 +76,13 @@ class Pod:
     async def start(self) -> None:
         """Start its container with a root of its own making: image, volumes, variables."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        secrets = {volume["name"]: volume["secret"] for volume in self.spec.get("volumes") or () if "secret" in volume}
         for mount in self.container.get("volumeMounts", ()):
-            (self.folder / mount["name"]).mkdir(exist_ok=True)
+            volume = self.folder / mount["name"]
+            if mount["name"] not in secrets:
+                volume.mkdir(exist_ok=True)
+            elif not volume.is_symlink():
+                volume.symlink_to(self._secrets / secrets[mount["name"]]["secretName"])
         with (self.folder / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(), env=self.variables(), cwd=self.folder, stdout=log, stderr=log, start_new_session=True
@@ -88,11 +93,20 @@ class Pod:
         image = image_of(self.container["image"])
         variables = {name: self._on_this_machine(value) for name, value in image.environment.items()}
         for variable in self.container.get("env", ()):
-            source = variable.get("valueFrom", {})
-            if source:
-                assert source == {"fieldRef": {"fieldPath": "status.podIP"}}, "no other source is played here"
-            variables[variable["name"]] = self.address if source else variable["value"]
+            match variable:
+                case {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}:
+                    value = self.address
+                case {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}:
+                    value = (self._secrets / secret / key).read_text(encoding="utf-8")
+                case _:
+                    value = variable["value"]
+            variables[variable["name"]] = value
         return variables | {"PATH": f"{BIN}:{variables['PATH']}"}
+
+    @property
+    def _secrets(self) -> Path:
+        """A folder for each secret, beside the pods."""
+        return self.folder.parent / "secrets"
 
     def command(self) -> list[str]:
         """The container's, else the image's, with what it would find in its own root and network."""
