@@ -13,6 +13,8 @@ certificates = pytest.importorskip("both_sides.certificates", exc_type=ImportErr
 VALUES = {
     "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "internal"}}},
     "scheduler.preStopSeconds": 0,
+    "standby.enabled": False,
+    "pools.nothing.replicas": 1,
 }
 ACCESS_DENIED = 77
 TOKENS = {"auth": {"tokens": {"secretName": "tokens"}, "testToken": {"secretName": "test-token"}}}
