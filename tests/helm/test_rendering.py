@@ -266,6 +266,16 @@ def test_what_a_container_fetches_is_what_the_executor_reads():
 
 
 @each_file
+def test_the_test_asks_every_model_once(file):
+    """By the name that its pool gives it; a model without one is the only one."""
+    objects = render(file)
+    pools = [args_of(pod_spec(found)["containers"][0]) for found in of_kind(objects, "StatefulSet")]
+    (test,) = of_kind(objects, "Pod")
+    asked = [args_of(container).get("--model") for container in pod_spec(test)["containers"]]
+    assert sorted(map(str, asked)) == sorted({str(args.get("--served-model-name")) for args in pools})
+
+
+@each_file
 def test_secrets_come_by_reference_only(file):
     """No Secret is rendered, and no variable named like one has a value."""
     objects = render(file)

@@ -187,6 +187,12 @@ def test_a_release_with_a_long_name_says_what_to_set():
         helm("template", "a" * 40, CHART, "-f", MINIMAL)
 
 
+def test_a_kubernetes_that_is_too_old_is_refused():
+    """Before anything is installed."""
+    with pytest.raises(HelmError, match=r"incompatible with Kubernetes v1\.28"):
+        helm("template", "rel", CHART, "-f", MINIMAL, "--kube-version", "1.28.0")
+
+
 def test_nothing_is_installed_by_chance():
     """Without values it says what must be chosen."""
     with pytest.raises(HelmError, match=r"choose tls.source"):
