@@ -2,13 +2,11 @@
 
 import pytest
 
+from both_sides import certificates
 from chart_checks.cluster import Cluster
 from chart_checks.helm import CHART, of_kind, render
 from chart_checks.pods import no_pods_left
 from repository_checks.programs import run
-
-# Runs from the moment on in which the programs have TLS.
-certificates = pytest.importorskip("both_sides.certificates", exc_type=ImportError)
 
 VALUES = {
     "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "internal"}}},

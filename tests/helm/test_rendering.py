@@ -20,7 +20,7 @@ from chart_checks.helm import (
     selects,
     with_pods,
 )
-from chart_checks.options import COMING, options_of
+from chart_checks.options import options_of
 from chart_checks.schemas import KUBERNETES_VERSIONS, problem_of
 
 MINIMAL = CHART / "ci" / "minimal.yaml"
@@ -106,7 +106,7 @@ def test_every_option_is_one_that_the_program_has(file):
     for found in with_pods(render(file)):
         for container in pod_spec(found)["containers"]:
             program, command = program_of(container)
-            assert args_of(container).keys() <= options_of(program, *command) | COMING
+            assert args_of(container).keys() <= options_of(program, *command)
 
 
 def program_of(container):

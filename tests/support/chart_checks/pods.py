@@ -19,7 +19,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chart_checks.dockerfile import image_of
 from chart_checks.helm import Object, pod_spec
-from chart_checks.options import without_coming
 from repository_checks.programs import BIN
 
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - to look for, not to listen on
@@ -113,7 +112,7 @@ class Pod:
         image = image_of(self.container["image"])
         program, *before = self.container.get("command") or image.entrypoint
         program = Path(program).name
-        args = [*before, *without_coming(program, self.container.get("args", image.command))]
+        args = [*before, *self.container.get("args", image.command)]
         args = [self._on_this_machine(expanded(argument, self.variables())) for argument in args]
         if any(argument.startswith("--admin-port") for argument in args):
             args.append(f"--admin-host={self.address}")
