@@ -209,14 +209,14 @@ def _runner(
         return build_runner(RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, splits, on_warm_up))
 
 
-<<<<<<< HEAD
 def _limit_threads(num_threads: int | None) -> None:
     """Of the twin. A machine with a GPU need not have a compiler for CPUs."""
     from paceline_executor.runner.cpu import checked_threads
     from paceline_kernels.compiler import jit
 
     jit.set_num_threads(checked_threads(num_threads))
-=======
+
+
 def _kv_scales(
     place: Place, checkpoint: Checkpoint, numerics: DeviceNumerics, limits: RowLimits, model: LlamaModel
 ) -> KvScales | None:
@@ -224,7 +224,6 @@ def _kv_scales(
         return checkpoint.kv_scales
     block_size, max_len = limits.block_size, limits.max_model_len
     return measured_scales(model, checkpoint.config, numerics, place.device, block_size, max_len)
->>>>>>> wire9
 
 
 def _load_weights(

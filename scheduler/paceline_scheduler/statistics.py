@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -12,8 +12,7 @@ from paceline_scheduler.link.executors import Executors
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
+class _Sums(NamedTuple):
     at_s: float
     prompt_tokens: float
     generation_tokens: float

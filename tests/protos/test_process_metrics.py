@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
+from structlog.testing import capture_logs
 
 from paceline.process.metrics import Definition, Histogram, Kind, Meter
 from paceline.process.metrics_port import MAX_REQUEST_BYTES, MetricsPort
@@ -150,6 +151,18 @@ async def test_those_that_say_nothing_are_few(shown):
         writer.close()
     while b"200" not in await ask(number, b"GET /metrics HTTP/1.1\r\n\r\n"):
         await asyncio.sleep(0.01)
+
+
+async def test_a_mistake_in_what_is_read_ends_nothing():
+    """It is in the log, and the next one is answered."""
+    readings = iter([lambda: [] / 0, list])
+    port = MetricsPort(lambda: next(readings)())
+    number = await port.listen(LOOPBACK, 0)
+    with capture_logs() as lines:
+        assert (await get(number))[0].endswith("500 Internal Server Error")
+    assert [line["event"] for line in lines] == ["metrics_failed"]
+    assert (await get(number))[0].endswith("200 OK")
+    port.close()
 
 
 async def test_a_port_in_use_is_refused_in_one_sentence():

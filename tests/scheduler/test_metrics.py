@@ -215,7 +215,7 @@ def test_columns_of_times_are_counted_like_one_after_another(rows):
 def ended(request, reason=FinishReason.STOP, **changes):
     """A request that took 4 s."""
     times = PhaseTimes(0.5, 0.25, 3.0, 0.25)
-    return replace(EndedRequest(request, reason, 7, 2, 1, times, 0.75, ADDRESS, False), **changes)
+    return EndedRequest(request, reason, 7, 2, 1, times, 0.75, ADDRESS, False)._replace(**changes)
 
 
 def test_tenants_beyond_a_number_are_others():

@@ -5,8 +5,8 @@ Knows names, labels and sums. Refuses to know how they are shown (`metrics_port`
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 Labels = tuple[str, ...]
 
@@ -19,8 +19,7 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(NamedTuple):
     """A metric. `name` is without the prefix that all have; `bounds` are those of a histogram's buckets, ascending."""
 
     name: str
@@ -56,8 +55,7 @@ class Histogram:
         return copied
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A metric as it is now, by the values of its labels."""
 
     definition: Definition

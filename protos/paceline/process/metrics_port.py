@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
+import structlog
+
 from paceline.process.metrics import Histogram, Kind, Reading
 from paceline.process.ports import PortError
 
@@ -15,7 +17,9 @@ PREFIX = "paceline_"
 MAX_REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
 _MAX_CONNECTIONS = 16
-_STATUS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
+_STATUS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+
+_log = structlog.get_logger(__name__)
 
 
 class MetricsPort:
@@ -64,8 +68,12 @@ class MetricsPort:
             return _message(405, "text/plain", b"GET /metrics\n")
         fields = (line.partition(":") for line in lines)
         accept = next((value.strip() for name, _, value in fields if name.lower() == "accept"), "")
-        async with self._rendering:
-            text, kind = await asyncio.to_thread(_render, list(self._read()), accept)
+        try:
+            async with self._rendering:
+                text, kind = await asyncio.to_thread(_render, list(self._read()), accept)
+        except Exception:  # whoever is served goes on being served
+            _log.exception("metrics_failed")
+            return _message(500, "text/plain", b"the log says more\n")
         return _message(200, kind, text)
 
 

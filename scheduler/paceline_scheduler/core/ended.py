@@ -1,6 +1,6 @@
 """How requests ended, for observers. Apart from `outputs`, which only those get that listen."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.plan.values import FinishReason
 from paceline_scheduler.core.live import LiveRequest
@@ -8,8 +8,7 @@ from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
+class EndedRequest(NamedTuple):
     """A request that is over, of which nothing more is delivered.
 
     `times` are None, as `first_token_s` is, where a former scheduler knew them; `executor` is where it ran last.

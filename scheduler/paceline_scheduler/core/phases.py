@@ -5,6 +5,7 @@ Apart from `live`, because outputs, contexts and answers carry the sums. Knows t
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Phase(IntEnum):
@@ -16,8 +17,7 @@ class Phase(IntEnum):
     PREEMPTED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
+class PhaseTimes(NamedTuple):
     """Seconds in each phase since the first submission, over all placements and schedulers."""
 
     queued_s: float = 0.0
@@ -27,7 +27,7 @@ class PhaseTimes:
 
     @property
     def total_s(self) -> float:
-        return self.queued_s + self.prefill_s + self.decode_s + self.preempted_s
+        return sum(self)
 
 
 NO_TIMES = PhaseTimes()
@@ -57,8 +57,7 @@ class PhaseClock:
     @classmethod
     def inherit(cls, times: PhaseTimes, submitted_s: float, phase: Phase | None, now: float) -> "PhaseClock":
         """Go on where a former scheduler placed the request."""
-        sums = [times.queued_s, times.prefill_s, times.decode_s, times.preempted_s]
-        return cls(submitted_s, now, phase, sums, is_partial=True)
+        return cls(submitted_s, now, phase, list(times), is_partial=True)
 
     def enter(self, phase: Phase, now: float) -> None:
         if self.phase is not None:

@@ -4,8 +4,7 @@ One step costs the same whatever the number of its rows: times between tokens ar
 bounded: models and executors by what there is, tenants by number.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ _BOUNDS_S = np.array(BETWEEN_TOKENS_BOUNDS_S)
 _DONE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
+class _Series(NamedTuple):
     """What every step adds to, found once."""
 
     model: str

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
+from structlog.testing import capture_logs
 
 from paceline.plan.values import FinishReason, RecordId
 from paceline.process.callers import ANYBODY
@@ -140,11 +141,15 @@ async def test_a_request_that_breaks_the_scheduler_is_told_nothing_of_how(sessio
     def broken(event):
         raise RuntimeError("secret")
 
-    with monkeypatch.context() as patch:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    with monkeypatch.context() as patch, capture_logs() as lines:
         patch.setattr(backend, "feed", broken)
-        await session.generate("r")
+        await session.generate("r", trace_parent=f"00-{trace_id}-b7ad6b7169203331-01")
         failure = (await session.read()).failures[0]
     assert (failure.error.code, "secret" in str(failure)) == (13, False)
+    assert [(line["event"], line["request_id"], line["trace_id"]) for line in lines] == [
+        ("request_failed", "r", trace_id)
+    ]
     await session.generate("r")
     await backend.next_request()
 

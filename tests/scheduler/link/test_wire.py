@@ -26,6 +26,7 @@ from paceline.plan.values import (
 )
 from paceline.v1 import inference_pb2, plan_pb2
 from paceline_scheduler.core.executors import RequestContext, SeenRow
+from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.errors import DivergenceError, StillLoadingError, StreamEndedError
 from paceline_scheduler.link import wire
 from paceline_scheduler.link.snapshots import MAX_SNAPSHOT_BYTES, SnapshotJoiner
@@ -269,8 +270,9 @@ def test_what_is_left_with_an_executor_comes_back_whole():
         is_resumable=True,
         origin=sent.SerializeToString(),
         body_digest=b"x" * 16,
+        trace_parent="00-a-b-01",
     )
-    context = RequestContext(request, 1.5, 2.5, 1, 2, 3, 4)
+    context = RequestContext(request, 1.5, 2.5, 1, 2, 3, 4, PhaseTimes(1.0, 2.0, 0.25, 0.5))
     read = read_context(request.key, write_context(context))
     assert dataclasses.replace(read, request=request) == context
     for field in dataclasses.fields(request):

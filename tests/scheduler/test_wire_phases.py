@@ -1,0 +1,46 @@
+"""Phase times as clients get them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.plan.values import FinishReason
+from paceline_scheduler.api import wire
+from paceline_scheduler.api.outbox import Finish, PendingDelta
+from paceline_scheduler.core.answers import Explanation, RequestState
+from paceline_scheduler.core.phases import PhaseTimes
+from paceline_scheduler.wire_phases import read_times, write_times
+
+TIMES = PhaseTimes(0.5, 0.25, 2.0, 0.125)
+TOLD = [("queued", 500), ("prefill", 250), ("decode", 2000), ("preempted", 125)]
+
+
+def told(message):
+    """Names and milliseconds of what is set."""
+    return [(field.name, value.ToMilliseconds()) for field, value in message.ListFields()]
+
+
+def finish_of(times):
+    finish = Finish(FinishReason.STOP, None, 7, 3, 2, 4, times)
+    delta = PendingDelta("r", 2, 1, 77, [5, 6], "ab", finish=finish)
+    return wire.generate_response(delta).delta.finish
+
+
+def test_a_finish_tells_where_the_time_went():
+    """Unless that is not known: then it tells nothing, which is not the same as no time."""
+    assert told(finish_of(TIMES).times) == TOLD
+    assert not finish_of(None).HasField("times")
+
+
+@pytest.mark.parametrize("times", [TIMES, None])
+def test_an_explanation_tells_where_the_time_went_so_far(times):
+    """Once the core has the request."""
+    response = wire.explain_response(Explanation(RequestState.RUNNING, "", 0, 0, "", "", 3, 1, times))
+    assert told(response.times) == (TOLD if times else [])
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=4, max_size=4))
+def test_what_is_written_is_read(milliseconds):
+    """For a successor."""
+    times = PhaseTimes(*(number / 1000 for number in milliseconds))
+    assert read_times(write_times(times)) == pytest.approx(times)
