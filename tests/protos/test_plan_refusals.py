@@ -357,7 +357,6 @@ SOUND = {
 UNREAD = {
     "plan": (),
     "result": (
-        "timings.draft_ns",
         "errors.error.details.",
         *(f"{kind}.tokens.{place}token_bytes" for kind in ("logprobs", "prompt_logprobs") for place in ("", "top.")),
     ),
