@@ -33,6 +33,7 @@ class ExecutorDescription:
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
     max_num_draft_tokens: int = 0  # of a row and step
+    graph_tokens: tuple[int, ...] = ()  # sizes of captured steps that hold chunks, ascending
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
@@ -52,6 +53,7 @@ class ExecutorDescription:
             step_points=welcome.step_points,
             failed_step=welcome.failed_step,
             max_num_draft_tokens=welcome.limits.max_num_draft_tokens,
+            graph_tokens=() if welcome.graphs is None else welcome.graphs.num_tokens,
         )
 
     @property
