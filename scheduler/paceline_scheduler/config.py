@@ -275,9 +275,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_speculation(text: str) -> int:
-    """Return how many drafts a row may have in a step, of what `--speculation` names: JSON, or a file with it. Raises
-    ConfigError.
-    """
+    """Return how many drafts a row may have in a step. Raises ConfigError."""
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except OSError as error:

@@ -22,7 +22,7 @@ NO_DRAFTS = DraftCounts()
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a request that the edge ends has taken, beside the tokens that the edge counts."""
+    """What a request that the edge ends has taken, which the edge does not count."""
 
     num_cached_tokens: int = 0
     drafts: DraftCounts = NO_DRAFTS

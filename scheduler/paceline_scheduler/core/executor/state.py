@@ -362,7 +362,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
         num_executor_deaths=live.suspicion.num_executor_deaths,
         last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
-        drafts=live.drafts,
+        drafts=live.output.drafts,
     )
 
 
@@ -370,7 +370,7 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
     """Copy a row's state back into its request."""
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
-    live.drafts = rows.drafts(row)
+    live.output.drafts = rows.drafts(row)
     live.held = None
     live.preemptions.is_planned = False
     if live.final is not None:

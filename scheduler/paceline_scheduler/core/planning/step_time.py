@@ -36,10 +36,9 @@ def num_chunk_pairs(start: int, num_tokens: int) -> int:
 
 
 class _DraftCost:
-    """What a draft adds to a step: the slope of what steps take, over how many drafts they verify.
+    """What a draft adds to a step: the slope of what steps take over their drafts, whatever the rest takes.
 
-    Least squares in which recent steps count most, drawn towards what a token took in the warm-up. What the rest of a
-    step takes has no say in it; without drafts for a while what was learned is forgotten.
+    Least squares in which recent steps count most, drawn towards what a token took in the warm-up.
     """
 
     def __init__(self, first_ns: float) -> None:
