@@ -43,6 +43,10 @@ class Usage:
     num_cached_tokens: int
     """How many prompt tokens came from the prefix cache."""
     num_output_tokens: int
+    num_draft_tokens: int = 0
+    """How many drafts were verified."""
+    num_accepted_draft_tokens: int = 0
+    """How many of them became output: so many steps were saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,8 @@ class Explanation:
     """The address of the executor that runs it; empty when none does."""
     num_computed_tokens: int
     num_output_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,8 @@ def _read_finish(finish: pb.Finish) -> Finish:
         num_prompt_tokens=finish.usage.num_prompt_tokens,
         num_cached_tokens=finish.usage.num_cached_tokens,
         num_output_tokens=finish.usage.num_output_tokens,
+        num_draft_tokens=finish.usage.num_draft_tokens,
+        num_accepted_draft_tokens=finish.usage.num_accepted_draft_tokens,
     )
     return Finish(_FINISH_REASONS.get(finish.reason), matched, usage)
 
@@ -278,6 +280,8 @@ async def explain(on: CallChannel, *, tenant: str, request_id: str, timeout_seco
         executor=response.executor,
         num_computed_tokens=response.num_computed_tokens,
         num_output_tokens=response.num_output_tokens,
+        num_draft_tokens=response.num_draft_tokens,
+        num_accepted_draft_tokens=response.num_accepted_draft_tokens,
     )
 
 

@@ -27,7 +27,7 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     _set_part(message.sampling, request.sampling, "sampling.")
     _set_part(message.stopping, request.stopping, "stopping.")
     _set_part(message.output, request.output, "output.")
-    _set_part(message, request.scheduling)
+    _set_scheduling(message, request.scheduling)
     if request.timeout.total_seconds is not None:
         message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
     if (size := message.ByteSize()) > max_bytes:
@@ -100,7 +100,7 @@ def set_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
             set_all(message.token_ids, "ids", prompt.ids, "token_ids.")
 
 
-def _set_part(message: Message, part: Sampling | Stopping | Output | Scheduling, path: str = "") -> None:
+def _set_part(message: Message, part: Sampling | Stopping | Output, path: str) -> None:
     """Set what a part of a request names, in the fields of the same names."""
     for field in fields(part):
         name, value = field.name, getattr(part, field.name)
@@ -111,6 +111,14 @@ def _set_part(message: Message, part: Sampling | Stopping | Output | Scheduling,
             set_all(message, name, (value,) if isinstance(value, str) else value, path)  # one text may stand alone
         else:
             _set_map(message, name, value, path)
+
+
+def _set_scheduling(message: pb.GenerateRequest, scheduling: Scheduling) -> None:
+    set_field(message, "priority", scheduling.priority)
+    set_field(message, "cache_salt", scheduling.cache_salt)
+    set_field(message, "bypass_prefix_cache", scheduling.bypass_prefix_cache)
+    if scheduling.max_num_draft_tokens is not None:
+        set_field(message.speculation, "max_num_draft_tokens", scheduling.max_num_draft_tokens, "speculation.")
 
 
 def _set_map(message: object, name: str, pairs: Mapping[int, float], path: str) -> None:

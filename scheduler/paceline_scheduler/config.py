@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import json
 import os
 import socket
 import sys
@@ -16,7 +17,9 @@ from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65535
+MAX_DRAFTS = 63  # of a row and step, by the plan protocol
 _MAX_ADDRESS_BYTES = 256  # that executors take
+_SPECULATION = '{"max_num_draft_tokens": 4}'
 _DESCRIPTION = """\
 Decides, step by step, what the executors run, and serves clients over gRPC.
 
@@ -63,6 +66,7 @@ class Config:
     max_num_queued_tokens: int = 4_194_304
     ttft_budget_s: float = 60.0
     itl_budget_s: float = 0.25
+    max_num_draft_tokens: int = MAX_DRAFTS
     shutdown_timeout_s: float = 30.0
     log_requests: float = 0.0
     log_statistics_s: float = 10.0
@@ -134,6 +138,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
         max_num_queued_tokens=options.max_num_queued_tokens,
         ttft_budget_s=options.ttft_budget,
         itl_budget_s=options.itl_budget,
+        max_num_draft_tokens=MAX_DRAFTS if options.speculation is None else read_speculation(options.speculation),
         shutdown_timeout_s=options.shutdown_timeout,
         log_requests=options.log_requests,
         log_statistics_s=options.log_statistics,
@@ -313,6 +318,29 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="So many requests run together that each still gets its next token within this time."
         " [default: %(default)g]",
     )
+    group.add_argument(
+        "--speculation",
+        metavar="FILE|JSON",
+        help=f"How many drafts a request gets in a step at most; 0 for none: {_SPECULATION}, or a file with this."
+        " [default: as many as make it faster]",
+    )
+
+
+def read_speculation(text: str) -> int:
+    """Return how many drafts a row may have in a step. Raises ConfigError."""
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--speculation: cannot read {text}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--speculation: {error}; write JSON such as {_SPECULATION}") from error
+    _require(isinstance(value, dict), "--speculation", f"is no JSON object; write one such as {_SPECULATION}")
+    unknown = sorted(value.keys() - {"max_num_draft_tokens"})
+    _require(not unknown, "--speculation", f"has no field {unknown[:1]}; there is max_num_draft_tokens")
+    most = value.get("max_num_draft_tokens", MAX_DRAFTS)
+    is_count = type(most) is int and 0 <= most <= MAX_DRAFTS
+    _require(is_count, "--speculation", f"max_num_draft_tokens has to be a whole number from 0 to {MAX_DRAFTS}")
+    return int(most)
 
 
 def _add_process(group: argparse._ArgumentGroup) -> None:

@@ -122,6 +122,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         ttft_budget_s=config.ttft_budget_s,
         itl_budget_s=config.itl_budget_s,
+        max_num_draft_tokens=config.max_num_draft_tokens,
     )
     edge_limits = EdgeLimits()
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)

@@ -1,5 +1,6 @@
 """The commands that talk to a scheduler: what they print, where, and with which exit code."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -89,6 +90,13 @@ def test_an_explanation_names_what_is_waited_for():
     ]
 
 
+def test_an_explanation_tells_of_drafts_where_there_were_any():
+    """How many were verified, and how many of them were right."""
+    explanation = Explanation(RequestState.RUNNING, "", 0, 0, "", "here", 9, 8, num_draft_tokens=6)
+    drafting = dataclasses.replace(explanation, num_accepted_draft_tokens=5)
+    assert explained(drafting).splitlines()[-1] == "5 of 6 drafts became output"
+
+
 def test_an_estimate_is_one_line_or_the_refusal_that_would_come():
     """With the refusal's exit code."""
     refusal = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after_seconds=2.0)
@@ -124,7 +132,13 @@ def test_generate_prints_json_for_programs():
         result = run("generate", "?", "--json", target=server.target)
     fields = json.loads(result.stdout)
     assert (fields["text"], fields["token_ids"], fields["finish_reason"]) == ("Grüße dir", [0, 1], "stop")
-    assert fields["usage"] == {"num_prompt_tokens": 1, "num_cached_tokens": 0, "num_output_tokens": 2}
+    assert fields["usage"] == {
+        "num_prompt_tokens": 1,
+        "num_cached_tokens": 0,
+        "num_output_tokens": 2,
+        "num_draft_tokens": 0,
+        "num_accepted_draft_tokens": 0,
+    }
     assert fields["time_to_first_token_seconds"] > 0
 
 

@@ -57,7 +57,7 @@ def test_every_option_arrives():
             include_stop_str_in_output=True,
         ),
         output=Output(logprobs=3, prompt_logprobs=1, skip_special_tokens=False, stream_interval=2),
-        scheduling=Scheduling(priority=-1, cache_salt="s", bypass_prefix_cache=True),
+        scheduling=Scheduling(priority=-1, cache_salt="s", bypass_prefix_cache=True, max_num_draft_tokens=0),
         timeout=Timeout(total_seconds=1.5),
         tenant="t",
     )  # fmt: skip
@@ -65,6 +65,8 @@ def test_every_option_arrives():
     assert (list(message.stopping.stop), message.stopping.ignore_eos) == (["a", "b"], True)
     assert (message.output.skip_special_tokens, message.output.stream_interval) == (False, 2)
     assert (message.priority, message.cache_salt, message.bypass_prefix_cache) == (-1, "s", True)
+    assert message.speculation.HasField("max_num_draft_tokens")
+    assert message.speculation.max_num_draft_tokens == 0
     assert (message.timeout.ToMilliseconds(), message.tenant) == (1500, "t")
     for part in (message.sampling, message.stopping, message.output):
         supported = [field.name for field in part.DESCRIPTOR.fields if field.name not in REFUSED_BY_SERVERS]

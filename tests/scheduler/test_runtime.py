@@ -43,7 +43,7 @@ from paceline_scheduler.observers.steps import StepObserver, StepTotals, _count
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
-from paceline_scheduler.testing.requests import make_request
+from paceline_scheduler.testing.requests import column, make_request
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, tokenizer_source
 
 ADDRESS = "executor:1"
@@ -314,15 +314,26 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     assert (totals.idle_ns, totals.starved_ns) == (10 * num_steps, 10 * (num_steps - 2))
 
 
+def test_drafts_are_counted_by_their_place():
+    """Of two rows: the first had two drafts and one right, the second none; a step later one of three is right."""
+    totals, planning = StepTotals(), SimpleNamespace(follows_work=True, planning_ns=1)
+    for verified, accepted in (([2, 0], [2, 1]), ([3, 1], [2, 2])):
+        columns = {"num_draft_tokens": column(*verified), "num_accepted": column(*accepted)}
+        _count(totals, planning, SimpleNamespace(timings=StepTimings(), rows=(0, 1), token_ids=(), **columns))
+    assert (totals.num_draft_tokens, totals.num_accepted_draft_tokens) == (6, 3)
+    assert (totals.num_drafted_at, totals.num_accepted_at) == ((3, 2, 1), (3, 0, 0))
+
+
 def test_sums_of_times_stop_at_what_travels():
     """One executor that makes up a time takes nobody the sums of the others."""
     totals = StepTotals()
     planning = SimpleNamespace(follows_work=True, planning_ns=1)
-    times = StepTimings(*[2**63 - 2] * 5)
-    result = SimpleNamespace(timings=times, rows=(), token_ids=())
+    times = StepTimings(*[2**63 - 2] * 6)
+    result = SimpleNamespace(timings=times, rows=(), token_ids=(), num_draft_tokens=())
     for _ in range(3):
         _count(totals, planning, result)
-    assert (totals.idle_ns, totals.starved_ns, totals.forward_ns, totals.num_steps) == (*[2**63 - 1] * 3, 3)
+    assert (totals.idle_ns, totals.starved_ns, totals.forward_ns, totals.draft_ns) == (2**63 - 1,) * 4
+    assert totals.num_steps == 3
 
 
 async def test_limits_are_all_set_and_change_one_by_one():

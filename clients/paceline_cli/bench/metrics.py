@@ -92,6 +92,9 @@ class Summary:
     num_output_tokens: int
     num_cached_tokens: int | None
     """Input tokens from the prefix cache; None where the target does not say."""
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    """Drafts that became output: so many steps of a request were saved."""
     request_throughput: float
     output_throughput: float
     total_token_throughput: float
@@ -131,6 +134,8 @@ def summarise(run: RungRun, objectives: Objectives | None = None, cost_per_hour:
         num_input_tokens=num_input,
         num_output_tokens=num_output,
         num_cached_tokens=_sum_if_known(answer.counted.num_cached_tokens for answer in answers),
+        num_draft_tokens=sum(answer.counted.num_draft_tokens for answer in answers),
+        num_accepted_draft_tokens=sum(answer.counted.num_accepted_draft_tokens for answer in answers),
         request_throughput=_rate(len(answers), seconds),
         output_throughput=_rate(num_output, seconds),
         total_token_throughput=_rate(num_input + num_output, seconds),

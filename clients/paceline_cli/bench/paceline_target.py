@@ -87,7 +87,13 @@ class PacelineTarget:
         if not times:
             raise NoOutputError(f"the answer ended without a token ({stream.result.finish_reason})")
         usage = stream.result.usage
-        return Counted(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens)
+        return Counted(
+            usage.num_prompt_tokens,
+            usage.num_output_tokens,
+            usage.num_cached_tokens,
+            usage.num_draft_tokens,
+            usage.num_accepted_draft_tokens,
+        )
 
     async def close(self) -> None:
         """Disconnect."""

@@ -19,6 +19,8 @@ class Counted:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int | None = None
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     """Prompt tokens from the prefix cache; None where the target does not say."""
 
 

@@ -120,6 +120,8 @@ def _own_fields(summary: Summary) -> Fields:
         "short": summary.num_short,
         "failures": {failure.kind: failure.count for failure in summary.failures},
         "total_cached_tokens": summary.num_cached_tokens,
+        "total_draft_tokens": summary.num_draft_tokens,
+        "total_accepted_draft_tokens": summary.num_accepted_draft_tokens,
         "goodput_share": summary.goodput_share,
         "cost_per_million_output_tokens": summary.cost_per_million_output_tokens,
         "cost_per_million_total_tokens": summary.cost_per_million_total_tokens,

@@ -61,6 +61,11 @@ def _lines(summary: Summary) -> Iterator[str]:
     if summary.num_cached_tokens:
         share = summary.num_cached_tokens / summary.num_input_tokens
         yield f"{_percent(share)} of the prompt tokens came from the prefix cache"
+    if summary.num_draft_tokens:
+        share = summary.num_accepted_draft_tokens / summary.num_draft_tokens
+        num_turns = max(1, summary.num_output_tokens - summary.num_accepted_draft_tokens)
+        each = summary.num_output_tokens / num_turns
+        yield f"{_percent(share)} of the drafts became output: {each:.2f} tokens per request and step"
     if summary.request_goodput is not None:
         yield f"goodput: {_percent(summary.goodput_share)} of the requests, {summary.request_goodput:,.2f} requests/s"
     if summary.cost_per_million_output_tokens is not None:

@@ -49,6 +49,8 @@ def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:
             num_prompt_tokens=step.num_prompt_tokens,
             num_cached_tokens=step.num_cached_tokens,
             num_output_tokens=len(output),
+            num_draft_tokens=step.num_draft_tokens,
+            num_accepted_draft_tokens=step.num_accepted_draft_tokens,
         ),
     )
     if isinstance(step.matched_stop, str):

@@ -40,6 +40,8 @@ class End:
     matched_stop: str | int | None = None
     num_prompt_tokens: int = 1
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     completion: int = 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from paceline.plan.values import FinalRelease, FinishReason, Int32Array, TokenLogprobs
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts, FinishNotice
+from paceline_scheduler.core.outputs import DraftCounts, FinishNotice
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request
@@ -102,7 +102,6 @@ class LiveRequest:
     output: RetainedOutput = field(default_factory=RetainedOutput)  # up to date while off a row
     num_prompt_cached_tokens: int | None = None  # at its first placement
     preemptions: Preemptions = field(default_factory=Preemptions)
-    drafts: DraftCounts = NO_DRAFTS  # up to date while off a row
     suspicion: Suspicion = field(default_factory=Suspicion)
     left_since_s: float | None = None  # when an executor first left it to another one that suits it better
     detached_until_s: float | None = None  # nobody listens, and how long it goes on so
@@ -235,7 +234,7 @@ def finish_notice(
         num_cached_tokens=live.num_prompt_cached_tokens or 0,
         num_output_tokens=num_output,
         times=live.phases.whole_times(),
-        drafts=live.drafts if drafts is None else drafts,
+        drafts=live.output.drafts if drafts is None else drafts,
     )
 
 

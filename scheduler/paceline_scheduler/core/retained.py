@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.plan.hashes import HASH_START, rolling_hash
 from paceline.plan.values import Int32Array, TokenLogprobs
+from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.prefix import PrefixChain
 
 
@@ -42,6 +43,7 @@ class RetainedOutput:
     logprobs: RetainedLogprobs | None = None  # if asked for: one who comes back may not have them all
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # the same for the prompt, once they were told
     chains: dict[tuple[bytes, int], PrefixChain] = field(default_factory=dict)  # by tag key and block size
+    drafts: DraftCounts = NO_DRAFTS
 
     @staticmethod
     def of(token_ids: Int32Array, logprobs: RetainedLogprobs | None = None) -> "RetainedOutput":

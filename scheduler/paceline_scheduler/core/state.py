@@ -150,7 +150,7 @@ class CoreState:
 
     def drafts_of(self, live: LiveRequest) -> DraftCounts:
         if live.held is None:
-            return live.drafts
+            return live.output.drafts
         return self.executors.by_address[live.held.address].rows.drafts(live.held.row)
 
     def output_of(self, live: LiveRequest) -> Int32Array:

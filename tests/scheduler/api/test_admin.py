@@ -18,7 +18,21 @@ from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
 STEPS = StepTotals(
-    9, 70, 60, waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=7, starved_ns=5, planning_ns=6
+    9,
+    70,
+    60,
+    1,
+    2,
+    3,
+    4,
+    7,
+    starved_ns=5,
+    planning_ns=6,
+    draft_ns=8,
+    num_draft_tokens=30,
+    num_accepted_draft_tokens=20,
+    num_drafted_at=(20, 10),
+    num_accepted_at=(15, 5),
 )
 EXECUTOR = ExecutorStatus(
     "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, "", STEPS
@@ -27,7 +41,7 @@ EXECUTOR = ExecutorStatus(
 
 def step(step_id, address="10.0.0.1:50061"):
     """A finished step."""
-    return StepRecord(address, 2, step_id, 8, 20, 8, 1000, 1, 2, 3, 4, 5, 6, 3, 100, 60, 10, 25, 5)
+    return StepRecord(address, 2, step_id, 8, 20, 8, 1000, 1, 2, 3, 4, 5, 7, 6, 12, 9, 3, 100, 60, 10, 25, 5)
 
 
 @pytest.fixture
@@ -83,9 +97,13 @@ async def test_executors_are_listed_with_all_their_counts(stub):
             num_steps=9,
             num_rows=70,
             num_output_tokens=60,
-            timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=7),
+            timings=StepTimings(waited_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4, idle_ns=7, draft_ns=8),
             starved_ns=5,
             planning_ns=6,
+            num_draft_tokens=30,
+            num_accepted_draft_tokens=20,
+            num_drafted_at=[20, 10],
+            num_accepted_at=[15, 5],
         ),
     )
     assert list(response.executors) == [expected]

@@ -29,7 +29,6 @@ PATHS = tuple(leaves(pb.GenerateRequest.DESCRIPTOR))
 REFUSED = {
     "structured": {"structured": {"json_object": True}},
     "adapter": {"adapter": "legal"},
-    "speculation.max_num_draft_tokens": {"speculation": {"max_num_draft_tokens": 4}},
     "output.parts": {"output": {"parts": True}},
     "output.token_bytes": {"output": {"token_bytes": True}},
     "chat.tools": {"chat": {"tools": [{"name": "clock"}]}},
@@ -102,7 +101,6 @@ def test_what_asks_for_nothing_else_than_what_happens_anyway_is_taken():
             request_id="r1",
             chat=pb.Chat(messages=[pb.ChatMessage(role="user", name="", reasoning="")], continue_final_message=False),
             adapter="",
-            speculation=sampling_pb2.SpeculationParams(max_num_draft_tokens=0),
             output=sampling_pb2.OutputOptions(parts=False, token_bytes=False),
         )
     )

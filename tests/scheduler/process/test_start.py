@@ -37,6 +37,11 @@ def test_help_names_every_option_and_exit_code():
         ("--executors a:1,a:1", "named twice"),
         ("--executors a:1 --port 70000", "--port: 70000 is not a port"),
         ("--executors a:1 --port x", "--port"),
+        ("--executors a:1 --speculation nowhere.json", "cannot read nowhere.json"),
+        ("--executors a:1 --speculation {", "write JSON such as"),
+        ('--executors a:1 --speculation {"drafter":1}', "has no field ['drafter']; there is max_num_draft_tokens"),
+        ('--executors a:1 --speculation {"max_num_draft_tokens":64}', "whole number from 0 to 63"),
+        ('--executors a:1 --speculation {"max_num_draft_tokens":true}', "whole number from 0 to 63"),
         ("--executors a:1 --port 7 --admin-port 7", "have to differ"),
         ("--executors a:1 --host example.org", "--host: 'example.org' is not an IP address"),
         ("--executors a:1 --max-num-queued-reqs 0", "--max-num-queued-reqs"),
@@ -66,6 +71,16 @@ def test_a_wrong_option_is_named(arguments, complaint):
 def test_clients_are_sent_to_where_this_scheduler_is_reached(arguments, address):
     """The address that it listens on, this machine's name for all addresses, or what the operator says."""
     assert parse_config(f"--executors a:1 {arguments}".split()).reached_at(7) == address
+
+
+@pytest.mark.parametrize(("text", "most"), [('{"max_num_draft_tokens": 0}', 0), ("{}", 63), (None, 63)])
+def test_drafts_are_bounded_by_json_or_by_a_file_with_it(tmp_path, text, most):
+    """Without the option there may be as many as make it faster."""
+    speculation = [] if text is None else ["--speculation", text]
+    assert parse_config(["--executors", "a:1", *speculation]).max_num_draft_tokens == most
+    path = tmp_path / "speculation.json"
+    path.write_text(text or "{}")
+    assert parse_config(["--executors", "a:1", "--speculation", str(path)]).max_num_draft_tokens == most
 
 
 @pytest.mark.parametrize(("arguments", "takeover"), [("", False), (" --takeover", True)])

@@ -236,7 +236,7 @@ def _append_tokens(executor: ExecutorState, landed: Landed) -> None:
 
 
 def _count_drafts(executor: ExecutorState, landed: Landed) -> None:
-    """Learn how many drafts of each row were right; where the output ended they may have been right beyond."""
+    """Where an output ended, drafts may have been right beyond."""
     rows, verified = executor.rows, landed.num_verified
     right = np.clip(landed.num_accepted - 1, 0, verified)
     rows.num_verified[landed.rows] += verified

@@ -369,7 +369,7 @@ def _context(live: LiveRequest, now: float) -> RequestContext:
         last_death_offset=live.suspicion.last_death_offset,
         num_prompt_cached_tokens=live.num_prompt_cached_tokens or 0,
         times=live.phases.times(now),
-        drafts=live.drafts,
+        drafts=live.output.drafts,
     )
 
 
@@ -378,7 +378,7 @@ def sync_from_row(rows: RowColumns, row: int, live: LiveRequest) -> None:
     live.output.token_ids = rows.output_token_ids(row)
     live.output.rolling_hash = int(rows.output_hash[row])
     live.phases.token_s = None if np.isnan(rows.token_s[row]) else float(rows.token_s[row])
-    live.drafts = rows.drafts(row)
+    live.output.drafts = rows.drafts(row)
     live.held = None
     live.preemptions.is_planned = False
     if live.final is not None:

@@ -1,7 +1,5 @@
-"""How many drafts the decoding rows of a step get beside their one token.
+"""How many drafts the decoding rows of a step get beside their one token: as many as bring the most tokens per time.
 
-As many as bring the most tokens per time, by what each row's drafts were worth so far and by what verifying and making
-them takes. A step of many rows gets none: where a token costs as much as what it may bring, waiting for it is dearer.
 Drafts are guesses, so they only take what is left over: they never go beyond the tokens that a row may get, never cost
 anybody a block or its turn, and are in no step that computes a prompt.
 """
@@ -17,7 +15,7 @@ from paceline_scheduler.core.planning.step_budget import StepBudget
 from paceline_scheduler.core.tables.rows import RowIndex
 
 _MAX_SLOWDOWN = 2.0
-"""What a step may take, in steps without drafts, while a row of it has none: that one only waits longer."""
+"""What a step may take, in steps without drafts, while a row of it has none."""
 
 
 def fit_drafts(
@@ -45,7 +43,6 @@ def fit_drafts(
 
 
 def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, budget: StepBudget) -> Int32Array:
-    """Return the drafts of each row, at most `most`, that bring the most tokens per predicted time."""
     num_places = int(most.max(initial=0))
     if num_places <= 0 or view.speculation.is_plain_due:
         return np.zeros_like(most)
@@ -53,15 +50,14 @@ def best_drafts(view: ExecutorView, decode_rows: RowIndex, most: Int32Array, bud
     costs = budget.draft_costs(positions, num_places)
     acceptance, rate = view.speculation.acceptance, len(decode_rows) / budget.predicted_ns()
     if not np.count_nonzero(acceptance.survival(decode_rows, 1)[:, 0] > rate * costs[:, 0]):
-        return np.zeros_like(most)  # no draft brings more than waiting for it costs, as in a step of many rows
+        return np.zeros_like(most)  # waiting for any costs more than it brings
     gains = acceptance.survival(decode_rows, num_places)
     gains[place >= most[:, np.newaxis]] = 0.0
     return most_per_time(gains, costs, view.speculation.round_ns, budget)
 
 
 def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, budget: StepBudget) -> Int32Array:
-    """Return how many drafts of each row bring the most tokens per time: for each depth the ones that gain the most for
-    what they cost, as long as that lifts the whole step's rate.
+    """Return how many drafts of each row bring the most tokens per time.
 
     `gains` [num_rows, num_places] are tokens, 0 where a row may draft no further; `costs` of that shape nanoseconds. A
     row's later drafts gain no more than its earlier ones, for no less. `budget` holds the step without drafts.
@@ -87,7 +83,7 @@ def most_per_time(gains: Float64Array, costs: Float64Array, round_ns: float, bud
 def _allowed(
     chosen: RowIndex, times: Float64Array, num_rows: int, num_places: int, plain_ns: float, budget: StepBudget
 ) -> npt.NDArray[np.bool_]:
-    """Tell after how many of the chosen drafts the step is within its bounds."""
+    """Tell after which of the chosen drafts the step is within its bounds."""
     all_draft = np.cumsum(chosen % num_places == 0) == num_rows
     is_short = (times <= _MAX_SLOWDOWN * plain_ns) | all_draft
     is_within: npt.NDArray[np.bool_] = is_short & (times <= budget.target_ns)

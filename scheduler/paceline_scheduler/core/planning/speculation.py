@@ -1,6 +1,6 @@
 """What drafts have brought on one executor: how often they are right, what drafting takes, how much faster it makes.
 
-Learns from results. Refuses to know how many drafts a step gets (drafts) and what verifying them takes (step_time).
+Refuses to know what verifying them takes (step_time).
 """
 
 import numpy as np
@@ -21,9 +21,8 @@ _MAX_SPEEDUP = 64.0
 
 
 class Acceptance:
-    """How likely each draft of a row is right if those before it are, by its place: the row's own shares, which decay.
-
-    A place that was hardly tried counts as good as the one before it, the first place as `_FIRST`.
+    """How likely each draft of a row is right if those before it are: shares by place, which decay. A place that was
+    hardly tried counts as good as the one before it.
     """
 
     def __init__(self, num_rows: int, max_drafts: int) -> None:
@@ -31,13 +30,10 @@ class Acceptance:
         self._num_right = np.zeros((num_rows, max_drafts))
 
     def begin(self, row: int) -> None:
-        """Another request is on the row."""
         self._num_tried[row] = self._num_right[row] = 0.0
 
     def observe(self, rows: RowIndex, num_verified: Int32Array, num_right: Int32Array) -> None:
-        """Learn from a step: of each row, how many drafts were verified, and how many of the first were right. Those
-        behind a wrong one say nothing.
-        """
+        """`num_right`: the first so many; those behind a wrong one say nothing."""
         place = np.arange(self._num_tried.shape[1])
         keep = np.where(num_verified > 0, _KEEP, _KEEP_IDLE)[:, np.newaxis]
         was_right = place < num_right[:, np.newaxis]
@@ -71,12 +67,11 @@ class Speculation:
         self._num_in_a_row = 0  # steps with drafts
 
     def inherit(self, before: "Speculation") -> None:
-        """Take over what was learned of the same process; rows begin anew."""
         self.round_ns, self.speedup = before.round_ns, before.speedup
 
     @property
     def is_plain_due(self) -> bool:
-        """Whether the next step should have no drafts, to tell what they take from what the rest does."""
+        """Whether a step without drafts should tell what the rest takes."""
         return self._num_in_a_row >= _PLAIN_EVERY
 
     def planned(self, num_drafts: int) -> None:
@@ -86,6 +81,6 @@ class Speculation:
         self.round_ns += _GAIN * (draft_ns / max(num_rounds, 1) - self.round_ns)
 
     def observe_speedup(self, tokens_per_row: float, plain_ns: float, busy_ns: float) -> None:
-        """Learn from a step that only decodes; `plain_ns` is what it would have taken without drafts."""
+        """`plain_ns` is what a step would have taken without drafts."""
         speedup = min(tokens_per_row * plain_ns / max(busy_ns, 1.0), _MAX_SPEEDUP)
         self.speedup += _GAIN * (speedup - self.speedup)

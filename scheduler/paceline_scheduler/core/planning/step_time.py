@@ -26,7 +26,8 @@ _PER_PAIR_SHARE = 1e-4  # of the cost of a token, until measured: a step's first
 _TOKENS_SCALE = 64.0
 _PAIRS_SCALE = 32768.0
 _DRAFT_GAIN = 1 / 64
-_DRAFT_SPREAD = 0.1  # drafts for each other token: where steps differ by so many, they say as much as the warm-up did
+_DRAFT_WEIGHT = 0.25  # of what the warm-up said of drafts, in squared drafts by which steps differ
+_DRAFT_SPREAD = 0.05  # the same for each other token: longer steps differ more by themselves
 
 
 def num_chunk_pairs(start: int, num_tokens: int) -> int:
@@ -35,10 +36,9 @@ def num_chunk_pairs(start: int, num_tokens: int) -> int:
 
 
 class _DraftCost:
-    """What a draft adds to a step: the slope of what steps take, over how many drafts they verify.
+    """What a draft adds to a step: the slope of what steps take over their drafts, whatever the rest takes.
 
-    Least squares in which recent steps count most, drawn towards what a token took in the warm-up. What the rest of a
-    step takes has no say in it; without drafts for a while what was learned is forgotten.
+    Least squares in which recent steps count most, drawn towards what a token took in the warm-up.
     """
 
     def __init__(self, first_ns: float) -> None:
@@ -52,7 +52,7 @@ class _DraftCost:
         self._mean_ns += _DRAFT_GAIN * beyond
         self._variance = (1 - _DRAFT_GAIN) * (self._variance + _DRAFT_GAIN * drafts * drafts)
         self._covariance = (1 - _DRAFT_GAIN) * (self._covariance + _DRAFT_GAIN * drafts * beyond)
-        weight = 1.0 + (_DRAFT_SPREAD * num_others) ** 2
+        weight = _DRAFT_WEIGHT + (_DRAFT_SPREAD * num_others) ** 2
         self.ns = max(0.0, (self._covariance + weight * self._first_ns) / (self._variance + weight))
 
 

@@ -26,7 +26,7 @@ def explain(
     """Return where a request stands; `position` is its index in the queue, 0 unless it waits."""
     executor = None if live.held is None else executors[live.held.address]
     state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
-    drafts = live.drafts
+    drafts = live.output.drafts
     if live.held is not None and executor is not None:
         row = live.held.row
         num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)

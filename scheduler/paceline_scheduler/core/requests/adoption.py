@@ -47,8 +47,7 @@ def adopted(seen: SeenRow, model: str, handle: int, arrival_number: int, now: fl
         preemptions=Preemptions(context.num_preemptions),
         suspicion=Suspicion(context.num_executor_deaths, context.last_death_offset),
         num_prompt_cached_tokens=context.num_prompt_cached_tokens,
-        drafts=context.drafts,
-        output=RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)),
+        output=replace(RetainedOutput.of(seen.output_token_ids, _retained_logprobs(seen)), drafts=context.drafts),
         final=seen.released,
     )
 

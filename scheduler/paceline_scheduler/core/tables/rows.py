@@ -114,7 +114,8 @@ class RowColumns:
         self.limit[row] = num_prompt + max_tokens - 1
         wanted = live.request.max_num_draft_tokens
         self.max_drafts[row] = self._max_drafts if wanted is None else min(wanted, self._max_drafts)
-        self.num_verified[row], self.num_drafts_accepted[row] = live.drafts.num_verified, live.drafts.num_accepted
+        drafts = live.output.drafts
+        self.num_verified[row], self.num_drafts_accepted[row] = drafts.num_verified, drafts.num_accepted
         self.attempt[row] = live.attempt
         self.last_turn[row] = 0
         self.handle[row] = live.request.handle
