@@ -11,9 +11,6 @@ Knows rows, records, block tables and tags. It refuses to know the device, which
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
     BatchPlan,
@@ -129,7 +126,8 @@ class RowTable:
             self._grant(plan, undo)
             is_ahead = bool(self._in_flight)
             places = check_schedule(plan, self._columns, self.limits, is_ahead=is_ahead)
-            prepared = self._prepare(plan, places, is_carried=is_carried, is_ahead=is_ahead)
+            drafts, rules = put_drafts(self.drafter, self._columns, plan, places, self.limits), self._occupants.rules
+            prepared = prepare(self._columns, rules, plan, places, drafts, is_carried=is_carried, is_ahead=is_ahead)
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
                 self._count_as_told(prepared.rows, undo)
@@ -195,20 +193,6 @@ class RowTable:
             return True
         finals = [(release.row, release.final.num_output_tokens) for release in released if release.final is not None]
         return any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals)
-
-    def _prepare(self, plan: BatchPlan, places: npt.NDArray[np.intp], *, is_carried: bool, is_ahead: bool) -> Prepared:
-        columns, num_drafts = self._columns, None
-        if plan.num_draft_tokens.any():
-            num_drafts = put_drafts(self.drafter, columns, plan, places, self.limits.vocab_size)
-        return prepare(
-            columns,
-            self._occupants.rules,
-            plan,
-            places,
-            num_drafts=num_drafts,
-            is_carried=is_carried,
-            is_ahead=is_ahead,
-        )
 
     def _count_as_told(self, rows: Int32Array, undo: Undo) -> None:
         def forget() -> None:
