@@ -61,6 +61,10 @@ QuantizationOption = Annotated[
     str | None,
     typer.Option("--quantization", metavar="KIND", help="auto: weights as small as the file has them; none: float32."),
 ]
+RunnerOption = Annotated[
+    str | None,
+    typer.Option("--runner", metavar="KIND", help="What executors compute on: auto, cuda or cpu; twin for rehearsals."),
+]
 KvCacheDtypeOption = Annotated[
     str | None, typer.Option("--kv-cache-dtype", metavar="DTYPE", help="Keys and values as int8 (auto) or float16.")
 ]

@@ -37,7 +37,7 @@ _PANELS = (
             ("2", "Usage, or a limit the model forbids."),
             ("3", "The model is missing, corrupt or not supported."),
             ("4", "A port is in use, or the address is not this machine's."),
-            ("5", "Too little memory or too few cores for this configuration."),
+            ("5", "Too little memory, too few cores or no usable GPU for this configuration."),
             ("6", "--shutdown-timeout passed before all work was finished."),
             ("7", "The model could not be fetched."),
             ("130, 143", "A second SIGINT or SIGTERM ended it at once."),
@@ -63,7 +63,10 @@ _PANELS = (
 class RunnerKind(enum.Enum):
     """What computes the steps."""
 
+    AUTO = "auto"  # CUDA where there is a GPU for it, else CPU
     CPU = "cpu"
+    CUDA = "cuda"
+    TWIN = "twin"  # the code of CUDA over the CPU's memory, in float32
     SIMULATED = "simulated"
 
 
@@ -93,8 +96,10 @@ class Config:
     max_num_batched_tokens: int
     max_model_len: int | None
     kv_cache_memory: int | None
+    gpu_memory_utilization: float | None
     quantization: Quantization
     kv_cache_dtype: KvDtype | None
+    batch_invariant: bool
     num_threads: int | None
     shutdown_timeout: float
     log_level: str
@@ -109,7 +114,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_network(parser.add_argument_group("Network"))
     _add_limits(parser.add_argument_group("Limits and memory"))
     _add_process(parser.add_argument_group("Process"))
-    _add_simulation(parser.add_argument_group("Trying it without a model"))
+    _add_device(parser.add_argument_group("Device"))
     values = parser.parse_args(arguments)
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
@@ -180,8 +185,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=_choice(Quantization),
         default=Quantization.AUTO,
         metavar="KIND",
-        help="How products are computed. auto: weights stay as small as the file has them, activations become int8;"
-        " none: float32. [default: auto]",
+        help="How products are computed. On a CPU auto: weights stay as small as the file has them, activations become"
+        " int8; none: float32. On a GPU auto: float8 stays float8, all else has 16 bits; fp8: weights become float8;"
+        " none: 16 bits. [default: auto]",
     )
 
 
@@ -235,14 +241,26 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-memory",
         type=_size,
         metavar="SIZE",
-        help="Memory for the KV cache, such as 512MiB or 4GiB. [default: a quarter of what is free, at most 2GiB]",
+        help="Memory for the KV cache, such as 512MiB or 4GiB. [default: a quarter of what is free, at most 2GiB; on a"
+        " GPU what is left of its share]",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=_share,
+        metavar="SHARE",
+        help="How much of all the memory of a GPU this process may take, above 0, at most 1. [default: 0.9]",
     )
     group.add_argument(
         "--kv-cache-dtype",
         type=_kv_dtype,
         metavar="DTYPE",
-        help="Type of its numbers: auto, float32, float16 or int8. [default: auto, which is int8; float32 with"
-        " --quantization none]",
+        help="Type of its numbers: auto, float32, float16 or int8; on a GPU auto, bfloat16, float16, fp8_e4m3 or int8."
+        " [default: auto: int8, float32 with --quantization none; on a GPU the type that is computed with]",
+    )
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="On a GPU, too, no result depends on what else runs: slower. On a CPU none ever does.",
     )
     group.add_argument(
         "--num-threads", type=_number(1, 1024), metavar="N", help="Threads of a CPU device. [default: its usable CPUs]"
@@ -266,14 +284,15 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_simulation(group: argparse._ArgumentGroup) -> None:
+def _add_device(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runner",
         type=_choice(RunnerKind),
-        default=RunnerKind.CPU,
+        default=RunnerKind.AUTO,
         metavar="KIND",
-        help="What computes the steps. cpu; simulated: no model, nothing to fetch, tokens are hashes of earlier ones."
-        " [default: cpu]",
+        help="What computes the steps. cuda: a GPU of compute capability 8.0 or later; cpu; auto: cuda where there is"
+        " one and Triton is installed, else cpu; twin: the code for GPUs on the CPU, in float32, for tests and"
+        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones. [default: auto]",
     )
     group.add_argument(
         "--step-times",
@@ -320,6 +339,12 @@ def _kv_dtype(text: str) -> KvDtype | None:
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return float(text)
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"[01](\.[0-9]{1,6})?", text) or not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1; write it like 0.9")
     return float(text)
 
 

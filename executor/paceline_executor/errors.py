@@ -10,7 +10,8 @@
     ├── StartError                  the process cannot start
     │   ├── PortError               a port in use, or an address that is not this machine's
     │   ├── ShortMemoryError        too little memory for weights and KV cache
-    │   ├── LimitError              a limit asked for that the model does not allow
+    │   ├── LimitError              a limit or option asked for that model or device does not allow
+    │   ├── MissingDeviceError      a GPU asked for that is not there or cannot be used
     │   └── StepTimesError          a file of step times that cannot be read or used
     ├── DeviceError                 steps fail whatever is in them; the process ends
     │   └── DeviceFaultError        the device failed while it computed
@@ -84,7 +85,11 @@ class ShortMemoryError(StartError):
 
 
 class LimitError(StartError):
-    """A limit was asked for that the model does not allow."""
+    """A limit or an option was asked for that the model or the device does not allow."""
+
+
+class MissingDeviceError(StartError):
+    """A GPU was asked for where there is none, or none that is new enough, or nothing to compile for it."""
 
 
 class StepTimesError(StartError):

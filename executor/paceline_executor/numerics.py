@@ -1,6 +1,7 @@
-"""In which numbers a model is computed: how its weights are multiplied, and how keys and values are kept.
+"""In which numbers a CPU computes a model: how its weights are multiplied, and how keys and values are kept.
 
-Knows the choices and what they cost in memory. It refuses to know kernels, torch and file formats.
+Knows the options of all devices, the CPU's choices and what they cost in memory; `device_numerics` has those of GPUs.
+It refuses to know kernels, torch and file formats.
 """
 
 import enum
@@ -21,6 +22,7 @@ class Quantization(enum.Enum):
 
     AUTO = "auto"
     NONE = "none"
+    FP8 = "fp8"  # for GPUs
 
 
 class WeightKind(enum.Enum):
@@ -36,12 +38,17 @@ class KvDtype(enum.Enum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"  # one scale for each slot of each KV head
+    BFLOAT16 = "bfloat16"  # for GPUs, as is the next one
+    FP8_E4M3 = "fp8_e4m3"  # one scale for each KV head of a layer
 
     def slot_bytes(self, head_dim: int) -> int:
         """The size of one key or value of one KV head."""
         if self is KvDtype.INT8:
             return head_dim + _INT8_SCALE_BYTES
-        return head_dim * (2 if self is KvDtype.FLOAT16 else 4)
+        return head_dim * _ITEM_BYTES[self]
+
+
+_ITEM_BYTES = {KvDtype.FLOAT32: 4, KvDtype.FLOAT16: 2, KvDtype.BFLOAT16: 2, KvDtype.FP8_E4M3: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +74,14 @@ def choose_numerics(
 ) -> Numerics:
     """What the options come to for this model and blocks of so many slots; None leaves the choice of `kv_dtype` to us.
 
-    Raises LimitError for keys and values in float32 beside packed weights, or in less beside float32 weights, and for
-    int8 where blocks or heads do not allow it.
+    Raises LimitError for numbers of GPUs, for keys and values in float32 beside packed weights, or in less beside
+    float32 weights, and for int8 where blocks or heads do not allow it.
     """
+    if quantization is Quantization.FP8:
+        raise LimitError("--quantization fp8 is for GPUs: choose auto or none for a CPU, or another --runner")
+    if kv_dtype in (KvDtype.BFLOAT16, KvDtype.FP8_E4M3):
+        sentence = f"--kv-cache-dtype {kv_dtype.value} is for GPUs"
+        raise LimitError(f"{sentence}: choose auto, float32, float16 or int8 for a CPU, or another --runner")
     sizes = (model.hidden_size, model.intermediate_size, model.head_dim)
     if quantization is Quantization.NONE or any(size % _GROUP for size in sizes):
         if kv_dtype not in (None, KvDtype.FLOAT32):

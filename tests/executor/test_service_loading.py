@@ -8,9 +8,10 @@ from structlog.testing import capture_logs
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import LimitError, ShortMemoryError
-from paceline_executor.loading import ProgressLog, limits_for, num_parameters, served_name
 from paceline_executor.memory import available_bytes
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.opening import ProgressLog, num_parameters, served_name
+from paceline_executor.sizing import limits_for
 from paceline_executor.testing.models import TINY_CONFIG
 from paceline_executor.weights import FetchPhase, FetchProgress
 

@@ -144,6 +144,24 @@ def test_queries_may_lie_between_keys_and_values():
     assert torch.equal(apart, paged_attention(*batch.arguments()))
 
 
+def test_padding_changes_no_bit():
+    """Rows without tokens, whatever else they have, before, between and behind others; and tokens behind the last."""
+    first, second = contexts([20, 25])
+    query, keys, values, tables, _, _, scale = paged_batch([(first, 0, 20), (second, 24, 25)], 16).arguments()
+    nothing = torch.full((1, tables.shape[1]), 99, dtype=torch.int32)
+    padded = paged_attention(
+        torch.cat((query, torch.full((3, *query.shape[1:]), float("nan")))),
+        keys,
+        values,
+        torch.cat((nothing, tables[:1], nothing, tables[1:], nothing)),
+        torch.tensor([0, 0, 20, 20, 21, 21], dtype=torch.int32),
+        torch.tensor([0, 20, 1000, 25, 0], dtype=torch.int32),
+        scale,
+    )
+    alone = paged_batch([(first, 0, 20), (second, 24, 25)], 16).arguments()
+    assert torch.equal(padded[:21], paged_attention(*alone))
+
+
 def change(batch, index, place, value):
     """The batch's arguments with one element of one tensor changed."""
     arguments = list(batch.arguments())
@@ -159,7 +177,7 @@ def change(batch, index, place, value):
         (3, (0, 1), -1, "row 0"),
         (5, 1, 99, "row 1"),  # a context longer than the block table
         (5, 0, 3, "row 0"),  # a context shorter than its chunk
-        (4, 1, 0, "row 0"),  # a row without tokens
+        (4, 1, -1, "row 0"),  # a row of less than no tokens
         (4, 2, 31, "must run from 0 to 21"),
     ],
 )

@@ -66,6 +66,23 @@ def test_with_norms_heads_are_normalised_before_they_are_rotated():
     assert torch.equal(fused["key_cache"].nan_to_num(7.0), apart["key_cache"].nan_to_num(7.0))
 
 
+def test_padding_is_written_nowhere():
+    """Among few tokens and among many; the queries of all are rotated, the slots of others are written."""
+    for num_tokens in (2, 40):
+        arguments = call_arguments(num_tokens, 3, 1, 16, 4, num_blocks=12)
+        padded = {name: value.clone() for name, value in arguments.items()}
+        padding = torch.arange(num_tokens) % 2 == 1
+        slots = arguments["slot_mapping"]
+        padded["slot_mapping"][padding] = -1
+        rope_and_write_kv(**arguments)
+        rope_and_write_kv(**padded)
+        for name in ("key_cache", "value_cache"):
+            ours, all_written = padded[name], arguments[name]
+            all_written[slots[padding] // 4, :, slots[padding] % 4] = float("nan")
+            assert torch.equal(ours.nan_to_num(7.0), all_written.nan_to_num(7.0))
+        assert torch.equal(padded["qkv"][:, :3], arguments["qkv"][:, :3])
+
+
 def test_a_token_has_the_same_bits_in_any_batch():
     """Alone, and among 39 others."""
     together = call_arguments(40, 3, 1, 16, 4, num_blocks=12)
@@ -92,7 +109,7 @@ def test_a_token_has_the_same_bits_in_any_batch():
         ({"positions": torch.tensor([0, 64], dtype=torch.int32)}, "positions must be 0 to 63"),
         ({"positions": torch.tensor([0, -1], dtype=torch.int32)}, "positions must be 0 to 63"),
         ({"slot_mapping": torch.tensor([0, 8])}, "slots must be 0 to 7"),
-        ({"slot_mapping": torch.tensor([-1, 0])}, "slots must be 0 to 7"),
+        ({"slot_mapping": torch.tensor([-2, 0])}, "slots must be 0 to 7"),
         ({"table": torch.zeros(64, 6)}, "table must have shape"),
         ({"qkv": torch.zeros(2, 2, 8)}, "does not fit 1 KV heads"),
         ({"qkv": torch.zeros(2, 4, 8, dtype=torch.float16)}, "qkv must be torch.float32, not torch.float16"),

@@ -15,12 +15,21 @@ def test_take_rows_equals_the_reference():
     assert torch.equal(take_rows(table, indices, 3.0), reference.take_rows(table, indices, 3.0))
 
 
+def test_padding_gives_nan():
+    """Scaled or not; what lies beside it is as it was."""
+    table = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    for scale in (1.0, 3.0):
+        ours = take_rows(table, torch.tensor([-1, 2], dtype=torch.int32), scale)
+        assert ours[0].isnan().all()
+        assert torch.equal(ours[1], table[2] * scale)
+
+
 def test_no_indices_give_no_rows():
     """An empty batch is a batch."""
     assert take_rows(torch.zeros(3, 5), torch.zeros(0, dtype=torch.int32)).shape == (0, 5)
 
 
-@pytest.mark.parametrize("index", [-1, 3, 2**31 - 1])
+@pytest.mark.parametrize("index", [-2, 3, 2**31 - 1])
 def test_an_index_outside_of_the_table_is_refused(index):
     """It neither wraps around nor reads what lies behind."""
     with pytest.raises(KernelArgumentError, match="indices must be 0 to 2"):

@@ -19,6 +19,7 @@ from paceline.plan.codec import decode_request, decode_response, encode_request,
 from paceline.plan.codec.bound_kinds import Column, Data, Floats, Real, Text, Whole
 from paceline.plan.codec.bounds import TABLE
 from paceline.plan.codec.columns import MalformedError
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import executor_pb2, inference_pb2, plan_pb2, sampling_pb2
 
 MESSAGES = (executor_pb2, inference_pb2, plan_pb2, sampling_pb2)
@@ -59,6 +60,11 @@ def every_field(kind, of=None, **fields):
 def some(strategy):
     """Up to three values, as a tuple."""
     return st.lists(strategy, max_size=3).map(tuple)
+
+
+def ascending(most):
+    """Up to three sizes, each larger than the one before."""
+    return st.sets(st.integers(1, most), max_size=3).map(lambda sizes: tuple(sorted(sizes)))
 
 
 def optional(kind, field):
@@ -110,7 +116,7 @@ hellos = every_field(
     plan.Hello,
     claim=every_field(plan.Claim, of="Hello"),
     protocols=every_field(
-        plan.ProtocolRange, lowest=within("Hello", "min_protocol"), highest=within("Hello", "max_protocol")
+        ProtocolRange, lowest=within("Hello", "min_protocol"), highest=within("Hello", "max_protocol")
     ),
     takeover=st.booleans(),
 )
@@ -209,6 +215,7 @@ welcomes = every_field(
     limits=every_field(plan.ExecutorLimits),
     step_points=some(every_field(plan.StepPoint)),
     failed_step=st.none() | every_field(plan.FailedStep, message=sentences),
+    graphs=st.none() | st.builds(plan.GraphSizes, ascending(2**13), ascending(2**20)),
 )
 TO_EXECUTOR = {plan.Hello: hellos, plan.Heartbeat: heartbeats, plan.BatchPlan: plans}
 FROM_EXECUTOR = {

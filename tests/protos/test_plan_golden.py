@@ -25,13 +25,13 @@ from paceline.plan.values import (
     FinalRelease,
     FinishReason,
     GenerationDefaults,
+    GraphSizes,
     Heartbeat,
     Hello,
     KvGeometry,
     LogprobColumns,
     Model,
     NewRequest,
-    ProtocolRange,
     RecordId,
     Release,
     RowError,
@@ -46,6 +46,7 @@ from paceline.plan.values import (
     WaitingInLine,
     Welcome,
 )
+from paceline.plan.versions import ProtocolRange
 
 
 def read_varint(data, at):
@@ -303,12 +304,14 @@ WELCOME = Golden(
         model=Model("m", "llama", 2048, 256, 1000, "Q4_1", (2,), True, GenerationDefaults(temperature=0.5)),
         geometry=KvGeometry(64, 16, 4096, "int8"), limits=ExecutorLimits(4, 128, 2048, 3, 5),
         tag_key=b"kk", tokenizer_digest="d", step_points=(StepPoint(16, 1000),), failed_step=FailedStep(1, 9, "s"),
+        graphs=GraphSizes((1, 8), (64, 576)),
     ),
-    """126a 090100000000000000 1002 1802
+    """1275 090100000000000000 1002 1802
     2227 0a016d 12056c6c616d61 188010 208002 2a0102 3001 3801 40e807 4a0451345f31 5205 0d0000003f
     2a0d 0840 1010 188020 2204696e7438
     320c 0804 108001 188010 2003 2805
-    3a026b6b 4205 0810 10e807 4a0164 5207 0801 1009 1a0173""",
+    3a026b6b 4205 0810 10e807 4a0164 5207 0801 1009 1a0173
+    5a09 0a02 0108 1203 40c004""",
     [
         (
             2,
@@ -323,6 +326,7 @@ WELCOME = Golden(
                 ),
                 (5, [(1, 64), (2, 16), (3, 4096), (4, b"int8")]), (6, [(1, 4), (2, 128), (3, 2048), (4, 3), (5, 5)]),
                 (7, b"kk"), (8, [(1, 16), (2, 1000)]), (9, b"d"), (10, [(1, 1), (2, 9), (3, b"s")]),
+                (11, [(1, b"\x01\x08"), (2, b"\x40\xc0\x04")]),
             ],
         )
     ],

@@ -394,3 +394,13 @@ def test_a_field_set_to_what_changes_nothing_is_honoured():
     words = [inference_pb2.TokenIds(ids=[5]), inference_pb2.TokenIds(ids=[6, 7])]
     read = read_new_request(sampling=sampling_pb2.SamplingParams(n=1), bad_word_token_ids=words)
     assert (read.unsupported_fields, read.bad_word_token_ids) == ((), ((5,), (6, 7)))
+
+
+@pytest.mark.parametrize("sizes", [{"num_rows": [1, 1]}, {"num_tokens": [64, 32, 128]}])
+def test_sizes_of_captured_steps_ascend(sizes):
+    """Whoever plans looks for a place between two of them."""
+    field = f"graphs.{next(iter(sizes))}"
+    message = plan_pb2.Welcome(graphs=plan_pb2.GraphSizes(**sizes))
+    with pytest.raises(MalformedError, match=f"{field} must ascend") as refusal:
+        welcomes.read_welcome(message)
+    assert refusal.value.field == field

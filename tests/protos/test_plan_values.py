@@ -14,13 +14,13 @@ from paceline.plan.values import (
     FinishReason,
     GenerationDefaults,
     LogprobColumns,
-    ProtocolRange,
     RecordId,
     RowFinish,
     RowState,
     TokenLogprobs,
     joined,
 )
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import plan_pb2, sampling_pb2
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)

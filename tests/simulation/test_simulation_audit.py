@@ -6,8 +6,8 @@ import pytest
 
 from paceline.plan.values import RecordId
 from paceline_executor.errors import PlanError, StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_executor.testing.plans import int32, placement, plan
 from simulation.audit import AuditedTable, PlanAudit

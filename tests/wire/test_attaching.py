@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.plan.values import Claim, Hello, ProtocolRange
+from paceline.plan.values import Claim, Hello
+from paceline.plan.versions import ProtocolRange
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.service import ServiceConfig
 from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor

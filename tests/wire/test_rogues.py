@@ -109,6 +109,7 @@ def lies_within_bounds():
         "an error of no plan", welcomed(response(result=plan_pb2.StepResult(errors=[{"row": 0, "error": error}])))
     )
     yield Script("step points of nothing", refused_welcome(step_points=[plan_pb2.StepPoint()]))
+    yield Script("captured steps in no order", refused_welcome(graphs={"num_tokens": [64, 32]}))
     yield Script("a name of a megabyte", refused_welcome(model=inference_pb2.Model(name="m" * 10**6)))
     yield Script("the largest executor", large_welcome())
     yield Script("rows of 2^37 tokens", refused_welcome(limits={"max_num_rows": 1 << 13, "max_model_len": 1 << 24}))

@@ -25,6 +25,7 @@ from paceline_cli.options import (
     ModelOption,
     NumExecutorsOption,
     NumThreadsOption,
+    RunnerOption,
     StandbyOption,
 )
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, free_ports
@@ -68,6 +69,7 @@ def chaos(
     num_executors: NumExecutorsOption = 2,
     standby: StandbyOption = False,
     num_threads: NumThreadsOption = None,
+    runner: RunnerOption = None,
     faults: FaultsOption = _DEFAULT_FAULTS,
     count: CountOption = None,
     duration: DurationOption = None,
@@ -92,6 +94,7 @@ def chaos(
             ports=free_ports(num_executors),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
             num_threads=num_threads,
+            runner=runner,
             with_standby=standby,
         ),
         kinds=kinds,

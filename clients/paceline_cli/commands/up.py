@@ -22,6 +22,7 @@ from paceline_cli.options import (
     PortOption,
     QuantizationOption,
     RevisionOption,
+    RunnerOption,
     ShutdownOption,
     StandbyOption,
 )
@@ -45,6 +46,7 @@ def up(
     kv_cache_memory: KvCacheMemoryOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     quantization: QuantizationOption = None,
+    runner: RunnerOption = None,
     shutdown_timeout: ShutdownOption = 30,
     log_dir: LogDirOption = None,
 ) -> None:
@@ -67,6 +69,7 @@ def up(
         kv_cache_memory=kv_cache_memory,
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
+        runner=runner,
         revision=revision,
         offline=offline,
         with_standby=standby,

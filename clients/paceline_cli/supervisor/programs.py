@@ -77,6 +77,7 @@ class Deployment:
     kv_cache_memory: str | None = None
     kv_cache_dtype: str | None = None
     quantization: str | None = None
+    runner: str | None = None
     revision: str | None = None
     offline: bool = False
     with_standby: bool = False
@@ -215,6 +216,7 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
         ("--kv-cache-memory", deployment.kv_cache_memory),
         ("--kv-cache-dtype", deployment.kv_cache_dtype),
         ("--quantization", deployment.quantization),
+        ("--runner", deployment.runner),
         ("--revision", deployment.revision),
     ):
         if value is not None:

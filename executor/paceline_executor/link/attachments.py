@@ -16,17 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.plan.values import (
-    PROTOCOLS,
-    BatchPlan,
-    Drain,
-    Heartbeat,
-    Hello,
-    ProtocolRange,
-    StepResult,
-    WaitingInLine,
-    Welcome,
-)
+from paceline.plan.values import BatchPlan, Drain, Heartbeat, Hello, StepResult, WaitingInLine, Welcome
+from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_executor.errors import (
     AttachError,
     DrainingError,

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.plan.values import ExecutorLimits, KvGeometry, Model, StepPoint, Welcome
+from paceline.plan.values import ExecutorLimits, GraphSizes, KvGeometry, Model, StepPoint, Welcome
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import KvGeometry as CacheShape
 from paceline_executor.weights.tokenizer import TokenizerBundle
 
@@ -26,6 +26,7 @@ class Description:
     device: str
     num_threads: int  # 0 for a device that has none
     has_dummy_weights: bool = False  # random numbers, for benchmarks
+    graphs: GraphSizes | None = None  # of the steps that are captured
 
     def welcome(self, incarnation: int, tag_key: bytes, max_plans_in_flight: int) -> Welcome:
         """What every accepted scheduler is told, but for epoch and protocol."""
@@ -39,6 +40,7 @@ class Description:
             tag_key=tag_key,
             tokenizer_digest=self.tokenizer.digest,
             step_points=tuple(StepPoint(num_tokens, duration_ns) for num_tokens, duration_ns in self.step_points),
+            graphs=self.graphs,
         )
 
     def served_model(self) -> Model:

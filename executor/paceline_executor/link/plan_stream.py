@@ -7,15 +7,8 @@ import asyncio
 import contextlib
 from typing import Protocol
 
-from paceline.plan.values import (
-    GROUPING_PROTOCOL,
-    BatchPlan,
-    FromExecutor,
-    Heartbeat,
-    Hello,
-    StepResult,
-    ToExecutor,
-)
+from paceline.plan.values import BatchPlan, FromExecutor, Heartbeat, Hello, StepResult, ToExecutor
+from paceline.plan.versions import GROUPING_PROTOCOL
 from paceline_executor.errors import (
     AttachError,
     PlanOrderError,

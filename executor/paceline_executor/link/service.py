@@ -13,7 +13,8 @@ import grpc
 import structlog
 from grpc_reflection.v1alpha import reflection
 
-from paceline.plan.values import PROTOCOLS, Drain, ProtocolRange
+from paceline.plan.values import Drain
+from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline.process import ports
 from paceline.process.health import SERVICE_NAME as HEALTH_SERVICE
 from paceline.process.health import HealthServicer, HealthStatus

@@ -52,9 +52,10 @@ class Model(Protocol):
     """A decoder-only transformer with its weights on one device."""
 
     def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
-        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
+        """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab].
 
-        They are valid until the next call.
+        They are valid until the next call, and of the type that the device computes with: `sample` widens those of 16
+        bits as it reads them. Padding has no logits: NaN, where the batch asks for those of the token -1.
         Raises KernelArgumentError for a batch that names tokens, positions or blocks that do not exist; of a GPU, for
         shapes and types alone.
         """

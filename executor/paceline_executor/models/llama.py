@@ -80,9 +80,9 @@ class LlamaModel:
         return take_rows(hidden, inputs.logit_tokens)
 
     def logits(self, hidden: torch.Tensor, splits: Splits) -> torch.Tensor:
-        """See `DeviceModel.logits`: [num_logits, vocab] float32."""
+        """See `DeviceModel.logits`."""
         config = self._config
-        logits = self._lm_head(hidden, splits).float()
+        logits = self._lm_head(hidden, splits)
         if config.logit_softcap is not None:
             softcap(logits, config.logit_softcap)
         return logits

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from paceline_executor.errors import UnsupportedModelError
+from paceline_executor.models.dummy import DummyWeights
 from paceline_executor.models.interface import Model
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -16,12 +17,12 @@ from paceline_executor.models.uploaded import UploadedWeights
 from paceline_executor.numerics import WeightKind
 from paceline_executor.upload.matrices import MatrixKind, Uploader
 from paceline_executor.upload.staging import Staging, transfer_to
-from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig
 
 _Builder = Callable[[Checkpoint, int], Model]
 
 
-def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> Model:
+def _llama_in_float32(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
     return LlamaModel(HostWeights(checkpoint), max_model_len)
 
 
@@ -41,7 +42,7 @@ def build_model(checkpoint: Checkpoint, max_model_len: int, weights: WeightKind)
 
     Raises UnsupportedModelError for an architecture this version does not compute, ModelCorruptError for weights.
     """
-    return _builders(checkpoint)[weights](checkpoint, max_model_len)
+    return _builders(checkpoint.config.architecture)[weights](checkpoint, max_model_len)
 
 
 def upload_model(
@@ -51,12 +52,12 @@ def upload_model(
     dtype: torch.dtype,
     matrices: MatrixKind,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Model:
+) -> LlamaModel:
     """The same on another device, which computes in `dtype`: bfloat16 or float16 on a GPU.
 
     on_progress: told how many bytes of how many have been read, often. Raises as `build_model` does.
     """
-    _builders(checkpoint)
+    _builders(checkpoint.config.architecture)
     with Staging(transfer_to(device)) as staging:
         uploader = Uploader(checkpoint, device, dtype, staging, on_progress)
         model = LlamaModel(UploadedWeights(uploader, matrices), max_model_len)
@@ -64,8 +65,21 @@ def upload_model(
     return model
 
 
-def _builders(checkpoint: Checkpoint) -> Mapping[WeightKind, _Builder]:
-    architecture = checkpoint.config.architecture
+def twin_model(checkpoint: Checkpoint, max_model_len: int) -> LlamaModel:
+    """The same in the CPU's memory, in float32. Raises as `build_model` does."""
+    _builders(checkpoint.config.architecture)
+    return _llama_in_float32(checkpoint, max_model_len)
+
+
+def dummy_model(
+    config: ModelConfig, device: torch.device, max_model_len: int, dtype: torch.dtype, matrices: MatrixKind
+) -> LlamaModel:
+    """A model of this shape with random weights, made on the device. Raises UnsupportedModelError."""
+    _builders(config.architecture)
+    return LlamaModel(DummyWeights(config, device, dtype, matrices is MatrixKind.FLOAT8), max_model_len)
+
+
+def _builders(architecture: str) -> Mapping[WeightKind, _Builder]:
     kinds = ARCHITECTURES.get(architecture)
     if kinds is None:
         known = ", ".join(sorted(ARCHITECTURES))

@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
 from paceline_executor.errors import PlanError, PlanFault
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.batch import Prepared
 from paceline_executor.rows.columns import GOES_ON, RowColumns
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.undo import Undo
 from paceline_executor.runner.interface import BoolArray, Int32Array
 

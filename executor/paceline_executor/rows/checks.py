@@ -4,7 +4,7 @@ import numpy as np
 
 from paceline.plan.values import KEY_BYTES, BatchPlan, BlockGrants, RecordId
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
-from paceline_executor.rows.limits import MAX_NAME_BYTES, RowLimits
+from paceline_executor.limits import MAX_NAME_BYTES, RowLimits
 from paceline_executor.runner.interface import Int32Array
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import NewRequest, RowFinish
-from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.rows.undo import Undo
 
 NO_BLOCK = -1  # in cells of block tables at or beyond num_blocks; no kernel may read them
 NOT_ASKED = -1  # in columns that count alternatives
@@ -60,8 +61,13 @@ class RowColumns:
         """Restore what `progress` returned; later tokens stay behind, unread."""
         self.num_computed[rows], self.num_known[rows], self.finish[rows] = progress
 
-    def count_as_told(self, rows: npt.NDArray[np.int32]) -> None:
+    def count_as_told(self, rows: npt.NDArray[np.int32], undo: Undo) -> None:
         """The device is told all of these rows with the step that is launched."""
+
+        def forget() -> None:
+            self.is_told[rows] = False
+
+        undo.add(forget)
         self.is_told[rows] = True
         self.told_blocks[rows] = self.num_blocks[rows]
 

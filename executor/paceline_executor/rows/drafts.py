@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.speculation.drafter import Drafter, WantedDrafts
 

@@ -7,7 +7,7 @@ forgotten by name, and the oldest go first when together they exceed the limit i
 from dataclasses import dataclass
 
 from paceline.plan.values import RecordId, RowState
-from paceline_executor.rows.limits import sampling_bytes
+from paceline_executor.limits import sampling_bytes
 
 _OVERHEAD_BYTES = 1024
 

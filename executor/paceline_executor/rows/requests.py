@@ -12,7 +12,7 @@ import numpy as np
 from paceline.plan.ranges import Range
 from paceline.plan.values import MAX_LOGIT_BIAS, SAMPLING_RANGES, NewRequest
 from paceline_executor.errors import InvalidFieldError, RequestError, UnsupportedFieldError
-from paceline_executor.rows.limits import (
+from paceline_executor.limits import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from paceline.plan.values import KEY_BYTES, BlockTags, RowState, SnapshotPart
-from paceline_executor.rows.limits import sampling_bytes
+from paceline_executor.limits import sampling_bytes
 
 _STATE_BYTES = 256  # of a state beside its columns, texts and lists
 _MIN_COLUMN_BYTES = 4096  # a state is begun in a part only if at least so much of its columns fits as well

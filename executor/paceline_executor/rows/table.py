@@ -23,6 +23,7 @@ from paceline.plan.values import (
     StepResult,
 )
 from paceline_executor.errors import PlanError, PlanFault, ServiceError
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows import outcome
 from paceline_executor.rows.batch import Prepared, prepare
 from paceline_executor.rows.block_tables import BlockTables
@@ -30,13 +31,12 @@ from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowColumns
 from paceline_executor.rows.drafts import put_drafts
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
 from paceline_executor.rows.tags import TagBoard
 from paceline_executor.rows.undo import Undo
-from paceline_executor.runner.interface import Int32Array, StepOutput
+from paceline_executor.runner.interface import StepOutput
 from paceline_executor.speculation.drafter import Drafter
 from paceline_executor.speculation.prompt_lookup import PromptLookup
 
@@ -130,7 +130,7 @@ class RowTable:
             prepared = prepare(self._columns, rules, plan, places, drafts, is_carried=is_carried, is_ahead=is_ahead)
             raise_bounds(self._columns, prepared, undo)
             if is_carried:
-                self._count_as_told(prepared.rows, undo)
+                self._columns.count_as_told(prepared.rows, undo)
         except Exception:
             undo.roll_back()
             raise
@@ -193,13 +193,6 @@ class RowTable:
             return True
         finals = [(release.row, release.final.num_output_tokens) for release in released if release.final is not None]
         return any(num_output > self._occupants.num_output(row, columns.num_known) for row, num_output in finals)
-
-    def _count_as_told(self, rows: Int32Array, undo: Undo) -> None:
-        def forget() -> None:
-            self._columns.is_told[rows] = False
-
-        undo.add(forget)
-        self._columns.count_as_told(rows)
 
     def _close(self, release: Release, undo: Undo) -> None:
         """Close a row to new work; its blocks may be granted again, and its request placed elsewhere."""

@@ -79,7 +79,7 @@ class CpuRunner:
         is one per usable core. on_progress is called during `warm_up`. Raises UnsupportedModelError, and StartError for
         too little memory or too many threads.
         """
-        self._num_threads = _checked_threads(num_threads)
+        self._num_threads = checked_threads(num_threads)
         self._on_progress = on_progress
         self._clock_ns = clock_ns
         self._numerics = numerics
@@ -189,7 +189,8 @@ class CpuRunner:
         return min(output.forward_ns + output.sample_ns for output in outputs)
 
 
-def _checked_threads(num_threads: int | None) -> int:
+def checked_threads(num_threads: int | None) -> int:
+    """How many threads compute; None is one per usable core. Raises StartError for more than there are."""
     most = jit.max_threads()
     chosen = min(usable_cores(), most) if num_threads is None else num_threads
     if not 1 <= chosen <= most:

@@ -5,15 +5,14 @@ slot until the device has written the step's number. Knows arrays and slots; ref
 a step launches is `device_steps`'; `device` may be a twin on the CPU.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from paceline_executor.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.models.interface import DeviceModel, KvCache
-from paceline_executor.rows.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Device
 from paceline_executor.runner.device_steps import DeviceSteps, Rings
@@ -90,7 +89,6 @@ class DeviceRunner:
         buckets: Buckets,
         splits: Splits = Splits.EVEN,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """Take the memory of rows and rings. on_progress is called during `warm_up`. Raises StartError for more rows
         than can be kept.
@@ -106,8 +104,6 @@ class DeviceRunner:
         self._limits = limits
         self._buckets = buckets
         self._on_progress = on_progress
-        self._clock_ns = clock_ns
-        self._max_words = max_words
         self._rows = RowWords(limits, device.torch_device)
         self._rules = KeptRules(num_rows, device.upload)
         self._writer = PlanWriter(plans)
@@ -188,7 +184,7 @@ class DeviceRunner:
 
     def _launch(self, batch: StepBatch, parts: Cut, rows: Int32Array, changes: WordChanges) -> _Launched:
         rest, planned = parts.rest, rows[parts.rest_rows]
-        in_slot = 0 if parts.pieces else min(changes.places.size, self._max_words)
+        in_slot = 0 if parts.pieces else min(changes.places.size, self._writer.max_words)
         self._send(WordChanges(changes.places[in_slot:], changes.values[in_slot:]))
         pieces = [self._launch_piece(piece, int(rows[piece.row])) for piece in parts.pieces]
         num_tokens = np.diff(rest.cu_seqlens)

@@ -1,19 +1,32 @@
-"""The memory of the KV cache of a CPU. Knows sizes and number types; not who owns a block."""
+"""The memory of the KV cache, of a CPU and of other devices. Knows sizes, types, scales; not who owns a block."""
 
 import numpy as np
 import torch
 
+from paceline_executor.device_numerics import DeviceNumerics
 from paceline_executor.errors import StartError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import KvDtype, Numerics
 from paceline_executor.runner.interface import KvGeometry
-from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
 
 # What a slot is made of.
 _ELEMENTS = {KvDtype.FLOAT32: np.float32, KvDtype.FLOAT16: np.float16, KvDtype.INT8: np.int8}
+_DEVICE_TYPES = {
+    KvDtype.FLOAT32: torch.float32,
+    KvDtype.FLOAT16: torch.float16,
+    KvDtype.BFLOAT16: torch.bfloat16,
+    KvDtype.INT8: torch.int8,
+    KvDtype.FP8_E4M3: torch.float8_e4m3fn,
+}
+_MAX_FLOAT8 = 448.0
+# Floats keep their precision at any size.
+_HEADROOM = 4.0
 
 
-def kv_geometry(config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics) -> KvGeometry:
+def kv_geometry(
+    config: ModelConfig, num_blocks: int, block_size: int, numerics: Numerics | DeviceNumerics
+) -> KvGeometry:
     return KvGeometry(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -38,3 +51,38 @@ def _allocate(geometry: KvGeometry, dtype: KvDtype) -> torch.Tensor:
     except MemoryError as error:
         size_mib = geometry.num_blocks * geometry.bytes_per_block >> 20
         raise StartError(f"the KV cache of {geometry.num_blocks} blocks needs {size_mib} MiB: use fewer") from error
+
+
+def allocate_on_device(
+    geometry: KvGeometry, dtype: KvDtype, device: torch.device, scales: KvScales | None = None
+) -> KvCache:
+    """A cache of zeros, which `models.interface.KvCache` describes. scales: of fp8_e4m3; None is 1.0 for all."""
+    cells = (geometry.num_layers, geometry.num_blocks, geometry.num_kv_heads, geometry.block_size)
+    keys, values = (torch.zeros((*cells, geometry.head_dim), dtype=_DEVICE_TYPES[dtype], device=device) for _ in "kv")
+    if dtype is KvDtype.INT8:
+        return KvCache(keys, values, torch.zeros(cells, device=device), torch.zeros(cells, device=device))
+    if dtype is not KvDtype.FP8_E4M3:
+        return KvCache(keys, values)
+    heads = (geometry.num_layers, geometry.num_kv_heads)
+    cache = KvCache(keys, values, torch.ones(heads, device=device), torch.ones(heads, device=device))
+    if scales is not None:
+        set_scales(cache, scales)
+    return cache
+
+
+def set_scales(cache: KvCache, scales: KvScales) -> None:
+    """Give a cache of fp8_e4m3 other scales, in place: what is in it already means nothing then."""
+    for column, numbers in ((cache.key_scales, scales.keys), (cache.value_scales, scales.values)):
+        if column is None or column.shape != numbers.shape:
+            raise TypeError("a KV cache of this type has no scales of heads")
+        column.copy_(torch.from_numpy(np.array(numbers)))
+
+
+def scales_of_maxima(maxima: Float32Array) -> Float32Array:
+    """Scales of fp8_e4m3 by which four times what was seen of each head fits; 1.0 where that was nothing, or no number.
+
+    maxima: [num_layers, num_kv_heads], of absolute values.
+    """
+    is_usable = np.isfinite(maxima) & (maxima > 0)
+    scales = np.where(is_usable, maxima, _MAX_FLOAT8 / _HEADROOM) * np.float32(_HEADROOM / _MAX_FLOAT8)
+    return np.maximum(scales, np.finfo(np.float32).tiny).astype(np.float32)

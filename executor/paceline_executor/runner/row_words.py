@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from paceline_executor.errors import StartError
-from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.runner.interface import UNKNOWN_TOKEN, CarriedRows, Int32Array, RowDescriptions, StepBatch
 from paceline_kernels.draws import RowDraws
 from paceline_kernels.step_inputs import RowState

@@ -26,12 +26,16 @@ class TwinDevice:
 
     is_pinned = False
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.fail_next: Exception | None = None
         self.lose_next: Exception | None = None
-        self._random = Random(seed)  # noqa: S311, chance is no secret here
+        self._random = Random(0)  # noqa: S311, chance is no secret here
         self._launched: deque[Callable[[], object]] = deque()  # as many as the steps in flight take
+
+    def late_by(self, seed: int) -> None:
+        """From now on be late as this seed has it."""
+        self._random.seed(seed)
 
     def launch(self, work: Callable[[], object]) -> None:
         """See `Device`."""

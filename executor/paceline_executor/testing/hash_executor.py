@@ -11,11 +11,11 @@ from functools import partial
 from paceline.bytes_tokenizer import VOCAB_SIZE
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.config import parse_config
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.service import ExecutorService, ServiceConfig
 from paceline_executor.loading import describe_simulated, load_simulated
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.step_times import StepTimes

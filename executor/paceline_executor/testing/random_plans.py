@@ -9,7 +9,7 @@ from random import Random
 
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import BatchPlan, NewRequest, RowFinish, RowState, StepResult
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array, StepBatch, StepOutput
 from paceline_executor.testing.hash_runner import HashRunner, next_token
 from paceline_executor.testing.plans import Cell, placement, plan

@@ -18,7 +18,7 @@ from paceline.plan.values import (
     NewRequest,
     Release,
 )
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.testing.plans import int32, placement, record
 

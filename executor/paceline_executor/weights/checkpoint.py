@@ -165,6 +165,14 @@ class ModelConfig:
         return qkv + output + (("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if self.mlp_bias else ())
 
 
+@dataclass(frozen=True, slots=True)
+class KvScales:
+    """What keys and values of 8-bit floats are multiplied with, above 0, for each KV head of each layer."""
+
+    keys: Float32Array  # [num_layers, num_kv_heads]
+    values: Float32Array  # [num_layers, num_kv_heads]
+
+
 class Checkpoint(Protocol):
     """A model's weights, complete and of the shapes `config.tensor_shapes()` says: a reader refuses anything less.
 
@@ -180,6 +188,11 @@ class Checkpoint(Protocol):
     @property
     def quantization(self) -> str:
         """The type that most weights are stored in, such as "Q4_1"; empty for floats of 16 and 32 bits."""
+        ...
+
+    @property
+    def kv_scales(self) -> KvScales | None:
+        """Those that the file brings for a KV cache of float8_e4m3fn; None where it brings none."""
         ...
 
     def stored(self, name: str) -> StoredTensor:

@@ -38,6 +38,11 @@ class DummyCheckpoint:
         """See `Checkpoint.quantization`: all weights are floats."""
         return ""
 
+    @property
+    def kv_scales(self) -> None:
+        """See `Checkpoint.kv_scales`."""
+        return None
+
     def stored(self, name: str) -> StoredTensor:
         """See `Checkpoint.stored`: float32, made when it is asked for."""
         values = self.tensor(name)

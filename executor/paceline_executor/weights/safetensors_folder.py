@@ -16,6 +16,7 @@ from paceline_executor.weights.hf_config import read_hf_config
 from paceline_executor.weights.json_fields import JsonFields
 from paceline_executor.weights.refusals import damaged, shown, unreadable, unsupported
 from paceline_executor.weights.stored_checkpoint import StoredCheckpoint
+from paceline_executor.weights.stored_kv_scales import take_kv_scales
 from paceline_executor.weights.stored_tensor import FileBytes, FloatType, StoredTensor
 
 CONFIG_FILE = "config.json"
@@ -59,9 +60,10 @@ def checkpoint_from_folder(folder: Path) -> StoredCheckpoint:
                 raise damaged(tensor.source.path, f"tensor {shown(stored_name)} appears twice")
             if known_as is not None:
                 tensors[known_as] = tensor
+    kv_scales = take_kv_scales(config, tensors)
     tensors = _with_scales(tensors)
     _check_tensors(folder, config, tensors)
-    return StoredCheckpoint(config, tensors)
+    return StoredCheckpoint(config, tensors, kv_scales)
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from gguf import dequantize
 
 from paceline_executor.errors import ModelCorruptError
-from paceline_executor.weights.checkpoint import Float32Array, ModelConfig
+from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
 from paceline_executor.weights.quantized_rows import Int4Rows, QuantizedRows, take_apart
 from paceline_executor.weights.refusals import damaged
 from paceline_executor.weights.stored_tensor import ByteArray, FloatType, StoredTensor, StoredType, block_sizes
@@ -24,9 +24,12 @@ _PLAIN = {FloatType.FLOAT32, FloatType.FLOAT16, FloatType.BFLOAT16}
 class StoredCheckpoint:
     """See `Checkpoint`. Reads tensors on demand; holds no weight and no open file between calls."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, StoredTensor], kv_scales: KvScales | None = None
+    ) -> None:
         """tensors: by Hugging Face name, at least those of `config.tensor_shapes()`, of those shapes."""
         self._config = config
+        self._kv_scales = kv_scales
         self._tensors = {name: tensors[name] for name in config.tensor_shapes()}
 
     @property
@@ -44,6 +47,11 @@ class StoredCheckpoint:
         if isinstance(most_common, FloatType):
             return "" if most_common in _PLAIN else most_common.value
         return most_common.name
+
+    @property
+    def kv_scales(self) -> KvScales | None:
+        """See `Checkpoint.kv_scales`."""
+        return self._kv_scales
 
     def stored(self, name: str) -> StoredTensor:
         """See `Checkpoint.stored`."""

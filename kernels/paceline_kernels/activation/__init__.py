@@ -39,11 +39,12 @@ def gate_and_multiply(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
 
 
 def softcap(x: torch.Tensor, cap: float) -> None:
-    """Replace every x by cap * tanh(x / cap). x: [rows, width] float32, contiguous. cap: above 0.
+    """Replace every x by cap * tanh(x / cap). x: [rows, width], contiguous; float32 on a CPU, bfloat16 or float16 on
+    a GPU, computed with in float32. cap: above 0.
 
     Batch-invariant: elements do not influence each other. Raises KernelArgumentError, UnsupportedDeviceError.
     """
-    check_tensor("softcap", "x", x, torch.float32, (None, None))
+    check_tensor("softcap", "x", x, float_type("softcap", "x", x), (None, None))
     if cap <= 0:
         raise KernelArgumentError("softcap", f"the cap must be above 0, not {cap}")
     if is_cpu(x.device):

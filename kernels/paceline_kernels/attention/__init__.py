@@ -2,6 +2,8 @@
 
 Knows blocks, slots and heads; not requests, and not whether a row is a chunk of a prompt or a decode.
 
+Tokens behind the last row's, as padding of a captured graph has, have no result; rows may have no tokens.
+
 On a CPU all numbers are float32. Slots beyond a token's position are not read, nor do those before its window have a
 part in its result. Batch-invariant: a token's result depends, bit for bit, on its query and on the keys and values up
 to its position alone: not on chunks, batch mates, threads, or on which blocks hold them; it does depend on block_size
@@ -11,12 +13,11 @@ On a GPU query is bfloat16 or float16, and the caches of the same type or quanti
 writes them; head_dim is a multiple of 8 up to 256, scale above 0. Slots beyond a row's context, and those that a window
 hides from all its tokens, are not read, nor are their entries of the table; another row's do not matter, but NaN in a
 later slot of a token's own row may reach it. Nothing is refused for what lengths and tables hold, since finding it
-would mean waiting for the device; tokens of a row of context 0, and those behind the last row's, as padding of a
-captured graph has, have no result. Rows of few tokens, decodes and those that verify drafts, share the GPU as `Splits`
-says; other rows are chunks, whose bits depend neither on batch mates nor on where a chunk is cut. With Splits.FIXED the
-same holds for short rows, as long as tables are as wide; their partial results then take up to 64 * 4 bytes per row,
-query head (a KV head's padded to 16) and dimension. A token in a short row and the same token in a chunk may differ by
-rounding.
+would mean waiting for the device; tokens of a row of context 0 have no result. Rows of few tokens,
+decodes and those that verify drafts, share the GPU as `Splits` says; other rows are chunks, whose bits depend neither
+on batch mates nor on where a chunk is cut. With Splits.FIXED the same holds for short rows, as long as tables are as
+wide; their partial results then take up to 64 * 4 bytes per row, query head (a KV head's padded to 16) and dimension. A
+token in a short row and the same token in a chunk may differ by rounding.
 """
 
 import torch
@@ -55,8 +56,8 @@ def paged_attention(
     query: [num_tokens, num_heads, head_dim]; a token's heads lie together, tokens may lie apart.
     key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim]; num_kv_heads divides num_heads.
     block_tables: [num_rows, max_blocks_per_row] int32; position p of row i is block `block_tables[i, p // block_size]`,
-    slot `p % block_size`. cu_seqlens: [num_rows + 1] int32; row i has the tokens cu_seqlens[i]:cu_seqlens[i + 1], on a
-    CPU at least one, and the last of them is at position context_lens[i] - 1. context_lens: [num_rows] int32.
+    slot `p % block_size`. cu_seqlens: [num_rows + 1] int32; row i has the tokens cu_seqlens[i]:cu_seqlens[i + 1],
+    the last of which is at position context_lens[i] - 1. context_lens: [num_rows] int32.
     Returns [num_tokens, num_heads, head_dim] of the query's type, new and contiguous.
 
     For GPUs: key_scales, value_scales: of quantised caches. splits: how rows of up to short_tokens tokens are divided.

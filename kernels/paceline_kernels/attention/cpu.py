@@ -77,7 +77,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
     tables, starts, lens = block_tables.numpy(), cu_seqlens.numpy(), context_lens.numpy()
-    check_rows(num_tokens, key_cache, tables, starts, lens)
+    check_rows(num_tokens, key_cache, tables, starts, lens, is_padded=True)
     keys, values, workers = key_cache.numpy(), value_cache.numpy(), jit.num_threads()
     # Flat, so that compiled code sees one type of array: numpy calls a strided query of one token contiguous.
     token_stride = query.stride(0)
@@ -100,25 +100,39 @@ def check_rows(
     block_tables: _Int32Array,
     cu_seqlens: _Int32Array,
     context_lens: _Int32Array,
+    *,
+    is_padded: bool,
 ) -> None:
-    """Refuse rows of impossible lengths, and blocks that do not exist."""
+    """Refuse rows of impossible lengths, and blocks that do not exist.
+
+    is_padded: rows may have no tokens, whatever else they have, and there may be tokens behind those of the last row.
+    """
     num_blocks, _, block_size, _ = key_cache.shape
-    row = count_sound_rows(num_blocks, block_size, block_tables, cu_seqlens, context_lens)
+    row = count_sound_rows(num_blocks, block_size, block_tables, cu_seqlens, context_lens, 0 if is_padded else 1)
     if row < context_lens.shape[0]:
         raise KernelArgumentError("paged_attention", f"row {row} has inconsistent lengths or a block out of range")
-    if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
+    if cu_seqlens[0] != 0 or cu_seqlens[-1] > num_tokens or (cu_seqlens[-1] < num_tokens and not is_padded):
         raise KernelArgumentError("paged_attention", f"cu_seqlens must run from 0 to {num_tokens}")
 
 
 @jit.compiled_for_python
 def count_sound_rows(
-    num_blocks: int, block_size: int, block_tables: _Int32Array, cu_seqlens: _Int32Array, context_lens: _Int32Array
+    num_blocks: int,
+    block_size: int,
+    block_tables: _Int32Array,
+    cu_seqlens: _Int32Array,
+    context_lens: _Int32Array,
+    min_tokens: int,
 ) -> int:
-    """How many rows from the first on have possible lengths and only blocks that exist."""
+    """How many rows from the first on have possible lengths and only blocks that exist; one of no tokens needs none."""
     for row in range(context_lens.shape[0]):
         length = cu_seqlens[row + 1] - cu_seqlens[row]
         used = (context_lens[row] + block_size - 1) // block_size
-        if length < 1 or length > context_lens[row] or used > block_tables.shape[1]:
+        if length < min_tokens:
+            return row
+        if length == 0:
+            continue
+        if length > context_lens[row] or used > block_tables.shape[1]:
             return row
         for block in block_tables[row, :used]:
             if block < 0 or block >= num_blocks:

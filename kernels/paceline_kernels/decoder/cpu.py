@@ -170,7 +170,7 @@ def _check_batch(batch: Batch, weights: DecoderWeights, keys: torch.Tensor) -> N
     for name, indices, end in bounds:
         if indices.size and not (indices.min() >= 0 and indices.max() < end):
             raise KernelArgumentError("decoder", f"{name} must be 0 to {end - 1}")
-    attention.check_rows(num_tokens, keys[0], batch.block_tables, batch.cu_seqlens, batch.context_lens)
+    attention.check_rows(num_tokens, keys[0], batch.block_tables, batch.cu_seqlens, batch.context_lens, is_padded=False)
 
 
 @jit.compiled

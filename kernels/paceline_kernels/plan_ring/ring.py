@@ -45,6 +45,11 @@ class PlanWriter:
         self._places = ring.places.numpy()
         self._values = ring.values.numpy()
 
+    @property
+    def max_words(self) -> int:
+        """How many words a slot has room for."""
+        return int(self._places.shape[1])
+
     def write(
         self, step: int, rows: _Int32Array, num_tokens: _Int32Array, places: _Int32Array, values: _Int32Array
     ) -> None:

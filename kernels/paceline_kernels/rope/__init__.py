@@ -62,15 +62,14 @@ def rope_and_write_kv(
     qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values. Its keys and values are left as
     they are, but for keys where norms are given: what they hold afterwards is not said. table: [num_positions,
     head_dim] float32, see `rope_table`. positions: [num_tokens] int32, below num_positions. slot_mapping: [num_tokens]
-    int64, block * block_size + slot, no two alike. key_cache, value_cache: [num_blocks, num_kv_heads, block_size,
-    head_dim]. All contiguous.
+    int64, block * block_size + slot, no two alike; or -1, as in padding, of which nothing is written. key_cache,
+    value_cache: [num_blocks, num_kv_heads, block_size, head_dim]. All contiguous.
 
     On a CPU all numbers are float32. On a GPU qkv and the norms' weights are bfloat16 or float16, and the caches of the
     same type or quantised: of float8_e4m3fn, where key_scales and value_scales, [num_kv_heads] float32, say what stored
     numbers are to be multiplied with (too large ones are stored as the largest there is); or of int8, where those two,
     [num_blocks, num_kv_heads, block_size] float32, receive that of every slot. There a position or a slot out of range
-    is no error, since finding it would mean waiting for the device: the first gives NaN, the second, such as -1, is not
-    written.
+    is no error, since finding it would mean waiting for the device: the first gives NaN, the second is not written.
 
     Batch-invariant: tokens do not influence each other. Raises KernelArgumentError (also for float8_e4m3fn on a GPU
     without such arithmetic), UnsupportedDeviceError.

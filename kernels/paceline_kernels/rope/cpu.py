@@ -28,8 +28,8 @@ def rope_and_write_kv(
     if not (at.min() >= 0 and at.max() < table.shape[0]):
         raise KernelArgumentError("rope_and_write_kv", f"positions must be 0 to {table.shape[0] - 1}")
     num_slots = key_cache.shape[0] * key_cache.shape[2]
-    if not (slots.min() >= 0 and slots.max() < num_slots):
-        raise KernelArgumentError("rope_and_write_kv", f"slots must be 0 to {num_slots - 1}")
+    if not (slots.min() >= -1 and slots.max() < num_slots):
+        raise KernelArgumentError("rope_and_write_kv", f"slots must be 0 to {num_slots - 1}, or -1 for none")
     rotate_and_write(qkv.numpy(), table.numpy(), at, slots, key_cache.numpy(), value_cache.numpy())
 
 
@@ -57,6 +57,8 @@ def _place_token(
     num_heads = qkv.shape[0] - 2 * num_kv_heads
     for head in range(num_heads):
         rotate(qkv[head], angles, qkv[head])
+    if block < 0:  # padding
+        return
     for head in range(num_kv_heads):
         rotate(qkv[num_heads + head], angles, key_cache[block, head, offset])
         value_cache[block, head, offset] = qkv[num_heads + num_kv_heads + head]

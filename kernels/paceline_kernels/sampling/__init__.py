@@ -130,7 +130,7 @@ def token_logprobs(
 
 
 def _check_logits(op: str, logits: torch.Tensor) -> None:
-    types = (torch.float32,) if logits.device.type == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
+    types = (torch.float32,) if is_cpu(logits.device) else (torch.float32, torch.bfloat16, torch.float16)
     if logits.dtype not in types:
         raise KernelArgumentError(op, f"logits must be {' or '.join(map(str, types))}, not {logits.dtype}")
     check_tensor(op, "logits", logits, logits.dtype, (None, None))

@@ -14,8 +14,8 @@ def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) ->
 
     table: [num_rows, width], float32 on a CPU, bfloat16 or float16 on a GPU. indices: [count] int32. Both contiguous.
     Returns [count, width] of the table's type, new.
-    Raises KernelArgumentError, UnsupportedDeviceError. An index outside of the table is refused on a CPU; on a GPU it
-    gives a row of NaN, since finding it would mean waiting for the device.
+    -1, as in padding, gives a row of NaN. Any other index outside of the table is refused on a CPU, and gives NaN on a
+    GPU, since finding it would mean waiting for the device. Raises KernelArgumentError, UnsupportedDeviceError.
     """
     check_tensor("take_rows", "table", table, float_type("take_rows", "table", table), (None, None))
     check_tensor("take_rows", "indices", indices, torch.int32, (None,))

@@ -4,4 +4,4 @@ import torch
 
 
 def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    return table[indices.long()] * scale
+    return torch.where(indices[:, None] < 0, torch.nan, table[indices.long()] * scale)

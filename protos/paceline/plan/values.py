@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.ranges import Range
+from paceline.plan.versions import PROTOCOLS, ProtocolRange
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -442,30 +443,6 @@ class SnapshotPart:
 # Attaching
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolRange:
-    """The versions of the plan protocol that one side speaks, both ends included; made of what a peer says as it is."""
-
-    lowest: int
-    highest: int
-
-    def __contains__(self, version: int) -> bool:
-        return self.lowest <= version <= self.highest
-
-    def __str__(self) -> str:
-        return f"{self.lowest} to {self.highest}"
-
-    def highest_in_common(self, other: "ProtocolRange") -> int | None:
-        """Return the highest version that both speak, None if there is none."""
-        version = min(self.highest, other.highest)
-        return version if version >= max(self.lowest, other.lowest) else None
-
-
-PROTOCOLS = ProtocolRange(1, 2)
-GROUPING_PROTOCOL = 2
-"""From this version on several plans, or results, may travel as one message."""
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
     """What schedulers are compared by: the term, then who asks. `address` is where clients reach the scheduler, as
@@ -551,6 +528,14 @@ class StepPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Of captured steps, ascending: a step costs what the smallest costs that holds it."""
+
+    num_rows: tuple[int, ...]  # of steps that only decode
+    num_tokens: tuple[int, ...]  # of all others
+
+
+@dataclass(frozen=True, slots=True)
 class FailedStep:
     """A step that failed as a whole on an executor; the message is for the clients of its requests."""
 
@@ -573,6 +558,7 @@ class Welcome:
     tokenizer_digest: str = ""
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
+    graphs: GraphSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,7 @@ class Welcome(_message.Message):
 
     @_builtins.property
     def graphs(self) -> Global___GraphSizes:
-        """graphs are the sizes that steps cost no less than; unset: the executor captures no graphs. Never set yet."""
+        """graphs are the sizes that steps cost no less than; unset: the executor captures no graphs."""
 
     def __init__(
         self,

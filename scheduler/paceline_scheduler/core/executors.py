@@ -31,6 +31,7 @@ class ExecutorDescription:
     vocab_size: int
     step_points: tuple[StepPoint, ...] = ()
     failed_step: FailedStep | None = None
+    graph_tokens: tuple[int, ...] = ()  # sizes of captured steps that hold chunks, ascending
 
     @classmethod
     def of(cls, address: str, welcome: Welcome) -> "ExecutorDescription":
@@ -49,6 +50,7 @@ class ExecutorDescription:
             vocab_size=welcome.model.vocab_size,
             step_points=welcome.step_points,
             failed_step=welcome.failed_step,
+            graph_tokens=() if welcome.graphs is None else welcome.graphs.num_tokens,
         )
 
     @property

@@ -6,7 +6,8 @@ Knows terms, and how far an executor is believed about them. Refuses to know str
 from collections.abc import Mapping
 from enum import Enum
 
-from paceline.plan.values import MAX_TERM, PROTOCOLS, Claim, ExecutorInfo, Hello, ProtocolRange
+from paceline.plan.values import MAX_TERM, Claim, ExecutorInfo, Hello
+from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.errors import IncredibleTermError
 from paceline_scheduler.holder import Holder
 

@@ -11,8 +11,6 @@ from enum import Enum
 from typing import Any, NoReturn, Protocol
 
 from paceline.plan.values import (
-    GROUPING_PROTOCOL,
-    PROTOCOLS,
     BatchPlan,
     Drain,
     Heartbeat,
@@ -23,6 +21,7 @@ from paceline.plan.values import (
     WaitingInLine,
     Welcome,
 )
+from paceline.plan.versions import GROUPING_PROTOCOL, PROTOCOLS
 from paceline_scheduler.core.executor.state import StepInFlight
 from paceline_scheduler.core.executors import Snapshot
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError

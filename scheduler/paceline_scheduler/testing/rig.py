@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from paceline.plan.values import PROTOCOLS, ProtocolRange
+from paceline.plan.versions import PROTOCOLS, ProtocolRange
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Submit
 from paceline_scheduler.core.limits import CoreLimits

@@ -22,7 +22,7 @@ import numpy as np
 
 from both_sides.executor import InlineExecutor, load_plain
 from paceline.plan.values import RecordId, SamplingParams, StepResult
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import Event, ExecutorAttached, ReplyT, StepFinished, Submit

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.v1 import plan_pb2, sampling_pb2
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.testing.driving import Driver
 from paceline_executor.testing.hash_executor import loaded, serving

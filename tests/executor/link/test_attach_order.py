@@ -6,7 +6,6 @@ import contextlib
 import pytest
 
 from paceline.plan.values import (
-    PROTOCOLS,
     Claim,
     Drain,
     FinalRelease,
@@ -17,6 +16,7 @@ from paceline.plan.values import (
     WaitingInLine,
     Welcome,
 )
+from paceline.plan.versions import PROTOCOLS
 from paceline_executor.errors import AttachError, DrainingError, EpochEndedError, ServiceError, StepWedgedError
 from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.fence import Approach, FenceTimes

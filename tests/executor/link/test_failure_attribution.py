@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_executor.errors import DeviceError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.failure_attribution import MAX_BLAMED, FailureAttribution
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.plans import placement, plan
 

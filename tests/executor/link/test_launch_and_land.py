@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.plan.values import RowFinish, StepTimings
 from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import StepOutput, TokenLogprobs
 from paceline_executor.testing.hash_runner import HashRunner, continuation

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline_executor.errors import PlanError, StepFailedError
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.simulated import logprobs_of
 from paceline_executor.testing.hash_runner import HashRunner, continuation

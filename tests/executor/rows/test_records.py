@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.plan.values import NO_TAGS, BlockTags, LogprobColumns, RecordId, RowFinish, RowState
 from paceline_executor.errors import PlanError
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.snapshot import Snapshot, parts_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner

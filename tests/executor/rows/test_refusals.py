@@ -7,7 +7,7 @@ import pytest
 
 from paceline.plan.values import BlockTags, RowFinish, SamplingParams
 from paceline_executor.errors import PlanError, PlanFault, UnsupportedPlanError
-from paceline_executor.rows.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
+from paceline_executor.limits import MAX_CONTEXT_BYTES, MAX_END_TOKENS, RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner
 from paceline_executor.testing.plans import GREEDY, cells, int32, placement, plan

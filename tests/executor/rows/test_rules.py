@@ -5,7 +5,7 @@ import pytest
 
 from paceline.plan.values import RowFinish, SamplingParams
 from paceline_executor.errors import NoTokenLeftError
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.rules import rules_of
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner

@@ -6,8 +6,8 @@ import pytest
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import RowFinish, StepResult
 from paceline_executor.errors import StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows import outcome
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_runner import HashRunner, continuation, next_token
 from paceline_executor.testing.plans import placement, plan, record

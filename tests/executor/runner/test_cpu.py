@@ -238,7 +238,7 @@ def test_arrays_may_be_read_only_and_strided(case):
     ("change", "error"),
     [
         ({"token_ids": np.array([512], dtype=np.int32)}, KernelArgumentError),
-        ({"token_ids": np.array([-1], dtype=np.int32)}, KernelArgumentError),
+        ({"token_ids": np.array([-2], dtype=np.int32)}, KernelArgumentError),
         ({"block_tables": np.array([[128]], dtype=np.int32)}, KernelArgumentError),
         ({"positions": np.array([16], dtype=np.int32)}, IndexError),
         ({"context_lens": np.array([17], dtype=np.int32)}, KernelArgumentError),

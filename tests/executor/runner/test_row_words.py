@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_executor.errors import StartError
-from paceline_executor.rows.limits import MAX_END_TOKENS, RowLimits
+from paceline_executor.limits import MAX_END_TOKENS, RowLimits
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
     BlockCells,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.plan.values import SamplingParams
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.runner.interface import RowProblem

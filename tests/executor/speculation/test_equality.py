@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.plan.values import RowFinish, SamplingParams
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import CpuRunner
 from paceline_executor.speculation.prompt_lookup import PromptLookup

@@ -12,7 +12,7 @@ from huggingface_hub import close_session, constants, file_download
 
 from paceline_executor.config import parse_config
 from paceline_executor.errors import HubUnreachableError, ModelFetchError, ModelNotFoundError, UnsupportedModelError
-from paceline_executor.loading import served_name
+from paceline_executor.opening import served_name
 from paceline_executor.testing.hub import MAIN_COMMIT, OTHER_COMMIT, hub_stand_in
 from paceline_executor.weights import FetchOptions, FetchPhase, fetching, hub, hub_client, resolve_model
 from paceline_executor.weights.hub_id import HubId, parse_hub_id

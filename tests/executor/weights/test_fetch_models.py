@@ -14,7 +14,7 @@ import pytest
 
 from paceline.plan.values import GenerationDefaults
 from paceline_executor.errors import ModelFetchError, ModelNotFoundError
-from paceline_executor.loading import recommend
+from paceline_executor.opening import recommend
 from paceline_executor.testing.models import default_model_path
 from paceline_executor.weights import (
     DEFAULT_MODEL,

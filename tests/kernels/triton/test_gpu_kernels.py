@@ -22,7 +22,7 @@ from gpu_kernels.measure import check, measure
 from gpu_kernels.results import Ceilings, Failure, Result, Timing
 from gpu_kernels.table import line, summary
 from gpu_kernels.targets import TARGETS, Measure, Target
-from gpu_kernels.timing import CudaClock, RehearsalClock
+from gpu_kernels.timing import CudaClock, RehearsalClock, ceilings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ON_PAPER = Place(torch.device("cpu"), torch.bfloat16)
@@ -187,6 +187,13 @@ def test_products_of_float8_have_a_limit_of_their_own():
     result = dataclasses.replace(result_of(case, 1.0), ceilings=Ceilings(4.0, 800.0, 1250.0))
     assert (result.rate, result.share_of_ceiling, case.bound.unit) == (1000.0, 0.8, "TFLOP/s")
     assert result_of(case, 1.0).share_of_ceiling is None
+
+
+@pytest.mark.parametrize(("launched_us", "terabytes_per_second"), [(8.0, 1.0), (2.0, 2.0)])
+def test_the_faster_of_two_copies_is_the_ceiling(monkeypatch, launched_us, terabytes_per_second):
+    """A captured one of 500,000 bytes in 1 us, and one of four times as many that takes its time by itself."""
+    monkeypatch.setattr(RehearsalClock, "launched_us", lambda clock, call: launched_us)
+    assert ceilings(RehearsalClock(), ON_PAPER, copy_bytes=500_000, size=8).copy_tbps == terabytes_per_second
 
 
 def test_less_time_is_better():

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from paceline.plan.values import RowFinish as ExecutorsRowFinish
 from paceline.plan.values import SamplingParams
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import RowColumns
-from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.inputs import logit_rules, sampling_parameters
 from paceline_executor.runner.interface import RowProblem, StepOutput

@@ -14,11 +14,11 @@ from paceline.plan.values import (
     Hello,
     KvGeometry,
     Model,
-    ProtocolRange,
     SnapshotPart,
     WaitingInLine,
     Welcome,
 )
+from paceline.plan.versions import ProtocolRange
 from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedError
 from paceline_scheduler.link.plan_stream import PlanStream, Steps
 from paceline_scheduler.testing.requests import column

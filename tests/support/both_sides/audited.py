@@ -4,13 +4,14 @@ Defaults are small, so that a test names only what it is about.
 """
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
 from both_sides.executor import InlineExecutor
 from paceline.plan.values import (
     BatchPlan,
+    GraphSizes,
     Int32Array,
     RecordId,
     StepPoint,
@@ -18,10 +19,11 @@ from paceline.plan.values import (
     TokenLogprobs,
 )
 from paceline_executor.errors import StepFailedError
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.loading import describe_simulated, simulated_tokenizer
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.loading import describe_simulated
+from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.rows.table import Launched
 from paceline_executor.runner.interface import RowProblem, StepOutput
 from paceline_executor.runner.simulated import logprobs_of
@@ -60,6 +62,7 @@ class Kind:
     rule: HashRule
     acceptance: Acceptance
     step_times: StepTimes
+    graphs: GraphSizes | None = None
 
 
 class AuditedRows(AuditedTable):
@@ -87,7 +90,7 @@ class AuditedRows(AuditedTable):
         self.num_landed = 0
         self._problems = problems
         description = describe_simulated(kind.model, slots, limits, simulated_tokenizer())
-        self.loaded = Loaded(Engine(self, self.device, clock_ns), description)
+        self.loaded = Loaded(Engine(self, self.device, clock_ns), replace(description, graphs=kind.graphs))
 
     def launch(self, plan: BatchPlan, now_ns: int, *, is_carried: bool = False) -> Launched:
         """See RowTable."""
@@ -166,6 +169,7 @@ def make_executor(
     incarnation: int = 1,
     acceptance: Acceptance | None = None,
     step_points: Sequence[StepPoint] = _STEP_POINTS,
+    graphs: GraphSizes | None = None,
 ) -> AuditedExecutor:
     """Return an executor; its `attach` gives what `Core.attach` takes."""
     limits = RowLimits(
@@ -177,7 +181,7 @@ def make_executor(
         vocab_size=VOCAB_SIZE,
     )
     step_times = StepTimes(tuple((point.num_tokens, float(point.duration_ns)) for point in step_points))
-    kind = Kind(limits, model, ending(end_probability), acceptance or drawn_acceptance(0), step_times)
+    kind = Kind(limits, model, ending(end_probability), acceptance or drawn_acceptance(0), step_times, graphs)
     return AuditedExecutor(kind, incarnation, max_plans_in_flight)
 
 

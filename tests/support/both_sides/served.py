@@ -12,7 +12,6 @@ import grpc.aio
 from both_sides.audited import AuditedRows, Kind
 from both_sides.executor import TAG_KEY, records_of, rows_of
 from paceline.plan.values import (
-    PROTOCOLS,
     BatchPlan,
     Claim,
     Drain,
@@ -24,6 +23,7 @@ from paceline.plan.values import (
     StepResult,
     ToExecutor,
 )
+from paceline.plan.versions import PROTOCOLS
 from paceline.v1 import executor_pb2
 from paceline_executor.errors import (
     AttachError,

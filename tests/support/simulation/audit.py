@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.plan.values import NO_KEY, BatchPlan, Int32Array, NewRequest, RecordId, StepResult
 from paceline_executor.errors import ServiceError
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
 from simulation.device import TimedRunner

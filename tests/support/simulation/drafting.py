@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.plan.values import BatchPlan, Int32Array, StepResult
 from paceline_executor.errors import PlanError, PlanFault
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepBatch, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT, logprobs_of

@@ -17,13 +17,13 @@ from paceline.plan.values import (
     Drain,
     FromExecutor,
     Hello,
-    ProtocolRange,
     RecordId,
     RowState,
     StepResult,
     ToExecutor,
     Welcome,
 )
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import executor_pb2
 from paceline_executor.errors import (
     AttachError,

@@ -1,16 +1,19 @@
 """What simulated executors run: a model that is a hash, on a device with so much room and of such a speed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
+from paceline.plan.values import GraphSizes
+from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description
-from paceline_executor.loading import describe_simulated, simulated_tokenizer
-from paceline_executor.rows.limits import RowLimits
+from paceline_executor.loading import describe_simulated
+from paceline_executor.opening import simulated_tokenizer
 from paceline_executor.runner.interface import Runner
 from paceline_executor.testing.hash_runner import HashRule
 
 NUM_BYTE_TOKENS = 256
 MAX_PLANS_IN_FLIGHT = 4
+_GRAPHS = GraphSizes((1, 2, 4), (4, 8, 12, 16, 24, 32, 48))  # of devices that run ahead, as GPUs do
 _MANY_TOKENS = 64  # a step of so many takes twice as long as one of a single token
 
 
@@ -39,4 +42,5 @@ class ModelConfig:
 
     def describe(self, runner: Runner) -> Description:
         """Return what an executor says about itself that runs it."""
-        return describe_simulated("simulated", runner, self.limits, simulated_tokenizer())
+        description = describe_simulated("simulated", runner, self.limits, simulated_tokenizer())
+        return replace(description, graphs=_GRAPHS) if self.is_ahead else description

@@ -9,8 +9,8 @@ from enum import Enum
 from random import Random
 
 from paceline.bytes_tokenizer import END_TOKEN_IDS, VOCAB_SIZE
-from paceline.plan.values import ProtocolRange
-from paceline_executor.rows.limits import RowLimits
+from paceline.plan.versions import ProtocolRange
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.simulated import NOTHING_LEFT, nearest_left
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.link.leadership import ServingStatus

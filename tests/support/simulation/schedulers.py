@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
-from paceline.plan.values import ProtocolRange, RecordId
+from paceline.plan.values import RecordId
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import inference_pb2 as pb
 from paceline_scheduler.api import status
 from paceline_scheduler.api.edge import Edge

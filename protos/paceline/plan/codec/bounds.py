@@ -346,8 +346,8 @@ TABLE: dict[type[Message], dict[str, Bound]] = {
     },
     # Of later versions: what is set is refused by name, or not read
     plan_pb2.GraphSizes: {
-        "num_rows": Many(1 << 8, Whole(0, MAX_STEP_TOKENS)),
-        "num_tokens": Many(1 << 8, Whole(0, MAX_STEP_TOKENS)),
+        "num_rows": Many(1 << 8, Whole(1, MAX_ROWS)),
+        "num_tokens": Many(1 << 8, Whole(1, MAX_STEP_TOKENS)),
     },
     inference_pb2.Adapter: {"name": _NAME, "digest": Text(0, 128), "rank": Whole(0, 1 << 16)},
     plan_pb2.AdapterLoad: {"id": _ANY, "slot": Whole(0, 1 << 10), "digest": Text(0, 128)},

@@ -20,11 +20,11 @@ from paceline.plan.values import (
     Heartbeat,
     Hello,
     NewRequest,
-    ProtocolRange,
     RecordId,
     Release,
     SamplingParams,
 )
+from paceline.plan.versions import ProtocolRange
 from paceline.v1 import inference_pb2, plan_pb2, sampling_pb2
 
 _UNSUPPORTED = ("adapter_loads", "imports", "exports")  # of a plan

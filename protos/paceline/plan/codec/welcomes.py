@@ -1,6 +1,7 @@
 """Who an executor is: its model, its cache, its bounds."""
 
 from dataclasses import fields
+from itertools import pairwise
 
 from paceline.plan.codec.bounds import MAX_INFO_BYTES, check, check_size
 from paceline.plan.codec.columns import MalformedError, fields_set, parse
@@ -10,6 +11,7 @@ from paceline.plan.values import (
     ExecutorLimits,
     FailedStep,
     GenerationDefaults,
+    GraphSizes,
     KvGeometry,
     Model,
     StepPoint,
@@ -36,6 +38,9 @@ def write_welcome(welcome: Welcome) -> plan_pb2.Welcome:
         failed_step=None
         if failed is None
         else plan_pb2.FailedStep(epoch=failed.epoch, step_id=failed.step_id, message=readable(failed.message)),
+        graphs=None
+        if welcome.graphs is None
+        else plan_pb2.GraphSizes(num_rows=welcome.graphs.num_rows, num_tokens=welcome.graphs.num_tokens),
     )
 
 
@@ -54,7 +59,17 @@ def read_welcome(message: plan_pb2.Welcome) -> Welcome:
         failed_step=FailedStep(failed.epoch, failed.step_id, readable(failed.message))
         if message.HasField("failed_step")
         else None,
+        graphs=_read_graphs(message.graphs) if message.HasField("graphs") else None,
     )
+
+
+def _read_graphs(message: plan_pb2.GraphSizes) -> GraphSizes:
+    """Raises MalformedError for sizes that do not ascend."""
+    graphs = GraphSizes(tuple(message.num_rows), tuple(message.num_tokens))
+    for name, sizes in (("num_rows", graphs.num_rows), ("num_tokens", graphs.num_tokens)):
+        if any(size >= following for size, following in pairwise(sizes)):
+            raise MalformedError(f"graphs.{name}", f"graphs.{name} must ascend")
+    return graphs
 
 
 def write_model(model: Model) -> inference_pb2.Model:

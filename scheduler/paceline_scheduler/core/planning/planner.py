@@ -130,7 +130,7 @@ def _decide(
         limits.max_num_batched_tokens or view.description.max_num_batched_tokens,
         view.description.max_num_batched_tokens,
     )
-    budget = StepBudget(view.step_time, limits, max_num_tokens)
+    budget = StepBudget(view.step_time, limits, max_num_tokens, view.description.graph_tokens)
     moves = () if waiting.takes is None else _moves(rows, waiting.takes)
     if moves:
         decoding, prefilling = (index[~np.isin(index, moves)] for index in (decoding, prefilling))

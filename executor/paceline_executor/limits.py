@@ -12,6 +12,7 @@ MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS = 768
 MAX_BAD_WORD_TOKENS = 8192  # of all together
 MAX_NAME_BYTES = 128
+_NUM_PARAMETERS = 32  # of a row: sampling, lengths, whether it has ended; generously
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class RowLimits:
     def max_blocks_per_row(self) -> int:
         """How many blocks a row of `max_model_len` tokens takes."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def device_row_bytes(self) -> int:
+        """What a device that keeps rows takes for one at most: its tokens, blocks, parameters and rules."""
+        rules = MAX_ALLOWED_TOKENS + 2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS + MAX_BAD_WORD_TOKENS
+        return 4 * (self.max_model_len + self.max_blocks_per_row + MAX_END_TOKENS + _NUM_PARAMETERS + rules)
 
 
 def sampling_bytes(state: RowState) -> int:

@@ -1,0 +1,245 @@
+"""A model on a GPU, or on the twin of one: memory is planned, weights arrive, the runner is built, steps are captured.
+
+Knows the order, and what to say where memory runs out all the same. It refuses to know how bytes come to a device and
+in which numbers they are computed with.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from paceline_executor.config import Config, LoadFormat, RunnerKind
+from paceline_executor.device_numerics import DeviceNumerics, choose_device_numerics, choose_twin_numerics
+from paceline_executor.device_runner import RunnerParts, build_runner, graph_sizes
+from paceline_executor.errors import ShortMemoryError
+from paceline_executor.limits import RowLimits
+from paceline_executor.link.description import Description, Loaded
+from paceline_executor.link.engine import Engine
+from paceline_executor.memory import available_bytes
+from paceline_executor.models.llama import LlamaModel
+from paceline_executor.models.registry import dummy_model, twin_model, upload_model
+from paceline_executor.opening import Opened, ProgressLog, num_parameters, served_name
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.buckets import Buckets, buckets_of
+from paceline_executor.runner.cpu import checked_threads
+from paceline_executor.runner.interface import Runner, WarmUpProgress
+from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.runner.memory_plan import (
+    BlockNeeds,
+    DeviceMemory,
+    MemoryPlan,
+    MemoryUses,
+    activation_bytes,
+    graph_bytes,
+    plan_memory,
+)
+from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
+from paceline_executor.sizing import MAX_DEFAULT_KV_BYTES, MIN_POOL_TOKENS, fillable_blocks, longest_row, row_limits
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.stored_tensor import FloatType, StoredType
+from paceline_kernels.compiler import jit
+from paceline_kernels.linear import Splits
+
+_DEFAULT_SHARE = 0.9
+_TWIN_KV_SHARE = 4  # a quarter of what is free, as on a CPU
+_TOKEN_BYTES = 32  # ids, positions and slots of a captured step
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is computed."""
+
+    device: torch.device
+    name: str  # for people
+    memory: DeviceMemory
+    capability: tuple[int, int] | None  # None of the twin
+
+    @property
+    def is_twin(self) -> bool:
+        return self.capability is None
+
+
+def this_gpu() -> Place:
+    """The GPU that torch uses."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = DeviceMemory(total_bytes, free_bytes)
+    return Place(device, torch.cuda.get_device_name(), memory, torch.cuda.get_device_capability())
+
+
+def twin_place() -> Place:
+    """The memory of this machine."""
+    free_bytes = available_bytes()
+    return Place(torch.device("cpu"), "twin", DeviceMemory(free_bytes, free_bytes), None)
+
+
+def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: ProgressLog) -> Loaded:
+    """Load an opened model onto this machine's GPU, or its twin. Raises ModelError, LimitError, ShortMemoryError."""
+    place = this_gpu() if kind is RunnerKind.CUDA else twin_place()
+    checkpoint, log = opened.checkpoint, structlog.get_logger()
+    stored = _stored_types(config, checkpoint)
+    numerics = _choose_numerics(config, place, checkpoint, stored)
+    sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens)
+    plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes)
+    log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
+    runner = _runner(config, place, checkpoint, numerics, limits, sizes, progress)
+    with _explained("while steps were captured", "lower --max-num-batched-tokens or --max-num-seqs"):
+        step_points = runner.warm_up()
+    progress.log("warm_up", "done", 1.0)
+    log.info(
+        "numerics",
+        weights=numerics.matrices.value,
+        computed_in=str(numerics.dtype).removeprefix("torch."),
+        kv_cache=numerics.kv.value,
+        device=place.name,
+        batch_invariant=config.batch_invariant,
+    )
+    is_rounded = numerics.matrices is MatrixKind.FLOAT8
+    description = Description(
+        model=served_name(config, opened.path),
+        architecture=checkpoint.config.architecture,
+        num_parameters=num_parameters(checkpoint.config),
+        quantization=FloatType.FLOAT8_E4M3FN.value if is_rounded else checkpoint.quantization,
+        limits=limits,
+        geometry=runner.kv_geometry,
+        kv_dtype=numerics.kv.value,
+        tokenizer=opened.tokenizer,
+        step_points=step_points,
+        device=place.name,
+        num_threads=0,
+        has_dummy_weights=config.load_format is LoadFormat.DUMMY,
+        graphs=graph_sizes(sizes),
+    )
+    return Loaded(Engine(RowTable(limits), runner), description)
+
+
+def plan_device(
+    config: Config,
+    place: Place,
+    checkpoint: Checkpoint,
+    numerics: DeviceNumerics,
+    stored: Mapping[str, StoredType],
+    sizes: Buckets,
+) -> tuple[MemoryPlan, RowLimits]:
+    """What takes which memory, and the bounds of rows that follow. stored: as in `choose_device_numerics`.
+
+    Raises LimitError, ShortMemoryError.
+    """
+    model = checkpoint.config
+    max_model_len = longest_row(config, model.max_model_len)
+    fillable = fillable_blocks(config, max_model_len)
+    most = row_limits(config, model.vocab_size, max_model_len, fillable)
+
+    def step_bytes(num_draws: int, num_tokens: int) -> int:
+        number_bytes, fixed = numerics.dtype.itemsize, config.batch_invariant
+        return activation_bytes(model, num_tokens, num_draws, number_bytes, is_batch_invariant=fixed)
+
+    # What a captured step leaves to the next launches: tables of blocks, hidden states, a few columns.
+    kept = [
+        size.num_rows * (4 * most.max_blocks_per_row + model.hidden_size * numerics.dtype.itemsize)
+        + size.num_tokens * _TOKEN_BYTES
+        for size in sizes
+    ]
+    uses = MemoryUses(
+        weights=numerics.weight_bytes(model, stored),
+        activations=step_bytes(max(config.max_num_seqs, MAX_PIECE_TOKENS), config.max_num_batched_tokens),
+        rows=most.num_rows * most.device_row_bytes,
+        rings=0,  # in the host's memory
+        graphs=graph_bytes(max(step_bytes(size.num_rows, size.num_tokens) for size in sizes), kept),
+    )
+    least_tokens = config.max_model_len or min(max_model_len, MIN_POOL_TOKENS)
+    needs = BlockNeeds(
+        bytes_per_block=config.block_size * numerics.bytes_per_token(model),
+        min_blocks=-(-least_tokens // config.block_size),
+        max_blocks=fillable,
+    )
+    kv_bytes = config.kv_cache_memory
+    if kv_bytes is None and place.is_twin:
+        kv_bytes = min(place.memory.free_bytes // _TWIN_KV_SHARE, MAX_DEFAULT_KV_BYTES)
+    plan = plan_memory(place.memory, config.gpu_memory_utilization or _DEFAULT_SHARE, uses, needs, kv_bytes)
+    return plan, row_limits(config, model.vocab_size, max_model_len, plan.num_blocks)
+
+
+def _stored_types(config: Config, checkpoint: Checkpoint) -> Mapping[str, StoredType]:
+    if config.load_format is LoadFormat.DUMMY:
+        return {}  # asking for one would make its numbers
+    return {name: checkpoint.stored(name).stored for name in checkpoint.config.tensor_shapes()}
+
+
+def _choose_numerics(
+    config: Config, place: Place, checkpoint: Checkpoint, stored: Mapping[str, StoredType]
+) -> DeviceNumerics:
+    if place.capability is None:
+        return choose_twin_numerics(config.quantization, config.kv_cache_dtype)
+    model = checkpoint.config
+    return choose_device_numerics(config.quantization, config.kv_cache_dtype, model, stored, place.capability)
+
+
+def _runner(
+    config: Config,
+    place: Place,
+    checkpoint: Checkpoint,
+    numerics: DeviceNumerics,
+    limits: RowLimits,
+    sizes: Buckets,
+    progress: ProgressLog,
+) -> Runner:
+    if place.is_twin:
+        jit.set_num_threads(checked_threads(config.num_threads))
+    progress.log("model_load", "weights", 0.0)
+    with _explained("while weights were loaded", "choose --quantization fp8 or a smaller model"):
+        model = _load_weights(config, place, checkpoint, numerics, limits.max_model_len, progress)
+    progress.log("model_load", "kv_cache", 0.0)
+    geometry = kv_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics)
+    with _explained("for the KV cache", "lower --gpu-memory-utilization or --kv-cache-memory"):
+        kv_cache = allocate_on_device(geometry, numerics.kv, place.device, checkpoint.kv_scales)
+    progress.log("model_load", "done", 1.0)
+
+    def on_warm_up(step: WarmUpProgress) -> None:
+        progress.log("warm_up", step.step, step.index / step.num_steps)
+
+    splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
+    with _explained("for what is kept of rows", "lower --max-model-len or --max-num-seqs"):
+        return build_runner(RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, splits, on_warm_up))
+
+
+def _load_weights(
+    config: Config,
+    place: Place,
+    checkpoint: Checkpoint,
+    numerics: DeviceNumerics,
+    max_model_len: int,
+    progress: ProgressLog,
+) -> LlamaModel:
+    def on_progress(num_bytes: int, total_bytes: int) -> None:
+        progress.log("model_load", "weights", num_bytes / total_bytes)
+
+    dtype, matrices = numerics.dtype, numerics.matrices
+    if config.load_format is LoadFormat.DUMMY:
+        return dummy_model(checkpoint.config, place.device, max_model_len, dtype, matrices)
+    if place.is_twin:
+        return twin_model(checkpoint, max_model_len)
+    return upload_model(checkpoint, place.device, max_model_len, dtype, matrices, on_progress)
+
+
+@contextmanager
+def _explained(when: str, advice: str) -> Iterator[None]:
+    """Say what to do where memory runs out all the same."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sentence = f"the device's memory ran out {when}: {advice}, or end other processes on the device"
+        raise ShortMemoryError(sentence) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; torch, CUDA and cuBLAS say so in the words of a RuntimeError."""
+    words = str(error).lower()
+    phrases = ("out of memory", "can't allocate memory", "status_alloc_failed")
+    return isinstance(error, MemoryError) or any(phrase in words for phrase in phrases)

@@ -1,0 +1,134 @@
+"""Which part of a GPU's memory goes to what, and how many KV blocks the rest holds.
+
+Knows sums, and which option makes which part smaller. It refuses to ask a device, and to allocate.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from paceline.plan.values import MAX_BLOCKS
+from paceline_executor.errors import ShortMemoryError
+from paceline_executor.weights.checkpoint import ModelConfig
+
+_SPLIT_BYTES = 64 * 4  # of each head and dimension, where contexts are cut at fixed positions
+_LEAST_GROUP = 16  # query heads of a KV head are padded to so many
+_EVEN_PARTIAL_BYTES = 16 << 20
+_GRAPH_BYTES = 8 << 20  # of a captured step; 5.4 MiB were measured
+_LIBRARY_BYTES = 256 << 20  # workspaces and code
+_SLACK = 8  # an eighth is lost to rounding
+_SMALLER = {
+    "weights": "choose --quantization fp8 or a smaller model",
+    "activations": "lower --max-num-batched-tokens or --max-num-seqs",
+    "rows": "lower --max-model-len or --max-num-seqs",
+    "rings": "lower --max-num-seqs",
+    "graphs": "lower --max-num-batched-tokens or --max-num-seqs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a device has, and what of it no process has taken yet."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUses:
+    """What is taken beside the KV cache, in bytes."""
+
+    weights: int
+    activations: int  # of the largest step, at their peak
+    rows: int  # what the device keeps of every row
+    rings: int  # 0 where they are in the host's memory
+    graphs: int  # the pool of captured steps, and what libraries take
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """The size of a KV block, and how many are of use."""
+
+    bytes_per_block: int
+    min_blocks: int  # fewer hold no request
+    max_blocks: int  # all rows together fill no more
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What the KV cache gets, and what everything takes."""
+
+    num_blocks: int
+    table: Mapping[str, int]  # what takes memory -> bytes
+
+
+def plan_memory(
+    memory: DeviceMemory, share: float, uses: MemoryUses, needs: BlockNeeds, kv_cache_bytes: int | None = None
+) -> MemoryPlan:
+    """Everything together stays within `share` of the device's memory, and within what is free of it.
+
+    kv_cache_bytes: what the KV cache gets at most; None is all that is left. Raises ShortMemoryError.
+    """
+    budget = min(int(memory.total_bytes * share), memory.free_bytes)
+    parts = asdict(uses)
+    left = budget - sum(parts.values())
+    if left < 0:
+        largest = max(parts, key=lambda name: parts[name])
+        sentence = f"{_named(parts)} do not fit into {_budget(memory, share)}"
+        raise ShortMemoryError(f"{sentence}; {_SMALLER[largest]}, or {_larger(memory, share)}")
+    if kv_cache_bytes is not None and kv_cache_bytes > left:
+        sentence = f"{mib(kv_cache_bytes)} of KV cache beside {_named(parts)} do not fit into {_budget(memory, share)}"
+        raise ShortMemoryError(f"{sentence}; lower --kv-cache-memory, or {_larger(memory, share)}")
+    kv_bytes = left if kv_cache_bytes is None else kv_cache_bytes
+    num_blocks = min(kv_bytes // needs.bytes_per_block, MAX_BLOCKS, needs.max_blocks)
+    if num_blocks < needs.min_blocks:
+        sentence = f"{mib(kv_bytes)} of KV cache hold {num_blocks} blocks, and a request takes {needs.min_blocks}"
+        larger = _larger(memory, share) if kv_cache_bytes is None else "raise --kv-cache-memory"
+        raise ShortMemoryError(f"{sentence}; {larger}, or choose --kv-cache-dtype fp8_e4m3")
+    return MemoryPlan(num_blocks, {**parts, "kv_cache": num_blocks * needs.bytes_per_block})
+
+
+def activation_bytes(
+    model: ModelConfig, num_tokens: int, num_draws: int, number_bytes: int, *, is_batch_invariant: bool
+) -> int:
+    """What a step of so many tokens and draws takes at its peak, at most; numbers are of `number_bytes` each.
+
+    Stream and norm are there all the time; beside them queries, keys, values and what is attended, or gates and what
+    they gate. Inputs of 8-bit products are held once more.
+    """
+    queries, keys_values = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+    widest = max(2 * queries + keys_values, 3 * model.intermediate_size)
+    per_token = (3 * model.hidden_size + widest) * number_bytes + max(model.hidden_size, model.intermediate_size)
+    per_draw = model.vocab_size * (number_bytes + 8)  # logits, in float32, and once more under rules
+    partials = _EVEN_PARTIAL_BYTES
+    if is_batch_invariant:
+        group = max(_LEAST_GROUP, model.num_heads // model.num_kv_heads)
+        partials = num_draws * model.num_kv_heads * group * model.head_dim * _SPLIT_BYTES
+    total = num_tokens * per_token + num_draws * per_draw + partials
+    return total + total // _SLACK
+
+
+def graph_bytes(largest_activation_bytes: int, kept_bytes: Sequence[int]) -> int:
+    """What captured steps take: the pool that the largest needs, and what each keeps."""
+    return largest_activation_bytes + sum(kept_bytes) + len(kept_bytes) * _GRAPH_BYTES + _LIBRARY_BYTES
+
+
+def mib(num_bytes: int) -> str:
+    """A size as sentences say it."""
+    return f"{max(0, num_bytes) / 2**20:,.0f} MiB"
+
+
+def _named(parts: Mapping[str, int]) -> str:
+    return " + ".join(f"{mib(num_bytes)} of {name}" for name, num_bytes in parts.items() if num_bytes)
+
+
+def _budget(memory: DeviceMemory, share: float) -> str:
+    allowed = int(memory.total_bytes * share)
+    if memory.free_bytes < allowed:
+        return f"the {mib(memory.free_bytes)} that are free of the GPU's {mib(memory.total_bytes)}"
+    return f"the {mib(allowed)} that --gpu-memory-utilization {share:g} allows of {mib(memory.total_bytes)}"
+
+
+def _larger(memory: DeviceMemory, share: float) -> str:
+    if memory.free_bytes < int(memory.total_bytes * share):
+        return "end other processes on the GPU"
+    return "raise --gpu-memory-utilization"

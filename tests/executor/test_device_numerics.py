@@ -1,0 +1,176 @@
+"""In which numbers a GPU computes: what the options come to by checkpoint and capability, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline_executor.device_numerics import (
+    TWIN_NUMERICS,
+    DeviceNumerics,
+    choose_device_numerics,
+    choose_twin_numerics,
+)
+from paceline_executor.errors import LimitError, UnsupportedModelError
+from paceline_executor.models.layers import HostWeights
+from paceline_executor.models.registry import upload_model
+from paceline_executor.numerics import KvDtype, Quantization, choose_numerics
+from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.stored_tensor import FloatType
+
+A100, L4, H100 = (8, 0), (8, 9), (9, 0)
+WIDE = replace(TINY_CONFIG, head_dim=32)
+
+
+def stored_as(kind):
+    """A checkpoint whose matrices are of this type, its norms bfloat16 beside float8."""
+    dense = FloatType.BFLOAT16 if kind is FloatType.FLOAT8_E4M3FN else kind
+    return {name: kind if name.endswith("_proj.weight") else dense for name in WIDE.tensor_shapes()}
+
+
+BFLOAT16, FLOAT16 = stored_as(FloatType.BFLOAT16), stored_as(FloatType.FLOAT16)
+FLOAT8 = stored_as(FloatType.FLOAT8_E4M3FN)
+
+
+def choose(quantization=Quantization.AUTO, kv=None, model=WIDE, stored=BFLOAT16, capability=H100):
+    """With everything as it comes but what is named."""
+    return choose_device_numerics(quantization, kv, model, stored, capability)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        (BFLOAT16, torch.bfloat16),
+        (FLOAT8, torch.bfloat16),
+        (FLOAT16, torch.float16),
+        (stored_as(FloatType.FLOAT32), torch.float16),
+        ({}, torch.bfloat16),
+    ],
+)
+def test_a_model_is_computed_in_the_type_of_its_file(stored, dtype):
+    """bfloat16 where there is any, or where weights are random; keys and values are kept in the same."""
+    numerics = choose(stored=stored)
+    assert (numerics.dtype, numerics.kv.value) == (dtype, str(dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_gemma_is_never_computed_in_float16(family):
+    """What flows between its layers is beyond it."""
+    assert choose(model=FAMILY_CONFIGS[family], stored=FLOAT16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("quantization", "capability", "matrices"),
+    [
+        (Quantization.AUTO, H100, MatrixKind.AS_STORED),
+        (Quantization.AUTO, A100, MatrixKind.DENSE),
+        (Quantization.NONE, H100, MatrixKind.DENSE),
+        (Quantization.FP8, H100, MatrixKind.FLOAT8),
+        (Quantization.FP8, L4, MatrixKind.FLOAT8),
+    ],
+)
+def test_matrices_become_what_the_gpu_has_arithmetic_for(quantization, capability, matrices):
+    """float8 stays so unless the GPU has none or something else is asked for."""
+    assert choose(quantization, stored=FLOAT8, capability=capability).matrices is matrices
+
+
+@pytest.mark.parametrize("kv", [KvDtype.FP8_E4M3, KvDtype.INT8, KvDtype.BFLOAT16])
+def test_keys_and_values_are_kept_as_asked_for(kv):
+    """Beside a model in bfloat16."""
+    assert choose(kv=kv).kv is kv
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"quantization": Quantization.FP8, "capability": A100}, "--quantization fp8 .* 8.9, .* has 8.0: choose auto"),
+        ({"kv": KvDtype.FP8_E4M3, "capability": A100}, "--kv-cache-dtype fp8_e4m3 .* 8.9, .* choose int8 or bfloat16"),
+        ({"kv": KvDtype.FLOAT32}, "--kv-cache-dtype float32 .* choose auto, bfloat16, fp8_e4m3 or int8"),
+        ({"kv": KvDtype.FLOAT16}, "--kv-cache-dtype float16 does not go with .* bfloat16"),
+        ({"kv": KvDtype.BFLOAT16, "stored": FLOAT16}, "choose auto, float16, fp8_e4m3 or int8"),
+    ],
+)
+def test_what_a_gpu_does_not_take_is_refused_with_what_to_choose(arguments, sentence):
+    """By the option's name."""
+    with pytest.raises(LimitError, match=sentence):
+        choose(**arguments)
+
+
+@pytest.mark.parametrize("head_dim", [12, 264])
+def test_heads_that_no_kernel_takes_are_refused(head_dim):
+    """The CPU takes them."""
+    with pytest.raises(UnsupportedModelError, match=f"heads of {head_dim} dimensions.* choose --runner cpu"):
+        choose(model=replace(WIDE, head_dim=head_dim))
+
+
+def test_the_twin_computes_in_float32():
+    """And refuses what would not be."""
+    assert choose_twin_numerics(Quantization.AUTO, None) == TWIN_NUMERICS
+    assert choose_twin_numerics(Quantization.NONE, KvDtype.FLOAT32) == TWIN_NUMERICS
+    with pytest.raises(LimitError, match="--quantization fp8 needs a GPU"):
+        choose_twin_numerics(Quantization.FP8, None)
+    with pytest.raises(LimitError, match="--kv-cache-dtype int8 needs a GPU"):
+        choose_twin_numerics(Quantization.AUTO, KvDtype.INT8)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv", "sentence"),
+    [
+        (Quantization.FP8, None, "--quantization fp8 is for GPUs: choose auto or none"),
+        (Quantization.AUTO, KvDtype.BFLOAT16, "--kv-cache-dtype bfloat16 is for GPUs: choose auto, float32"),
+        (Quantization.NONE, KvDtype.FP8_E4M3, "--kv-cache-dtype fp8_e4m3 is for GPUs"),
+    ],
+)
+def test_a_cpu_refuses_what_is_for_gpus(quantization, kv, sentence):
+    """Instead of choosing something else in silence."""
+    with pytest.raises(LimitError, match=sentence):
+        choose_numerics(quantization, kv, WIDE, 16)
+
+
+@pytest.mark.parametrize(
+    ("kv", "slot"), [(KvDtype.BFLOAT16, 64), (KvDtype.FLOAT16, 64), (KvDtype.INT8, 36), (KvDtype.FP8_E4M3, 32)]
+)
+def test_a_token_takes_its_keys_and_values_in_all_layers(kv, slot):
+    """Two layers, two KV heads, 32 dimensions; an int8 slot has a scale."""
+    assert DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, kv).bytes_per_token(WIDE) == 2 * 2 * 2 * slot
+
+
+def tensors_of(model):
+    """All that a model holds, found by walking through its attributes."""
+    found, stack, seen = {}, [model], set()
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, list | tuple):
+            stack.extend(thing)
+        elif type(thing).__module__.startswith("paceline"):
+            names = getattr(type(thing), "__slots__", ()) or vars(thing)
+            stack.extend(getattr(thing, name) for name in names)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("matrices", [MatrixKind.DENSE, MatrixKind.FLOAT8])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_estimate_is_what_uploading_takes(matrices, tied):
+    """But for the tables of rotations."""
+    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, tie_word_embeddings=tied)
+    numerics = DeviceNumerics(torch.float16, matrices, KvDtype.FLOAT16)
+    model = upload_model(checkpoint, torch.device("cpu"), 64, numerics.dtype, matrices)
+    rotations = 64 * 32 * 4
+
+    assert tensors_of(model) == numerics.weight_bytes(checkpoint.config, {}) + rotations
+
+
+def test_float8_that_stays_so_counts_a_byte_and_a_scale_for_each_row():
+    """Where matrices are as stored."""
+    as_stored = DeviceNumerics(torch.bfloat16, MatrixKind.AS_STORED, KvDtype.BFLOAT16)
+    rounded = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.BFLOAT16)
+    assert as_stored.weight_bytes(WIDE, FLOAT8) == rounded.weight_bytes(WIDE, BFLOAT16)
+    assert as_stored.weight_bytes(WIDE, BFLOAT16) == 2 * sum(
+        HostWeights(RandomCheckpoint(WIDE)).checkpoint.tensor(name).size for name in WIDE.tensor_shapes()
+    )
