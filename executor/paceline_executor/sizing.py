@@ -4,7 +4,7 @@ Knows defaults and what to say where something does not fit. It refuses to know 
 `runner.memory_plan`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.plan.values import MAX_BLOCKS
 from paceline_executor.config import Config
@@ -13,6 +13,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.numerics import Numerics
 from paceline_executor.opening import num_parameters
 from paceline_executor.runner.memory_plan import mib
+from paceline_executor.speculation.drafter import MAX_NUM_DRAFT_TOKENS
 from paceline_executor.weights import ModelConfig
 
 MAX_DEFAULT_KV_BYTES = 2 * 2**30
@@ -38,14 +39,17 @@ def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_byte
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:
-    """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`."""
+    """The bounds of rows whose tokens this process knows, so that it drafts for them: what is configured, what the
+    model allows, what fits into `free_bytes`.
+    """
     max_model_len = longest_row(config, needs.max_model_len)
     num_blocks = _num_blocks(config, needs, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size
     if config.max_model_len is not None and config.max_model_len > num_slots:
         sentence = f"--max-model-len {config.max_model_len} is more than the {num_slots} tokens that the KV cache holds"
         raise ShortMemoryError(f"{sentence}; raise --kv-cache-memory or free memory")
-    return row_limits(config, needs.vocab_size, max_model_len, num_blocks)
+    limits = row_limits(config, needs.vocab_size, max_model_len, num_blocks)
+    return replace(limits, max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS)
 
 
 def longest_row(config: Config, trained_len: int) -> int:

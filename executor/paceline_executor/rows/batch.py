@@ -67,8 +67,8 @@ def prepare(
     rules: Mapping[int, RowRules],
     plan: BatchPlan,
     places: npt.NDArray[np.intp],
-    *,
     num_drafts: Int32Array | None,
+    *,
     is_carried: bool,
     is_ahead: bool,
 ) -> Prepared:

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.plan.values import BatchPlan
+from paceline_executor.limits import RowLimits
 from paceline_executor.rows.columns import RowColumns
 from paceline_executor.runner.interface import Int32Array
 from paceline_executor.speculation.drafter import Drafter, WantedDrafts
 
 
 def put_drafts(
-    drafter: Drafter, columns: RowColumns, plan: BatchPlan, places: npt.NDArray[np.intp], vocab_size: int
+    drafter: Drafter, columns: RowColumns, plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits
 ) -> Int32Array | None:
     """Write drafts behind the known tokens of rows, where nobody reads them unless they are counted; returns how many
     each has, [num_running], or None where no row has any. places: those in the plan's columns of the running rows.
@@ -31,7 +32,7 @@ def put_drafts(
     num_drafts = np.zeros_like(num_wanted)
     for index, of_row, drafts in zip(wanting.tolist(), wanted, drafter.draft(wanted), strict=True):
         end_tokens = columns.end_tokens[of_row.row, : columns.max_end_tokens]
-        possible = _possible(drafts[: of_row.num_wanted], end_tokens, vocab_size)
+        possible = _possible(drafts[: of_row.num_wanted], end_tokens, limits.vocab_size)
         num_drafts[index] = possible.size
         columns.tokens[of_row.row, known[index] : known[index] + possible.size] = possible
     return num_drafts if num_drafts.any() else None
