@@ -9,6 +9,7 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ from gpu.bench_models import Timed, timed
 from gpu.cells import START, WARM_START, Cell
 from gpu.config import compiling_into
 from gpu.engine_cells import flops_of
-from gpu.errors import CheckFailedError
+from gpu.errors import CheckFailedError, DoesNotFitError
 from gpu.peer import read_peer
 from gpu.report import Figure, Report
 from gpu.rigs import find_place
@@ -44,14 +45,17 @@ def work(task: Task, report_on: Callable[[str], Report]) -> Report:
     what = timed(rehearses=task.rehearses)
     sides = [(numbers, side) for numbers in names for side in (_system_side, _engine_side)]
     try:
-        for index, (numbers, side) in enumerate(sides):
-            seconds = task.seconds_left() / (len(sides) - index)
-            if seconds < _MIN_SECONDS and not task.rehearses:
-                report.leave_out(f"{numbers}: {side.__name__.strip('_')}: the time was up")
-                continue
-            environment = compiling_into(task.folder / f"compiled-{numbers}")
-            side(task, report, what, numbers, seconds, environment)
+        with tempfile.TemporaryDirectory(prefix="paceline-compiled-") as compiled:
+            for index, (numbers, side) in enumerate(sides):
+                seconds = task.seconds_left() / (len(sides) - index)
+                if seconds < _MIN_SECONDS and not task.rehearses:
+                    report.leave_out(f"{numbers}: {side.__name__.strip('_')}: the time was up")
+                    continue
+                environment = compiling_into(Path(compiled) / numbers)
+                side(task, report, what, numbers, seconds, environment)
     finally:
+        if task.rehearses:
+            print("A rehearsal: what follows means nothing.")
         print("\n".join(table(report.figures, peers)), flush=True)
     return report
 
@@ -116,6 +120,9 @@ async def _measure(report: Report, cells: SystemCells, cell: Cell) -> None:
     name, begun = f"{cells.numbers} system {cell}", time.monotonic()
     try:
         figures = await cells.measure(cell)
+    except DoesNotFitError as error:
+        report.leave_out(f"{name}: {error}")
+        return
     except Exception as error:
         report.failed(name, error, time.monotonic() - begun)
         return

@@ -30,6 +30,7 @@ from paceline_executor.testing.models import TINY_CONFIG
 
 _START_S = 240.0
 _DRAINED_STREAMS = 8
+_LAST_FAULT_S = 90.0  # before the deadline: it may take so long until all is whole again
 # Two executors share the GPU, so that there is one while the other comes back.
 _GPU_OPTIONS = ("--runner", "cuda", "--batch-invariant", "--gpu-memory-utilization", "0.4", "--kv-cache-memory", "2GiB")
 _TWIN_OPTIONS = ("--runner", "twin", "--num-threads", "1", "--kv-cache-memory", "16MiB")
@@ -162,7 +163,8 @@ def _survives(task: Task, options: Sequence[str], sizes: Sizes, report: Report) 
 
 async def _run(experiment: Experiment, kinds: "itertools.islice[FaultKind]", task: Task) -> None:
     """As many faults as there is time for."""
-    in_time = itertools.takewhile(lambda _: task.seconds_left() > 0, kinds)
+    least = 0.0 if task.rehearses else _LAST_FAULT_S
+    in_time = itertools.takewhile(lambda _: task.seconds_left() > least, kinds)
     async with experiment:
         await experiment.system.during(experiment.campaign.run(in_time))
         await experiment.finish()

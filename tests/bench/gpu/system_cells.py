@@ -13,6 +13,7 @@ from random import Random
 import grpc.aio
 
 from gpu.cells import DECODE, IDLE, PREFILL, PREFILL_RATE, Cell, Kind, Shapes, gap_of, rows_at, throughput_of
+from gpu.errors import DoesNotFitError
 from gpu.report import Figure
 from gpu.wire import StepSums, read_step_sums
 from paceline_client.async_client import AsyncClient
@@ -84,6 +85,8 @@ class SystemCells:
         tasks = [asyncio.create_task(self._stream(one, context, num_tokens)) for one in streams]
         try:
             await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
+            if any(task.done() for task in tasks):
+                raise DoesNotFitError(f"{num_rows} streams of {context} tokens do not all run at a time here")
             before, start_s = await self._sums()
             await _until(lambda: any(task.done() for task in tasks), tasks)
             after, end_s = await self._sums()
