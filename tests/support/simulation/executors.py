@@ -225,6 +225,10 @@ class _CallContext:
         """Send a message."""
         self._call.tell(data)
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return what is known of the caller: nothing, as without TLS."""
+        return {}
+
 
 class _WatchedTransport(GrpcTransport):
     """The production's transport of a plan stream, with somebody who listens."""
