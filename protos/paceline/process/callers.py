@@ -5,7 +5,7 @@ Refuses to know which call is for whom.
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import grpc
@@ -14,7 +14,7 @@ import grpc.aio
 from paceline.process.tls_folder import Certificates, TlsFolder
 
 _SCHEME = "paceline://"
-_URIS = "peer_uri"
+_URIS, _NAMES = "peer_uri", "x509_common_name"
 
 
 class Role(enum.Enum):
@@ -43,8 +43,10 @@ ANYBODY = Caller("anybody", frozenset(Role))
 
 def caller_of(context: grpc.aio.ServicerContext) -> Caller:  # type: ignore[type-arg]  # of any messages
     """Return who calls by its client certificate; NOBODY without one."""
-    uris: Iterable[bytes] = context.auth_context().get(_URIS, ())
-    return caller_of_uris([uri.decode(errors="replace") for uri in uris])
+    shown = context.auth_context()
+    uris, names = ([text.decode(errors="replace") for text in shown.get(key, ())] for key in (_URIS, _NAMES))
+    caller = caller_of_uris(uris)
+    return replace(caller, name=" ".join([*names, *filter(None, [caller.name])]))
 
 
 def caller_of_uris(uris: Iterable[str]) -> Caller:

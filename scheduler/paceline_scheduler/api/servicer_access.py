@@ -28,7 +28,7 @@ _RETRY_S = 1.0
 # What shows nobody's prompts or outputs. Of any tenant: operators have none.
 _ALSO_OF_OPERATORS = frozenset(_INFERENCE + name for name in ("Cancel", "Explain", "GetModel", "ListModels"))
 
-_CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 
 _log = structlog.get_logger(__name__)
 
@@ -75,14 +75,17 @@ class Access:
         of a call whose token is removed meanwhile.
         """
         if self._is_open(method):
+            _CALLER.set(ANYBODY)
             yield
             return
-        found = self._token(context)
-        caller = _joined(found.caller if found else NOBODY, caller_of(context) if self._has_certificates else NOBODY)
+        caller = NOBODY
         try:
+            found = self._token(context)
+            certified = caller_of(context) if self._has_certificates else NOBODY
+            caller = _joined(found.caller if found else NOBODY, certified)
             _check(method, caller)
-        except (UnauthenticatedError, PermissionDeniedError):
-            _log.info("call_refused", method=method, caller=caller.name, peer=context.peer())
+        except (UnauthenticatedError, PermissionDeniedError) as error:
+            _log.info("call_refused", method=method, caller=caller.name, peer=context.peer(), error=str(error))
             raise
         _CALLER.set(caller)
         with self._counted(method, caller), self._until_revoked(found):
@@ -160,16 +163,17 @@ def audited(by: Caller) -> dict[str, str]:
 
 def tenant_of(named: str, by: Caller) -> str:
     """Return the tenant that a message is about: the caller's own, if it names none. Raises PermissionDeniedError."""
-    if by.tenant is None or named == by.tenant:
+    if by is ANYBODY:
         return named
-    if named:
+    if by.tenant is None or named not in ("", by.tenant):
         raise PermissionDeniedError("tenant: is not the tenant of this token or certificate; leave it unset")
     return by.tenant
 
 
 def any_tenant_of(named: str, by: Caller) -> str:
     """The same for calls in which operators name any tenant."""
-    return named if named and Role.OPERATOR in by.roles else tenant_of(named, by)
+    is_free = Role.OPERATOR in by.roles and (named or by.tenant is None)
+    return named if is_free else tenant_of(named, by)
 
 
 def _joined(one: Caller, other: Caller) -> Caller:
@@ -185,7 +189,9 @@ def _joined(one: Caller, other: Caller) -> Caller:
 
 def _check(method: str, caller: Caller) -> None:
     if not caller.roles:
-        raise UnauthenticatedError("who calls is not known: send 'authorization: Bearer TOKEN' as metadata")
+        raise UnauthenticatedError(
+            "who calls is not known: send 'authorization: Bearer TOKEN' as metadata, or show a certificate with a role"
+        )
     if method in _ALSO_OF_OPERATORS:
         allowed = {Role.CLIENT, Role.OPERATOR}
     elif method.startswith(_INFERENCE):

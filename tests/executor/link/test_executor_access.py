@@ -81,7 +81,7 @@ async def test_health_is_for_everybody_the_authority_knows(executor, authority, 
 async def test_takeovers_and_what_operators_look_at_are_logged_with_who_it_was(executor, authority, tmp_path):
     """And who was refused."""
     scheduler = authority.mount(tmp_path / "scheduler", "paceline://scheduler")
-    operator = authority.mount(tmp_path / "operator", "paceline://operator")
+    operator = authority.mount(tmp_path / "operator", "paceline://operator", names=("alice",))
     by_name = {method.name: method for method in METHODS}
     with capture_logs() as events:
         async with channel_to(executor, scheduler) as channel:
@@ -92,9 +92,9 @@ async def test_takeovers_and_what_operators_look_at_are_logged_with_who_it_was(e
             await outcome(channel, by_name["Attach"])
     told = [(event["event"], event["caller"]) for event in events if "caller" in event]
     assert told == [
-        ("takeover", "paceline://scheduler"),
-        ("operator_call", "paceline://operator"),
-        ("call_refused", "paceline://operator"),
+        ("takeover", "localhost paceline://scheduler"),
+        ("operator_call", "alice paceline://operator"),
+        ("call_refused", "alice paceline://operator"),
     ]
 
 

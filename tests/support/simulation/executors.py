@@ -226,7 +226,7 @@ class _CallContext:
         self._call.tell(data)
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Of a caller without a certificate."""
+        """Return what is known of the caller: nothing, as without TLS."""
         return {}
 
 
