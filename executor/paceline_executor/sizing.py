@@ -39,9 +39,7 @@ def limits_for(config: Config, model: ModelConfig, numerics: Numerics, free_byte
 
 
 def limits_within(config: Config, needs: ModelNeeds, free_bytes: int) -> RowLimits:
-    """The bounds of rows whose tokens this process knows, so that it drafts for them: what is configured, what the
-    model allows, what fits into `free_bytes`.
-    """
+    """The bounds of rows: what is configured, what the model allows, what fits into `free_bytes`; with drafts."""
     max_model_len = longest_row(config, needs.max_model_len)
     num_blocks = _num_blocks(config, needs, max_model_len, free_bytes)
     num_slots = num_blocks * config.block_size

@@ -1,7 +1,7 @@
 """From an applied plan to the batch the runner computes. Reads the columns, changes nothing.
 
 Positions and counts are bounds: what rows come to if the steps in flight bring all they may. A row that brings less has
-ended, and then the device computes nothing for it. Drafts lie in the columns, behind a row's known tokens.
+ended, and then the device computes nothing for it. Drafts lie behind a row's known tokens.
 """
 
 from collections.abc import Mapping
@@ -44,10 +44,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """What a step draws: of every sampled row what follows its known tokens, and what follows each draft."""
+    """Of every sampled row what follows its known tokens, and what follows each draft."""
 
     rows: Int32Array  # [num_draws]
-    num_before: Int32Array  # [num_draws]: drafts of the row before this draw
+    num_before: Int32Array  # [num_draws]: drafts of the row
     num_draws: Int32Array  # [num_sampled]
     num_drafts: Int32Array | None  # [num_sampled]; None where no row has any
 
@@ -73,7 +73,7 @@ def prepare(
     is_ahead: bool,
 ) -> Prepared:
     """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
-    not ended. num_drafts: how many tokens behind the known ones each of them has, if any has. is_carried: for a device
+    not ended. num_drafts: theirs, if any has. is_carried: for a device
     that keeps rows. is_ahead: whether steps are in flight.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
@@ -116,7 +116,7 @@ def prepare(
 
 
 def _sampling(columns: RowColumns, rows: Int32Array, num_before: Int32Array | int = 0) -> SamplingColumns:
-    """Those of a draw per row of `rows`. num_before: how many drafts lie before it in the row."""
+    """num_before: how many drafts lie before the draw."""
     return SamplingColumns(
         temperature=columns.temperature[rows],
         top_k=columns.top_k[rows],

@@ -48,9 +48,7 @@ def check_schedule(plan: BatchPlan, columns: RowColumns, limits: RowLimits, *, i
 def _check_drafts(
     rows: Int32Array, num_drafts: Int32Array, end: npt.NDArray[np.int64], columns: RowColumns, limits: RowLimits
 ) -> None:
-    """Drafts follow all known tokens, and leave room for the token that is drawn behind them. end: behind the last
-    draft of each row.
-    """
+    """Drafts follow all known tokens, and leave room for the token behind them."""
     is_behind = (num_drafts == 0) | (end >= columns.known_bound[rows] + num_drafts)
     _require(rows, is_behind, PlanFault.DRAFTS, "has drafts before the end of its known tokens")
     last = np.minimum(columns.max_known[rows], limits.max_model_len)

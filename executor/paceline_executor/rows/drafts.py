@@ -1,7 +1,5 @@
-"""Which drafts a step verifies: those that a drafter finds, within what the plan grants, behind the row's known tokens.
-
-None of them is an end token. So a row takes no token behind one that ends it: what is drawn after a draft counts only
-if that draft was drawn. Knows rows and tokens; a drafter may answer anything.
+"""Which drafts a step verifies: what a drafter finds, within the plan. None is an end token, so a row takes no token
+behind one that ends it. Knows rows and tokens.
 """
 
 import numpy as np
@@ -17,9 +15,7 @@ from paceline_executor.speculation.drafter import Drafter, WantedDrafts
 def put_drafts(
     drafter: Drafter, columns: RowColumns, plan: BatchPlan, places: npt.NDArray[np.intp], limits: RowLimits
 ) -> Int32Array | None:
-    """Write drafts behind the known tokens of rows, where nobody reads them unless they are counted; returns how many
-    each has, [num_running], or None where no row has any. places: those in the plan's columns of the running rows.
-    """
+    """Write drafts behind the known tokens of the rows at `places` of the plan; returns how many each has, if any."""
     if not plan.num_draft_tokens.any():
         return None
     num_wanted = plan.num_draft_tokens[places]
@@ -39,6 +35,6 @@ def put_drafts(
 
 
 def _possible(drafts: Int32Array, end_tokens: Int32Array, vocab_size: int) -> Int32Array:
-    """The drafts before the first that ends the row or is no token."""
+    """Those before the first that ends the row or is no token."""
     is_bad = (drafts < 0) | (drafts >= vocab_size) | (drafts[:, None] == end_tokens).any(axis=1)
     return drafts[: is_bad.argmax()] if is_bad.any() else drafts

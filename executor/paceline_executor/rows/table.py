@@ -57,7 +57,7 @@ class RowTable:
     """All rows of an executor, with the records of requests that left them."""
 
     def __init__(self, limits: RowLimits, drafter: Drafter | None = None) -> None:
-        """drafter: who guesses how rows go on, where limits and plans allow drafts; by default prompt lookup."""
+        """drafter: by default prompt lookup."""
         self.limits = limits
         self.drafter = drafter or PromptLookup()
         self._columns = RowColumns(limits)

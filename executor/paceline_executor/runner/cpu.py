@@ -228,7 +228,7 @@ def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:
 def _without(
     batch: StepBatch, failed: list[int], num_accepted: Int32Array, counts: BoolArray
 ) -> tuple[Int32Array, BoolArray]:
-    """The same without the draws of batch rows that failed."""
+    """Without the draws of batch rows that failed."""
     is_well = ~np.isin(batch.sampled, failed)
     num_draws = 1 if batch.num_drafts is None else batch.num_drafts + 1
     return np.where(is_well, num_accepted, 0).astype(np.int32), counts & np.repeat(is_well, num_draws)

@@ -1,4 +1,4 @@
-"""The seam between rows and whoever guesses how they go on. Knows rows by number, and tokens; no drafter."""
+"""The seam between rows and drafters. Knows rows by number, and tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,30 +7,27 @@ from typing import Protocol
 from paceline_executor.runner.interface import Int32Array
 
 MAX_NUM_DRAFT_TOKENS = 8
-"""Of a row and step, where a drafter reads tokens alone; see MEASURED.md for what more would cost and bring."""
+"""Of a row and step; MEASURED.md says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """How many drafts a row may have at most, at least 1. token_ids: all it knows; they may change after the call."""
+    """A row that may have drafts. token_ids: all known ones; they may change after the call."""
 
     row: int
     token_ids: Int32Array
-    num_wanted: int
+    num_wanted: int  # at most, and at least 1
 
 
 class Drafter(Protocol):
-    """Guesses tokens. What it keeps of a row is its own, and lasts until `forget`."""
+    """Guesses tokens. Until a row is forgotten, its known tokens only grow."""
 
     def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        """Drafts for each row, in this order; none where it has no guess. Too many or impossible ones are dropped.
-
-        The known tokens of a row only grow until it is forgotten.
-        """
+        """A guess, or none, for each row in this order. What is impossible is dropped."""
         ...
 
     def forget(self, row: int) -> None:
-        """The next tokens on this row are another request's."""
+        """Its next tokens are another request's."""
         ...
 
 
@@ -53,6 +50,6 @@ class TimedDrafter:
         self._inner.forget(row)
 
     def take_ns(self) -> int:
-        """The time since it was asked last."""
+        """Since it was asked last."""
         spent_ns, self._spent_ns = self._spent_ns, 0
         return spent_ns

@@ -1,11 +1,9 @@
-"""Drafts from the row's own tokens: what followed the last few of them where they stood before.
+"""Drafts from the row's own tokens: what followed the last few where they stood before. Knows tokens only.
 
-As "prompt lookup decoding" (Saxena, 2023, https://github.com/apoorvumang/prompt-lookup-decoding). Good where output
-repeats prompt or output: quotes, edits, code, tables. Knows tokens only.
+"Prompt lookup decoding", Saxena, 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
 
-Positions are chained by a hash of the two tokens that end there, as in LZ77's hash chains (RFC 1951, section 4). So a
-token is indexed once, a guess looks at `_MAX_CANDIDATES` earlier positions however long the row is, and a row takes
-4 bytes per token and `_NUM_BUCKETS` times 4 beside its tokens.
+Positions are chained by a hash of the two tokens that end there, as in RFC 1951, section 4. So a token is indexed once,
+and a guess looks at a few positions, however long the row is. A row takes 4 bytes per token and 64 KiB.
 """
 
 from collections.abc import Sequence
@@ -17,12 +15,12 @@ from paceline_executor.runner.interface import Int32Array
 from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.speculation.drafter import WantedDrafts
 
-_MIN_MATCH = 2  # tokens that must have stood before in this order
-_MAX_MATCH = 8  # more say no more
+_MIN_MATCH = 2  # tokens
+_MAX_MATCH = 8
 _MAX_CANDIDATES = 16
 _NUM_BUCKETS = 1 << 14
-_MAX_INDEXED = 8192  # tokens of a row at a time, 0.6 ms; a longer prompt is drafted from some steps later
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing (Knuth, volume 3, 6.4)
+_MAX_INDEXED = 8192  # tokens of a row and step, 0.6 ms
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # Knuth, volume 3, 6.4
 _SHIFT = np.uint64(64 - 14)
 _NOWHERE = -1
 
@@ -46,22 +44,22 @@ class PromptLookup:
         match = index.longest_match(token_ids)
         if match == _NOWHERE:
             return NO_TOKENS
-        # A match that overlaps the end goes round: what repeats is taken to go on repeating.
+        # What repeats goes on repeating.
         period = token_ids.size - 1 - match
         drafts: Int32Array = token_ids[match + 1 + np.arange(num_wanted) % period]
         return drafts
 
 
 class _Index:
-    """Where in a row's tokens each pair of them stood, the latest first."""
+    """Where each pair of a row's tokens stood."""
 
     def __init__(self) -> None:
-        self._latest: Int32Array = np.full(_NUM_BUCKETS, _NOWHERE, dtype=np.int32)  # by hash: the last position
-        self._before: Int32Array = np.full(64, _NOWHERE, dtype=np.int32)  # by position: the one before in its chain
-        self._num_indexed = 1  # no pair ends at the first token
+        self._latest: Int32Array = np.full(_NUM_BUCKETS, _NOWHERE, dtype=np.int32)  # by hash
+        self._before: Int32Array = np.full(64, _NOWHERE, dtype=np.int32)  # by position
+        self._num_indexed = 1  # no pair ends there
 
     def follow(self, token_ids: Int32Array) -> bool:
-        """Take in tokens that are new, and say whether that was all of them."""
+        """Index new tokens; says whether that was all."""
         start, stop = self._num_indexed, min(token_ids.size, self._num_indexed + _MAX_INDEXED)
         if stop > start:
             if stop > self._before.size:
@@ -73,7 +71,6 @@ class _Index:
         return self._num_indexed >= token_ids.size
 
     def _chain(self, hashes: npt.NDArray[np.intp], start: int) -> None:
-        """Put positions from `start` on before those that have the same hash."""
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
         is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
@@ -84,7 +81,7 @@ class _Index:
         self._latest[ordered[is_last]] = positions[is_last]
 
     def longest_match(self, token_ids: Int32Array) -> int:
-        """The position before the end up to which most tokens are the same, the latest on ties; _NOWHERE if none."""
+        """The position up to which most tokens are those at the end, the latest on ties; or _NOWHERE."""
         end = token_ids.size - 1
         candidates: list[int] = []
         position = int(self._before[end]) if end else _NOWHERE
@@ -102,6 +99,6 @@ class _Index:
 
 
 def _hashes(token_ids: Int32Array) -> npt.NDArray[np.intp]:
-    """Of each token but the first, with the one before it."""
+    """Of each pair."""
     pairs = token_ids[:-1].astype(np.uint64) << np.uint64(32) | token_ids[1:].astype(np.uint64)
     return (pairs * _FACTOR >> _SHIFT).astype(np.intp)

@@ -1,7 +1,4 @@
-"""Drafters for tests: one that knows the answers and errs as often as wanted, and some that are of no use.
-
-Knows the seam. It refuses to know plans and rows.
-"""
+"""Drafters for tests: one that errs as often as wanted, one of no use."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -14,10 +11,7 @@ from paceline_executor.testing.plans import int32
 
 
 class KnowingDrafter:
-    """Drafts from `answers`, prompts with their outputs, and errs from a place on that is drawn for each row and step.
-
-    num_right: draws how many drafts are right, of so many.
-    """
+    """Drafts from `answers`, prompts with outputs. num_right: how many drafts are right, of so many."""
 
     def __init__(self, answers: Sequence[Sequence[int]], num_right: Callable[[int], int]) -> None:
         self._answers = [list(answer) for answer in answers]
@@ -38,7 +32,7 @@ class KnowingDrafter:
 
 
 class UselessDrafter:
-    """Whatever is asked, the same: a token again and again, beyond what is wanted, or what is no token."""
+    """The same token again and again, more than wanted, or no token."""
 
     def __init__(self, random: Random, vocab_size: int) -> None:
         self._random = random
@@ -48,4 +42,4 @@ class UselessDrafter:
         return [np.array(self._random.choice(self._answers), dtype=np.int32) for _ in wanted]
 
     def forget(self, row: int) -> None:
-        """It knows nothing."""
+        """See Drafter."""

@@ -64,7 +64,7 @@ class _Cells:
 class Scheduler:
     """A scheduler that plans ahead of results at random, within the rules; it also shares, tags and preempts.
 
-    max_num_drafts: how many drafts it grants a row at most.
+    max_num_drafts: of a row and step.
     """
 
     def __init__(self, random: Random, requests: list[Request], max_num_drafts: int = 0) -> None:
@@ -137,7 +137,7 @@ class Scheduler:
                 self.waiting.append(request)
 
     def _settle(self, planned: BatchPlan, result: StepResult) -> None:
-        """What was assumed of drafts that were not accepted did not come."""
+        """Drafts that were not accepted did not come."""
         if result.num_draft_tokens.size != planned.num_draft_tokens.size:
             raise AssertionError("the result does not tell the drafts of every row")
         columns = (result.rows, planned.num_draft_tokens, result.num_draft_tokens, result.num_accepted)
@@ -211,7 +211,6 @@ class Scheduler:
         )
 
     def _num_drafts(self, request: Request, budget: int) -> int:
-        """For a row whose known tokens are all computed: with the token drawn behind them it has room for all."""
         num_known = len(request.prompt) + request.num_expected
         room = min(request.max_tokens - request.num_expected, LIMITS.max_model_len - num_known) - 1
         return self.random.randint(0, max(0, min(self.max_num_drafts, room, budget)))

@@ -1,0 +1,80 @@
+"""Drafts over the wire: what an executor says it verifies, what it takes, and what its results tell."""
+
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from paceline.v1 import plan_pb2
+from paceline_executor.link.engine import Engine
+from paceline_executor.rows.table import RowTable
+from paceline_executor.testing.hash_executor import HASH_LIMITS, hash_executor, simulated_executor
+from paceline_executor.testing.hash_runner import HashRunner, continuation
+from paceline_executor.testing.hiding_runner import HidingRunner
+from paceline_executor.testing.plan_client import (
+    attached,
+    column,
+    grants,
+    info_of,
+    request,
+    tokens_by_row,
+    values_of,
+)
+
+LIMITS = replace(HASH_LIMITS, max_num_draft_tokens=3)
+PROMPT = [5, 6, 7, 5, 6]
+
+
+def placing():
+    """A request on row 0, with room for eight tokens."""
+    return plan_pb2.BatchPlan(
+        new_requests=[request(0, PROMPT)], grants=grants([(0, 0, 3), (0, 1, 4)]), num_draft_tokens=column([3])
+    )
+
+
+async def test_results_say_how_many_drafts_were_verified():
+    """Three after a prompt that repeats itself, none where nothing stood before; the tokens are as ever."""
+    async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
+        assert client.welcome.limits.max_num_draft_tokens == 3
+        await client.step([(0, 8)], placing())
+        first = await client.result()
+        more = plan_pb2.BatchPlan(num_draft_tokens=column([2]))
+        await client.step([(0, 3)], more)
+        second = await client.result()
+
+    assert [values_of(result.num_draft_tokens) for result in (first, second)] == [[3], [0]]
+    tokens = [tokens_by_row(result)[0] for result in (first, second)]
+    assert tokens == [[token] for token in continuation(PROMPT, 2, LIMITS.vocab_size)]
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "drafts", "reason"),
+    [
+        (8, 4, "PLAN_DRAFTS"),  # more than it verifies
+        (3, 3, "PLAN_DRAFTS"),  # nothing before them
+        (7, 3, "PLAN_DRAFTS"),  # a known token behind them
+        (9, 3, "PLAN_TOKENS_UNKNOWN"),
+    ],
+)
+async def test_drafts_that_a_plan_cannot_have_end_the_stream(scheduled, drafts, reason):
+    """The scheduler has gone wrong."""
+    plan = placing()
+    plan.num_draft_tokens = column([drafts])
+    async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.run([(0, scheduled)], plan)
+
+    assert info_of(failure.value).reason == reason
+
+
+async def test_the_simulated_runner_verifies_eight_drafts():
+    """As the CPU does: whatever drives executors can be tried without a model."""
+    async with simulated_executor() as executor, attached(executor.address) as client:
+        assert client.welcome.limits.max_num_draft_tokens == 8
+
+
+def test_a_device_that_keeps_rows_cannot_be_given_drafts():
+    """Its limits must say so, or the executor does not start."""
+    runner = HidingRunner(HashRunner(LIMITS.num_blocks, LIMITS.block_size, LIMITS.vocab_size))
+    with pytest.raises(ValueError, match="its limits must say 0"):
+        Engine(RowTable(LIMITS), runner)
