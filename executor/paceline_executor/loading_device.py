@@ -24,7 +24,6 @@ from paceline_executor.models.registry import dummy_model, twin_model, upload_mo
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, served_name
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.buckets import Buckets, buckets_of
-from paceline_executor.runner.cpu import checked_threads
 from paceline_executor.runner.interface import Runner, WarmUpProgress
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
 from paceline_executor.runner.memory_plan import (
@@ -41,7 +40,6 @@ from paceline_executor.sizing import MAX_DEFAULT_KV_BYTES, MIN_POOL_TOKENS, fill
 from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
-from paceline_kernels.compiler import jit
 from paceline_kernels.linear import Splits
 
 _DEFAULT_SHARE = 0.9
@@ -189,7 +187,7 @@ def _runner(
     progress: ProgressLog,
 ) -> Runner:
     if place.is_twin:
-        jit.set_num_threads(checked_threads(config.num_threads))
+        _limit_threads(config.num_threads)
     progress.log("model_load", "weights", 0.0)
     with _explained("while weights were loaded", "choose --quantization fp8 or a smaller model"):
         model = _load_weights(config, place, checkpoint, numerics, limits.max_model_len, progress)
@@ -205,6 +203,14 @@ def _runner(
     splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
     with _explained("for what is kept of rows", "lower --max-model-len or --max-num-seqs"):
         return build_runner(RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, splits, on_warm_up))
+
+
+def _limit_threads(num_threads: int | None) -> None:
+    """Of the twin. A machine with a GPU need not have a compiler for CPUs."""
+    from paceline_executor.runner.cpu import checked_threads
+    from paceline_kernels.compiler import jit
+
+    jit.set_num_threads(checked_threads(num_threads))
 
 
 def _load_weights(

@@ -7,8 +7,6 @@ Made of the same arithmetic as the operations around it, fused where a call, a p
 import torch
 
 from paceline_kernels.arguments import check_tensor
-from paceline_kernels.attention import int8
-from paceline_kernels.decoder import cpu
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
@@ -25,6 +23,8 @@ class Decoder:
         device = weights.embedding.data.device
         if device.type != "cpu":
             raise UnsupportedDeviceError("decoder", device)
+        from paceline_kernels.decoder import cpu
+
         self._weights = weights
         self._decoder = cpu.CpuDecoder(weights)
 
@@ -52,6 +52,8 @@ class Decoder:
         check_tensor(op, "logit_tokens", batch.logit_tokens, torch.int32, (None,))
         if keys.dtype not in (torch.float16, torch.int8):
             raise KernelArgumentError(op, f"keys must be float16 or int8, not {keys.dtype}")
+        from paceline_kernels.attention import int8
+
         weights = self._weights
         slot = weights.head_dim + (INT8_SCALE_BYTES if keys.dtype == torch.int8 else 0)
         shape = (len(weights.layers), None, weights.num_kv_heads, None, slot)

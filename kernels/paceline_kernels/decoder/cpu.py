@@ -28,7 +28,7 @@ from paceline_kernels.decoder.state import (
 )
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.quantized_linear.tiles import TILE
+from paceline_kernels.quantized_linear.packing import TILE
 
 # What follows each other: once, for every layer, once. `NORMALIZE` after the last layer is for the logits.
 _EMBED, _QKV, _ATTEND, _OUTPUT, _NORMALIZE, _GATE, _DOWN, _NORMALIZE_NEXT, _LOGITS = range(9)

@@ -41,7 +41,7 @@ from paceline_kernels.decoder.state import (
     hidden,
 )
 from paceline_kernels.quantized_linear.cpu import dot_tiles, group_bytes, quantize_groups, unpack_row
-from paceline_kernels.quantized_linear.tiles import GROUP, TILE
+from paceline_kernels.quantized_linear.packing import GROUP, TILE
 from paceline_kernels.rms_norm.cpu import normalize_row
 from paceline_kernels.rope.cpu import rotate
 from paceline_kernels.vector import simd

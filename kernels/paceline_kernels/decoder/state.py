@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_kernels.compiler.jit import compiled
-from paceline_kernels.quantized_linear.tiles import GROUP
+from paceline_kernels.quantized_linear.packing import GROUP
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]

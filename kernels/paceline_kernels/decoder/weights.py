@@ -10,8 +10,7 @@ import torch
 
 from paceline_kernels.activation import Gate
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.quantized_linear.packing import PackedWeight
-from paceline_kernels.quantized_linear.tiles import GROUP
+from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)

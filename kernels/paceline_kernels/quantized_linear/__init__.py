@@ -8,7 +8,6 @@ import torch
 
 from paceline_kernels.arguments import check_tensor
 from paceline_kernels.errors import UnsupportedDeviceError
-from paceline_kernels.quantized_linear import cpu
 from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat, pack_int4, pack_int8, quantize
 
 __all__ = ["PackedWeight", "WeightFormat", "pack_int4", "pack_int8", "quantize", "quantized_linear", "unpack_rows"]
@@ -24,6 +23,8 @@ def quantized_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """
     check_tensor("quantized_linear", "x", x, torch.float32, (None, weight.num_inputs))
     if x.device.type == "cpu":
+        from paceline_kernels.quantized_linear import cpu
+
         return cpu.quantized_linear(x, weight)
     raise UnsupportedDeviceError("quantized_linear", x.device)
 
@@ -35,5 +36,7 @@ def unpack_rows(weight: PackedWeight, indices: torch.Tensor) -> torch.Tensor:
     """
     check_tensor("unpack_rows", "indices", indices, torch.int32, (None,))
     if indices.device.type == "cpu":
+        from paceline_kernels.quantized_linear import cpu
+
         return cpu.unpack_rows(weight, indices)
     raise UnsupportedDeviceError("unpack_rows", indices.device)

@@ -12,8 +12,8 @@ from paceline_kernels.compiler import jit
 from paceline_kernels.compiler.jit import Float32
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear import tiles
-from paceline_kernels.quantized_linear.packing import PackedWeight, WeightFormat
-from paceline_kernels.quantized_linear.tiles import GROUP, INT4_GROUP_BYTES, INT8_GROUP_BYTES, TILE
+from paceline_kernels.quantized_linear.packing import GROUP, TILE, PackedWeight, WeightFormat
+from paceline_kernels.quantized_linear.tiles import INT4_GROUP_BYTES, INT8_GROUP_BYTES
 from paceline_kernels.vector import simd
 from paceline_kernels.vector.integers import largest_magnitude, round_to_int8
 

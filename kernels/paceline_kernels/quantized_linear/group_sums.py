@@ -18,10 +18,8 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from paceline_kernels.compiler.llvm import INT32, Ir, constant, load, loop, opaque, splat
+from paceline_kernels.quantized_linear.packing import GROUP, TILE
 from paceline_kernels.vector.integers import Processor, Products
-
-GROUP = 32
-TILE = 16
 
 _QUADS = GROUP // 4
 _INT4_QUAD_BYTES = 4 * TILE // 2

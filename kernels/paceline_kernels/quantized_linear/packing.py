@@ -19,7 +19,9 @@ import numpy.typing as npt
 import torch
 
 from paceline_kernels.errors import KernelArgumentError
-from paceline_kernels.quantized_linear.tiles import GROUP, TILE
+
+GROUP = 32  # inputs under one scale
+TILE = 16  # outputs side by side
 
 _MAX_INT8 = 127
 # A group all below this has no scale that float16 could hold: it becomes zeros.

@@ -35,9 +35,8 @@ from paceline_kernels.compiler.llvm import (
     splat,
     store,
 )
-from paceline_kernels.quantized_linear.group_sums import GROUP as GROUP
-from paceline_kernels.quantized_linear.group_sums import TILE as TILE
 from paceline_kernels.quantized_linear.group_sums import GroupSums
+from paceline_kernels.quantized_linear.packing import GROUP, TILE
 from paceline_kernels.vector.integers import Processor, this_processor
 
 INT4_GROUP_BYTES = GROUP * TILE // 2 + 2 * 2 * TILE

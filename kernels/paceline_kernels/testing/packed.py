@@ -6,7 +6,7 @@ Apart from `decoders`, because products are tested without one.
 import numpy as np
 
 from paceline_kernels.quantized_linear import PackedWeight, WeightFormat, pack_int4, pack_int8
-from paceline_kernels.quantized_linear.tiles import GROUP
+from paceline_kernels.quantized_linear.packing import GROUP
 
 
 def random_packed_weight(num_outputs: int, num_inputs: int, weight_format: WeightFormat, seed: int) -> PackedWeight:

@@ -13,8 +13,7 @@ from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.decoder import INT8_SCALE_BYTES, Decoder, DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.linear import linear
-from paceline_kernels.quantized_linear.packing import PackedWeight, pack_int4
-from paceline_kernels.quantized_linear.tiles import GROUP
+from paceline_kernels.quantized_linear.packing import GROUP, PackedWeight, pack_int4
 from paceline_kernels.rms_norm import rms_norm, rms_norm_heads
 from paceline_kernels.rope import rope_and_write_kv, rope_frequencies, rope_table
 from paceline_kernels.sampling import LogitRules, SamplingParameters, TokenLists, sample
