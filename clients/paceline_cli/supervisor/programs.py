@@ -80,6 +80,8 @@ class Deployment:
     runner: str | None = None
     revision: str | None = None
     offline: bool = False
+    executor_options: tuple[str, ...] = ()
+    """Behind all others on an executor's command line."""
     with_standby: bool = False
     """Two schedulers: whichever is not driving the executors stands by."""
 
@@ -223,4 +225,4 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
             options += [name, str(value)]
     if deployment.offline:
         options.append("--offline")
-    return options
+    return [*options, *deployment.executor_options]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from paceline.plan.codec.results import write_logprobs
 from paceline.plan.codec.welcomes import write_defaults, write_geometry, write_limits, write_model
@@ -50,7 +50,10 @@ def info_of(attachments: Attachments, steps: StepLoop, description: Description)
 
 @cache
 def _version() -> str:
-    return version("paceline")
+    try:
+        return version("paceline")
+    except PackageNotFoundError:
+        return "checkout"  # which nobody has installed
 
 
 @dataclass(frozen=True, slots=True)
