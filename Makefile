@@ -57,6 +57,11 @@ quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against
 gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' tests and times. ANCHORS=folder compares.
 	@PYTHONPATH=kernels:tests/bench:tests/support:executor $(PYTHON) -m gpu_kernels $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
 
+.PHONY: gpu
+gpu:  ## On a CUDA machine, without .venv or network: kernels, runner, whole system, figures. STAGES= WHEELS= PEER= MODEL= ANCHORS=
+	@PYTHONPATH=tests/bench:clients $(PYTHON) -m gpu $(if $(STAGES),--stages "$(STAGES)") $(if $(WHEELS),--wheels "$(WHEELS)") \
+	  $(if $(PEER),--peer "$(PEER)") $(if $(MODEL),--model "$(MODEL)") $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
+
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate Python modules and descriptor set from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.generate

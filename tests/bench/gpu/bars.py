@@ -1,0 +1,97 @@
+"""What is to be reached, as data, and the table that says whether it is. A bar that is missed is no failure of a run.
+
+Knows figures and a peer's; not how they came about.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu.cells import DECODE, IDLE, PREFILL, PREFILL_RATE, START, gap_of, rows_at, throughput_of
+from gpu.peer import Place
+from gpu.report import Figure
+
+_SLACK = 1.03
+_MORE_IS_BETTER = ("output tok/s", "TFLOP/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure to be reached, by the engine and by the whole system."""
+
+    what: str
+    limit: float
+    is_least: bool  # or the most
+    numbers: str = ""  # empty: of all
+    shape: str = ""  # empty: at all
+
+    def applies(self, figure: Figure) -> bool:
+        """Whether it is about this figure."""
+        return figure.what == self.what and self.numbers in ("", figure.numbers) and self.shape in ("", figure.shape)
+
+    def is_reached(self, value: float) -> bool:
+        """By this value."""
+        return value >= self.limit if self.is_least else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.is_least else '<='} {self.limit:.4g}"
+
+
+_DECODES = {("bf16", 1): 4.36, ("bf16", 32): 5.5, ("bf16", 256): 12.1}
+_DECODES |= {("fp8", 1): 2.89, ("fp8", 32): 3.82, ("fp8", 256): 8.6}
+BARS = (
+    Bar(IDLE, 1.0, is_least=False),
+    *(
+        Bar(DECODE, ms * _SLACK, is_least=False, numbers=numbers, shape=rows_at(rows, 512))
+        for (numbers, rows), ms in _DECODES.items()
+    ),
+    Bar(PREFILL_RATE, 637.0, is_least=True, numbers="bf16", shape="tokens 2048"),
+    Bar(PREFILL_RATE, 1015.0, is_least=True, numbers="fp8", shape="tokens 2048"),
+    Bar(START, 30.0, is_least=False),
+    Bar(gap_of(32, 8192), 30.0, is_least=False),
+)
+"""Decode steps within 3 % of what kernels alone reached."""
+PEER_BARS = {DECODE: 1.05, throughput_of(256): 1.1, PREFILL: 1.1}
+"""How many times as good as the peer."""
+
+
+def ratio(figure: Figure, value: float, peer: float) -> float:
+    """How many times as good as the peer a value is."""
+    return value / peer if figure.unit in _MORE_IS_BETTER else peer / value
+
+
+def table(figures: Sequence[Figure], peers: Mapping[Place, float]) -> Iterator[str]:
+    """A line per figure: engine, system, the peer, how many times as good the two are, and each bar's outcome."""
+    yield f"{'numbers, what, shape':<82} {'engine':>9} {'system':>9} {'peer':>9} {'x':>5} {'x':>5}  bars"
+    for figure in figures:
+        peer = peers.get((figure.numbers, figure.what, figure.shape))
+        values = (figure.engine, figure.system)
+        shown = " ".join(_number(value) for value in (*values, peer))
+        ratios = " ".join(_ratio(figure, value, peer) for value in values)
+        name = f"{', '.join(filter(None, [f'{figure.numbers} {figure.what}', figure.shape]))} ({figure.unit})"
+        yield f"{name:<82} {shown} {ratios}  {'; '.join(verdicts(figure, peer))}".rstrip()
+
+
+def verdicts(figure: Figure, peer: float | None) -> Iterator[str]:
+    """Whether each bar about a figure is reached, by each side that has a value."""
+    sides = [
+        (name, value) for name, value in (("engine", figure.engine), ("system", figure.system)) if value is not None
+    ]
+    for bar in BARS:
+        if bar.applies(figure):
+            yield f"{bar}: {', '.join(_verdict(name, bar.is_reached(value)) for name, value in sides)}"
+    wanted = PEER_BARS.get(figure.what)
+    if wanted is not None and peer is not None:
+        outcomes = [_verdict(name, ratio(figure, value, peer) >= wanted) for name, value in sides]
+        yield f">= {wanted:g} x peer: {', '.join(outcomes)}"
+
+
+def _verdict(side: str, is_reached: bool) -> str:
+    return f"{side} {'reached' if is_reached else 'missed'}"
+
+
+def _number(value: float | None) -> str:
+    return " " * 9 if value is None else f"{value:>9.4g}"
+
+
+def _ratio(figure: Figure, value: float | None, peer: float | None) -> str:
+    return " " * 5 if value is None or peer is None else f"{ratio(figure, value, peer):>5.2f}"

@@ -1,0 +1,87 @@
+"""The model that is timed, for both sides: as a configuration, and as the folder that an executor reads it from.
+
+Apart from `rigs`, which takes any model. Weights are random and made on the device.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from gpu.cells import FULL, TINY, Shapes
+from gpu.rigs import LLAMA_8B, Place
+from paceline_executor.device_numerics import DeviceNumerics
+from paceline_executor.limits import RowLimits
+from paceline_executor.testing.models import TINY_CONFIG
+from paceline_executor.weights.checkpoint import ModelConfig
+
+_RESERVED_BYTES = 8 << 30  # graphs, activations, libraries
+_OPTIONS = {"fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What is timed, and in which sizes."""
+
+    config: ModelConfig
+    shapes: Shapes
+    block_size: int
+    max_tokens: int  # of a step
+
+    def limits(self, place: Place, numerics: DeviceNumerics) -> RowLimits:
+        """As many blocks as the cells need, or as fit beside weights and graphs."""
+        num_blocks = -(-self.shapes.max_slots // self.block_size)
+        if place.is_cuda:
+            free = torch.cuda.mem_get_info()[0] - numerics.weight_bytes(self.config, {}) - _RESERVED_BYTES
+            num_blocks = min(num_blocks, free // (numerics.bytes_per_token(self.config) * self.block_size))
+        shapes = self.shapes
+        return RowLimits(
+            shapes.max_rows, shapes.max_len, self.max_tokens, num_blocks, self.block_size, self.config.vocab_size
+        )
+
+    def executor_options(self, folder: Path, numbers: str, *, is_twin: bool) -> list[str]:
+        """The command line of an executor with the same sizes. folder: gets the model's config.json."""
+        return [
+            *("--load-format", "dummy"),
+            *("--model", str(write_config(self.config, folder))),
+            *("--runner", "twin" if is_twin else "cuda"),
+            *("--max-num-seqs", str(self.shapes.max_rows)),
+            *("--max-num-batched-tokens", str(self.max_tokens)),
+            *("--max-model-len", str(self.shapes.max_len)),
+            *("--block-size", str(self.block_size)),
+            *(("--num-threads", "1", "--kv-cache-memory", "8MiB") if is_twin else _OPTIONS.get(numbers, ())),
+        ]
+
+
+def timed(*, rehearses: bool) -> Timed:
+    """Llama-3-8B's shape, or a tiny one."""
+    if rehearses:
+        return Timed(replace(TINY_CONFIG, max_model_len=1024), TINY, block_size=16, max_tokens=32)
+    return Timed(LLAMA_8B, FULL, block_size=64, max_tokens=2048)
+
+
+def write_config(config: ModelConfig, folder: Path) -> Path:
+    """A folder with a config.json of this Llama's shape."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_model_len,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "hidden_act": "silu",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (model / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return model

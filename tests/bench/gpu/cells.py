@@ -1,0 +1,120 @@
+"""What is measured of engine and system, at which shapes, the most important first. Knows no way to measure.
+
+Apart from both sides, so that their figures land in the same rows; words are those of the peers' files.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DECODE = "decode step"
+PREFILL = "prefill, one prompt to its first token"
+PREFILL_RATE = "prefill, rate of products and attention"
+IDLE = "GPU idle, by its own clock, of a decode step"
+START = "process start to first token, dummy weights, nothing compiled before"
+START_PHASE = "phase of a start, nothing compiled before"
+WARM_START_PHASE = "phase of a start, compiled before"
+WARM_START = "process start to first token, dummy weights, compiled before"
+
+
+def gap_of(num_rows: int, num_tokens: int) -> str:
+    """The largest gap while a prompt arrives."""
+    return f"largest gap of {num_rows} streams when a prompt of {num_tokens} arrives"
+
+
+def throughput_of(num_requests: int) -> str:
+    """Tokens of so many requests at once."""
+    return f"throughput, {num_requests} requests"
+
+
+def rows_at(num_rows: int, context: int) -> str:
+    """A shape."""
+    return f"rows {num_rows} context {context}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Every cell of one type of numbers."""
+
+    decodes: tuple[tuple[int, int], ...]  # rows, context
+    num_steps: int  # that are timed, of a decode
+    prompts: tuple[int, ...]
+    num_repeats: int  # of a prompt
+    arrivals: tuple[int, ...]  # tokens of a prompt that comes beside
+    arrival_rows: int
+    arrival_context: int
+    num_requests: int
+    requests: tuple[tuple[int, int], ...]  # tokens in, out
+
+    @property
+    def max_len(self) -> int:
+        """Of any row."""
+        longest = max(*self.prompts, *self.arrivals, *(context for _, context in self.decodes))
+        return longest + 2 * self.num_steps + 512
+
+    @property
+    def max_rows(self) -> int:
+        """At a time."""
+        return max(self.num_requests, *(rows for rows, _ in self.decodes))
+
+    @property
+    def max_slots(self) -> int:
+        """Of the KV cache, in use at a time."""
+        decodes = (rows * (context + 2 * self.num_steps + 64) for rows, context in self.decodes)
+        requests = (self.num_requests * (tokens_in + tokens_out + 64) for tokens_in, tokens_out in self.requests)
+        arriving = self.arrival_rows * (self.arrival_context + 2048) + max(self.arrivals)
+        return max(*decodes, *requests, arriving, max(self.prompts)) + 4096
+
+    def cells(self) -> Iterator["Cell"]:
+        """In the order in which they are measured while there is time."""
+        half = len(self.decodes) // 2
+        yield from (Cell(Kind.DECODE, *decode) for decode in self.decodes[:half])
+        yield from (Cell(Kind.PREFILL, tokens) for tokens in self.prompts)
+        yield from (Cell(Kind.THROUGHPUT, *tokens) for tokens in self.requests)
+        yield from (Cell(Kind.ARRIVAL, tokens) for tokens in self.arrivals)
+        yield from (Cell(Kind.DECODE, *decode) for decode in self.decodes[half:])
+
+
+class Kind(enum.Enum):
+    """What is done in a cell."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    ARRIVAL = "arrival"
+    THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One of them with its sizes: rows and context, tokens of a prompt, or tokens in and out."""
+
+    kind: Kind
+    first: int
+    second: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.first}{f'/{self.second}' if self.second else ''}"
+
+
+FULL = Shapes(
+    decodes=(*((rows, 512) for rows in (1, 32, 256, 8, 64, 128)), *((rows, 2048) for rows in (32, 1, 8, 64, 128, 256))),
+    num_steps=96,
+    prompts=(2048, 512, 8192, 32768),
+    num_repeats=5,
+    arrivals=(8192, 65536),
+    arrival_rows=32,
+    arrival_context=512,
+    num_requests=256,
+    requests=((128, 128), (512, 512)),
+)
+TINY = Shapes(
+    decodes=((1, 8), (3, 12)),
+    num_steps=6,
+    prompts=(8, 24),
+    num_repeats=2,
+    arrivals=(40,),
+    arrival_rows=3,
+    arrival_context=8,
+    num_requests=4,
+    requests=((6, 5),),
+)

@@ -1,0 +1,25 @@
+"""The environment of the stages: where modules are found, how kernels run, and that nothing is fetched."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+_FOLDERS = ("kernels", "executor", "scheduler", "protos", "clients", "tests/bench", "tests/support")
+
+
+def stage_environment(scripts: Path, site: Path | None) -> dict[str, str]:
+    """For a stage and the processes that it starts. scripts: a folder of console scripts; site: of installed wheels."""
+    folders: Sequence[Path] = [*(ROOT / folder for folder in _FOLDERS), *filter(None, [site])]
+    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def compiling_into(folder: Path) -> dict[str, str]:
+    """This process's environment, with compiled kernels kept in a folder of their own."""
+    return os.environ | {"TRITON_CACHE_DIR": str(folder)}

@@ -1,0 +1,126 @@
+"""Whether a device's tokens are the CPU's: greedy, drawn with seeds, and over many draws.
+
+Knows what may differ: a token, only where rounding to the device's type decides between the two.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from gpu.cpu_model import Agreement, CpuModel, RoundedCheckpoint, agreement, joined
+from gpu.errors import CheckFailedError
+from gpu.feed import Feed, Stream
+from gpu.rigs import Place, make_rig, uploaded
+from paceline.plan.values import LogprobColumns, SamplingParams
+from paceline_executor.limits import RowLimits
+from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG
+from paceline_executor.testing.plans import GREEDY
+from paceline_executor.weights.checkpoint import ModelConfig
+
+_BLOCK_SIZE = 16
+_NUM_ROWS = 8
+_MAX_TOKENS = 128  # of a step
+# How far below the CPU's best logit a token's may be, in spacings of the device's type at the size of the logits. Three
+# times the spread of a difference of two logits, whose errors were 0.3 to 0.6 spacings on average, and in Gemma, where
+# embeddings are multiplied, 1.4 and 2.0: float16 interpreted, 2026-11-23.
+_ALLOWED = {"llama": 2.0, "mistral": 3.0, "qwen2": 2.0, "qwen3": 2.0, "gemma2": 6.0, "gemma3": 9.0}
+_NUM_TOP = 20
+_LEAST_P = 1e-4
+
+
+def limits_of(config: ModelConfig, num_rows: int, max_len: int, max_tokens: int = _MAX_TOKENS) -> RowLimits:
+    """Rows that all may be as long as that at once."""
+    num_blocks = num_rows * -(-max_len // _BLOCK_SIZE)
+    return RowLimits(num_rows, max_len, max_tokens, num_blocks, _BLOCK_SIZE, config.vocab_size)
+
+
+def prompts_of(config: ModelConfig, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Random token ids."""
+    random = Random(seed)  # noqa: S311  repeatable, not secret
+    return [[random.randrange(3, config.vocab_size) for _ in range(length)] for length in lengths]
+
+
+def family_agrees(place: Place, family: str, num_tokens: int) -> str:
+    """A family's greedy tokens. Raises CheckFailedError."""
+    return _agree(place, FAMILY_CONFIGS[family], [GREEDY] * 6, num_tokens)
+
+
+def draws_agree(place: Place, num_tokens: int) -> str:
+    """Draws with seeds, at several temperatures. Raises CheckFailedError."""
+    samplings = [
+        SamplingParams(temperature=temperature, seed=2**40 + seed)
+        for seed, temperature in enumerate((0.3, 0.7, 0.7, 1.0, 1.0, 1.5))
+    ]
+    return _agree(place, TINY_CONFIG, samplings, num_tokens)
+
+
+def _agree(place: Place, config: ModelConfig, samplings: Sequence[SamplingParams], num_tokens: int) -> str:
+    numerics = next(iter(place.numerics.values()))
+    checkpoint = RoundedCheckpoint(config, numerics.dtype)
+    lengths = (1, 5, 17, 40, 64, 33)
+    limits = limits_of(config, _NUM_ROWS, max(lengths) + num_tokens)
+    feed = Feed(make_rig(place, uploaded(place, checkpoint, limits.max_model_len), config, limits).engine, limits)
+    prompts = prompts_of(config, lengths)
+    streams = [feed.add(prompt, num_tokens, one) for prompt, one in zip(prompts, samplings, strict=True)]
+    feed.run()
+    model = CpuModel(checkpoint, limits.max_model_len)
+    found = joined([agreement(model, one.prompt, one.output, one.sampling, numerics.dtype) for one in streams])
+    return _sentence(found, numerics.dtype, _ALLOWED[config.architecture])
+
+
+def _sentence(found: Agreement, dtype: torch.dtype, allowed: float) -> str:
+    name = str(dtype).removeprefix("torch.")
+    worst = f"the others at most {found.worst:.2f} of {allowed:g} spacings of {name} below the best"
+    sentence = f"{found.num_best} of {found.num_tokens} tokens are the CPU's choice, {worst}"
+    if found.worst > allowed:
+        raise CheckFailedError(sentence)
+    return sentence
+
+
+def fits_distribution(place: Place, num_rows: int, num_draws: int) -> str:
+    """Tokens drawn from one distribution, against its probabilities by the device's own logits.
+
+    Pearson's chi-square over the likeliest tokens and the rest. Raises CheckFailedError.
+    """
+    config = replace(TINY_CONFIG, vocab_size=512)
+    numerics = next(iter(place.numerics.values()))
+    checkpoint = RoundedCheckpoint(config, numerics.dtype)
+    limits = limits_of(config, num_rows, 16)
+    feed = Feed(make_rig(place, uploaded(place, checkpoint, 16), config, limits).engine, limits)
+    prompt = prompts_of(config, [5])[0]
+    draw = SamplingParams(temperature=1.0)
+    first = feed.add(prompt, 1, draw, num_logprobs=_NUM_TOP)
+    streams = [feed.add(prompt, 1, replace(draw, seed=seed)) for seed in range(1, num_draws)]
+    feed.run()
+    p = _p_value(first, Counter(stream.output[0] for stream in (first, *streams)))
+    sentence = f"p = {p:.3g} over {num_draws:,} draws, at least {_LEAST_P:g} is allowed"
+    if p < _LEAST_P:
+        raise CheckFailedError(sentence)
+    return sentence
+
+
+def _p_value(told: Stream, drawn: Counter[int]) -> float:
+    columns = told.logprobs[0].columns
+    shares = {int(token): math.exp(logprob) for token, logprob in zip(*_top(columns), strict=True)}
+    num_draws = drawn.total()
+    observed = [drawn[token] for token in shares]
+    expected = [share * num_draws for share in shares.values()]
+    observed.append(num_draws - sum(observed))
+    expected.append(num_draws - sum(expected))
+    chi_square = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
+    return _chi_square_tail(chi_square, len(expected) - 1)
+
+
+def _top(columns: LogprobColumns) -> tuple[list[int], list[float]]:
+    return columns.top_token_ids[0].tolist(), columns.top_logprobs[0].tolist()
+
+
+def _chi_square_tail(value: float, freedom: int) -> float:
+    """How likely a value as large is, by the cube root's normal distribution (Wilson and Hilferty, 1931)."""
+    spread = 2 / (9 * freedom)
+    normal = ((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return 0.5 * math.erfc(normal / math.sqrt(2))

@@ -1,0 +1,127 @@
+"""Engines to be checked and timed: a model, its KV cache and rows on a CUDA device, or on the CPU's twin of one.
+
+Knows how a runner is put together, and which numbers there are. It refuses to know what is run on it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline_executor.device_numerics import TWIN_NUMERICS, DeviceNumerics
+from paceline_executor.limits import RowLimits
+from paceline_executor.link.engine import Engine
+from paceline_executor.models.interface import DeviceModel, KvCache
+from paceline_executor.models.registry import dummy_model, upload_model
+from paceline_executor.numerics import KvDtype
+from paceline_executor.rows.table import RowTable
+from paceline_executor.runner.buckets import Buckets, buckets_of
+from paceline_executor.runner.cuda import DeviceRunner
+from paceline_executor.runner.device import CudaDevice, Device
+from paceline_executor.runner.interface import WarmUpProgress
+from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.runner.twin_device import TwinDevice
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.checkpoint import Checkpoint, ModelConfig, Rope
+from paceline_kernels.attention import Splits
+
+LLAMA_8B = ModelConfig(
+    architecture="llama",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_model_len=131072,
+    rms_norm_eps=1e-5,
+    rope=Rope(500_000.0),
+    tie_word_embeddings=False,
+)
+_BF16 = DeviceNumerics(torch.bfloat16, MatrixKind.DENSE, KvDtype.BFLOAT16)
+_FP8 = DeviceNumerics(torch.bfloat16, MatrixKind.FLOAT8, KvDtype.FP8_E4M3)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage runs, and in which numbers it may."""
+
+    device: Device
+    name: str
+    numerics: dict[str, DeviceNumerics]  # what is timed; the first is what is compared with the CPU
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU; if not, all of it is a rehearsal."""
+        return self.device.torch_device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+
+def find_place(*, rehearses: bool) -> Place:
+    """The current CUDA device, or the twin."""
+    if rehearses:
+        from paceline_kernels.compiler import jit  # a machine with a GPU need not have a compiler for CPUs
+
+        jit.set_num_threads(1)  # tiny products are done before a second thread wakes up
+        return Place(TwinDevice(), "the CPU, as a rehearsal", {"float32": TWIN_NUMERICS})
+    numerics = {"bf16": _BF16}
+    if torch.cuda.get_device_capability() >= (8, 9):
+        numerics["fp8"] = _FP8
+    return Place(CudaDevice(), torch.cuda.get_device_name(), numerics)
+
+
+def uploaded(place: Place, checkpoint: Checkpoint, max_model_len: int) -> DeviceModel:
+    """A checkpoint's model in the numbers that are compared with the CPU."""
+    numerics = next(iter(place.numerics.values()))
+    return upload_model(checkpoint, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
+
+
+def random_model(place: Place, config: ModelConfig, numerics: DeviceNumerics, max_model_len: int) -> DeviceModel:
+    """Random weights, made on the device."""
+    return dummy_model(config, place.device.torch_device, max_model_len, numerics.dtype, numerics.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """An engine without a scheduler."""
+
+    engine: Engine
+    runner: DeviceRunner
+    limits: RowLimits
+    cache: KvCache
+
+
+def make_rig(
+    place: Place,
+    model: DeviceModel,
+    config: ModelConfig,
+    limits: RowLimits,
+    numerics: DeviceNumerics | None = None,
+    *,
+    splits: Splits = Splits.EVEN,
+    is_captured: bool = True,
+    on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
+) -> Rig:
+    """Allocated, captured and warm. Its KV cache holds random numbers, never zeros: those take less power and time."""
+    chosen = numerics or next(iter(place.numerics.values()))
+    geometry = kv_geometry(config, limits.num_blocks, limits.block_size, chosen)
+    cache = allocate_on_device(geometry, chosen.kv, place.device.torch_device)
+    _fill(cache)
+    buckets = buckets_of(limits.num_rows, limits.max_num_batched_tokens) if is_captured else Buckets([])
+    runner = DeviceRunner(
+        place.device, model, cache, geometry, limits, buckets=buckets, splits=splits, on_progress=on_progress
+    )
+    runner.warm_up()
+    return Rig(Engine(RowTable(limits), runner), runner, limits, cache)
+
+
+def _fill(cache: KvCache) -> None:
+    """Layer by layer: float8 has no random numbers of its own."""
+    for tensor in (cache.keys, cache.values):
+        for layer in tensor:
+            layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))

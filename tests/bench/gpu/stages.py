@@ -1,0 +1,87 @@
+"""The stages as programs: their command lines, what they import, and how they are ended when their time is up.
+
+Knows processes. It refuses to know what stages do.
+"""
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_GRACE_S = 15.0
+
+
+class Stage(enum.Enum):
+    """In this order, whatever order they are named in."""
+
+    KERNELS = "kernels"
+    RUNNER = "runner"
+    E2E = "e2e"
+    BENCH = "bench"
+
+
+_OF_MODELS = ("gguf", "safetensors", "tokenizers")
+_OF_GRPC = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection", "grpc_status")
+_OF_SERVICES = (*_OF_MODELS, *_OF_GRPC, "jinja2", "structlog", "uvloop")
+NEEDED: Mapping[Stage, tuple[str, ...]] = {
+    Stage.KERNELS: (),
+    Stage.RUNNER: (*_OF_MODELS, "numba"),  # the CPU computes what the GPU's tokens are compared with
+    Stage.E2E: _OF_SERVICES,
+    Stage.BENCH: _OF_SERVICES,
+}
+"""Modules beside torch, Triton and numpy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all stages are asked."""
+
+    folder: Path
+    seconds: float  # for each
+    rehearses: bool
+    model: str | None
+    peer: Path | None
+    anchors: Path | None
+
+
+def command_of(stage: Stage, asked: Asked) -> list[str]:
+    """The program of a stage."""
+    if stage is Stage.KERNELS:
+        command = [sys.executable, "-m", "gpu_kernels", "--json", str(asked.folder / "kernels.json")]
+        command += ["--rehearse"] if asked.rehearses else ["--seconds", str(asked.seconds - 30)]
+        return command + (["--anchors", str(asked.anchors)] if asked.anchors else [])
+    command = [sys.executable, "-m", f"gpu.{stage.value}_stage", "--out", str(asked.folder)]
+    command += ["--seconds", str(asked.seconds - 30)]
+    command += ["--rehearse"] if asked.rehearses else []
+    command += ["--model", asked.model] if asked.model else []
+    return command + (["--peer", str(asked.peer)] if asked.peer else [])
+
+
+def run_command(command: list[str], environment: Mapping[str, str], limit_s: float) -> tuple[int | None, float]:
+    """Run a program in a process group of its own; returns its exit code, None if it was ended, and its seconds."""
+    begun = time.monotonic()
+    process = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+    try:
+        return process.wait(limit_s), time.monotonic() - begun
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        return None, time.monotonic() - begun
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Whatever it has started ends with it."""
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

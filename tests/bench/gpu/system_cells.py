@@ -1,0 +1,173 @@
+"""The whole system's side of the figures: a client in this process, scheduler and executor in theirs.
+
+Knows streams and when their tokens came. Prompts are random, so that no prefix is found; they are computed.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import grpc.aio
+
+from gpu.cells import DECODE, IDLE, PREFILL, PREFILL_RATE, Cell, Kind, Shapes, gap_of, rows_at, throughput_of
+from gpu.errors import DoesNotFitError
+from gpu.report import Figure
+from gpu.wire import StepSums, read_step_sums
+from paceline_client.async_client import AsyncClient
+from paceline_client.config import Limits, Retry
+from paceline_client.requests import Sampling, Scheduling, Stopping
+
+_GREEDY = Sampling(temperature=0.0)
+_UNCACHED = Scheduling(bypass_prefix_cache=True)
+_WARM_TOKENS = 8
+_MAX_REQUESTS = 4096
+_LEAST_CHUNK = 64
+_FIRST_ID = 3
+
+
+@dataclass(slots=True, eq=False)
+class Arrivals:
+    """When a stream's tokens came."""
+
+    begun_s: float
+    times_s: list[float] = field(default_factory=list)  # a time per delta
+    counts: list[int] = field(default_factory=list)  # tokens of each
+
+    @property
+    def num_tokens(self) -> int:
+        """So far."""
+        return sum(self.counts)
+
+    def tokens_within(self, start_s: float, end_s: float) -> int:
+        """Those that came after the start, up to the end."""
+        pairs = zip(self.times_s, self.counts, strict=True)
+        return sum(count for time_s, count in pairs if start_s < time_s <= end_s)
+
+    def largest_gap(self, start_s: float, end_s: float) -> float:
+        """Between two deltas of which the later one came within these times."""
+        pairs = zip(self.times_s, self.times_s[1:], strict=False)
+        return max((now - then for then, now in pairs if start_s < now <= end_s), default=0.0)
+
+
+@dataclass(slots=True)
+class SystemCells:
+    """Measures one system, cell by cell. Every method returns its figures."""
+
+    numbers: str
+    client: AsyncClient
+    operators: grpc.aio.Channel
+    vocab_size: int
+    shapes: Shapes
+    flops: Callable[[int], float]  # of a prompt of so many tokens
+    chunk_tokens: int  # of a step
+    _random: Random = field(default_factory=lambda: Random(1))  # noqa: S311  repeatable, not secret
+
+    async def measure(self, cell: Cell) -> list[Figure]:
+        """The figures of a cell."""
+        match cell.kind:
+            case Kind.DECODE:
+                return await self.decode(cell.first, cell.second)
+            case Kind.PREFILL:
+                return await self.prefill(cell.first)
+            case Kind.ARRIVAL:
+                return await self.arrival(cell.first)
+            case Kind.THROUGHPUT:
+                return await self.throughput(cell.first, cell.second)
+
+    async def decode(self, num_rows: int, context: int) -> list[Figure]:
+        """Time per token of each stream, from when all decode until the first one ends."""
+        num_chunks = -(-num_rows * context // self.chunk_tokens)
+        num_tokens = num_chunks + 2 * _WARM_TOKENS + self.shapes.num_steps
+        streams = [Arrivals(time.perf_counter()) for _ in range(num_rows)]
+        tasks = [asyncio.create_task(self._stream(one, context, num_tokens)) for one in streams]
+        try:
+            await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
+            if any(task.done() for task in tasks):
+                raise DoesNotFitError(f"{num_rows} streams of {context} tokens do not all run at a time here")
+            before, start_s = await self._sums()
+            await _until(lambda: any(task.done() for task in tasks), tasks)
+            after, end_s = await self._sums()
+        finally:
+            await asyncio.gather(*tasks)
+        last_s = min(end_s, *(one.times_s[-1] for one in streams))
+        tokens = sum(one.tokens_within(start_s, last_s) for one in streams)
+        idle = max(0.0, 100 * (1 - after.since(before).busy_ns / 1e9 / (end_s - start_s)))
+        shape, step_ms = rows_at(num_rows, context), 1e3 * (last_s - start_s) * num_rows / tokens
+        return [
+            Figure(self.numbers, DECODE, shape, "ms", system=step_ms),
+            Figure(self.numbers, IDLE, shape, "%", system=idle),
+        ]
+
+    async def prefill(self, num_tokens: int) -> list[Figure]:
+        """From the call to the first token; the first time is not counted."""
+        times_ms = []
+        for _ in range(self.shapes.num_repeats + 1):
+            stream = Arrivals(time.perf_counter())
+            await self._stream(stream, num_tokens, 1)
+            times_ms.append(1e3 * (stream.times_s[0] - stream.begun_s))
+        median, shape = statistics.median(times_ms[1:]), f"tokens {num_tokens}"
+        rate = self.flops(num_tokens) / median / 1e9
+        return [
+            Figure(self.numbers, PREFILL, shape, "ms", system=median),
+            Figure(self.numbers, PREFILL_RATE, shape, "TFLOP/s", system=rate),
+        ]
+
+    async def arrival(self, num_tokens: int) -> list[Figure]:
+        """The largest gap between two deltas of any stream, while a prompt that came beside them is computed."""
+        rows, context = self.shapes.arrival_rows, self.shapes.arrival_context
+        streams = [Arrivals(time.perf_counter()) for _ in range(rows)]
+        # They go on until they are left: as many tokens as the prompt may have chunks.
+        most = num_tokens // _LEAST_CHUNK + self.shapes.num_steps + _WARM_TOKENS
+        tasks = [asyncio.create_task(self._stream(one, context, most)) for one in streams]
+        try:
+            await _until(lambda: all(one.num_tokens >= _WARM_TOKENS for one in streams), tasks)
+            arriving = Arrivals(time.perf_counter())
+            await self._stream(arriving, num_tokens, 1)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        gap_ms = 1e3 * max(one.largest_gap(arriving.begun_s, arriving.times_s[-1]) for one in streams)
+        return [Figure(self.numbers, gap_of(rows, num_tokens), rows_at(rows, context), "ms", system=gap_ms)]
+
+    async def throughput(self, tokens_in: int, tokens_out: int) -> list[Figure]:
+        """All requests at once, from the first call to the last token."""
+        streams = [Arrivals(time.perf_counter()) for _ in range(self.shapes.num_requests)]
+        begun_s = time.perf_counter()
+        await asyncio.gather(*(self._stream(one, tokens_in, tokens_out) for one in streams))
+        rate = len(streams) * tokens_out / (time.perf_counter() - begun_s)
+        shape = f"{tokens_in} in {tokens_out} out"
+        return [Figure(self.numbers, throughput_of(len(streams)), shape, "output tok/s", system=rate)]
+
+    async def _stream(self, arrivals: Arrivals, num_prompt: int, num_tokens: int) -> None:
+        prompt = [self._random.randrange(_FIRST_ID, self.vocab_size) for _ in range(num_prompt)]
+        arrivals.begun_s = time.perf_counter()
+        stopping = Stopping(max_tokens=num_tokens, ignore_eos=True)
+        stream = self.client.stream(token_ids=prompt, sampling=_GREEDY, stopping=stopping, scheduling=_UNCACHED)
+        async with stream:
+            async for delta in stream:
+                if delta.token_ids:
+                    arrivals.times_s.append(time.perf_counter())
+                    arrivals.counts.append(len(delta.token_ids))
+
+    async def _sums(self) -> tuple[StepSums, float]:
+        sums = await read_step_sums(self.operators)
+        return sums, time.perf_counter()
+
+
+def patient_client(target: str) -> AsyncClient:
+    """A client that takes as many streams as there are."""
+    limits = Limits(max_concurrent_requests=_MAX_REQUESTS)
+    return AsyncClient(target, retry=Retry(max_attempts=1), limits=limits)
+
+
+async def _until(condition: Callable[[], bool], tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Until it holds; raises what a task has failed with."""
+    while not condition():
+        for task in tasks:
+            if task.done():
+                task.result()
+        await asyncio.sleep(0.002)

@@ -1,0 +1,304 @@
+"""`make gpu`, as far as it can be shown without a GPU: its stages on the CPU's twin of one, and what it makes of them.
+
+The figures of a rehearsal mean nothing, and none is looked at.
+"""
+
+import json
+import math
+import sys
+import time
+import zipfile
+from collections import Counter
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpu.__main__ as program
+from gpu import bench_stage, e2e_stage, endurance, runner_stage
+from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
+from gpu.cells import DECODE, FULL, IDLE, PREFILL, START, START_PHASE, TINY, rows_at, throughput_of
+from gpu.config import stage_environment
+from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
+from gpu.engine_cells import flops_of
+from gpu.equality import _p_value, fits_distribution, limits_of, prompts_of
+from gpu.errors import CheckFailedError, PeerError, WheelsError
+from gpu.feed import Feed
+from gpu.invariance import Variants
+from gpu.peer import read_peer
+from gpu.report import Figure, Report
+from gpu.rigs import LLAMA_8B, find_place, make_rig, random_model
+from gpu.stage import Task
+from gpu.stages import NEEDED, Stage, run_command
+from gpu.wheels import install_wheels, missing_modules
+from paceline_executor.link import servicer_views
+from paceline_executor.testing.models import TINY_CONFIG
+from paceline_executor.testing.plans import GREEDY
+from repository_checks.sources import ROOT
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """What a stage is asked in a rehearsal; its processes find the stages' modules."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "bench"))
+    return Task(tmp_path, time.monotonic() + 300, rehearses=True, model=None, peer=None)
+
+
+def report_in(task, name):
+    """Makes the report of a stage, as `run_stage` does."""
+    return lambda device: Report(task.folder / f"{name}.json", task.deadline, device)
+
+
+def failures(report):
+    """What is not as it must be."""
+    return [check for check in report.checks if not check.is_good]
+
+
+def test_the_runners_stage_passes_on_the_twin(task):
+    """Every check is done, and written."""
+    report = runner_stage.work(task, report_in(task, "runner"))
+    assert failures(report) == []
+    assert report.left_out == []
+    written = json.loads((task.folder / "runner.json").read_text(encoding="utf-8"))
+    names = [check["name"] for check in written["checks"]]
+    assert [name for name in names if "the same bits" in name] == [
+        f"float32: the same bits, {name}" for name in Variants.NAMES
+    ]
+    assert any("gemma3" in name for name in names)
+
+
+def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
+    """By the engine alone, and by client, scheduler and executor as processes."""
+    report = bench_stage.work(task, report_in(task, "bench"))
+    assert failures(report) == []
+    phases = [figure for figure in report.figures if figure.what == START_PHASE]
+    assert {"captures", "measuring"} <= {figure.shape for figure in phases}
+    figures = {(figure.what, figure.shape): figure for figure in report.figures if figure not in phases}
+    start = figures.pop((START, ""))
+    assert start.system > 0
+    assert len(figures) == 2 * len(TINY.decodes) + 2 * len(TINY.prompts) + len(TINY.arrivals) + len(TINY.requests)
+    assert all(figure.engine is not None and figure.system is not None for figure in figures.values())
+    assert "started in: listening" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_the_stage_of_the_whole_system_passes_on_the_twin(task):
+    """Drains, and kills under streams."""
+    assert failures(e2e_stage.work(task, report_in(task, "e2e"))) == []
+
+
+def test_a_token_that_is_not_the_cpus_is_found():
+    """Its distance from the best is told in spacings of the device's type."""
+    checkpoint = RoundedCheckpoint(TINY_CONFIG, torch.bfloat16)
+    model, prompt = CpuModel(checkpoint, 16), [5, 6, 7]
+    order = model.logits(prompt)[-1].argsort()[::-1].tolist()
+    right = agreement(model, prompt, order[:1], GREEDY, torch.bfloat16)
+    wrong = agreement(model, prompt, [order[100]], GREEDY, torch.bfloat16)
+    assert (right.num_best, right.worst) == (1, 0.0)
+    assert wrong.num_best == 0
+    assert wrong.worst > 10
+
+
+def test_bits_that_differ_are_found():
+    """One token, or one log-probability."""
+    variants = Variants(find_place(rehearses=True), "float32", 4)
+    tokens, numbers = variants._alone[1]
+    variants._alone[1] = (tokens, bytes(len(numbers)))
+    with pytest.raises(CheckFailedError, match="stream 1 has the same tokens, and other log-probabilities"):
+        variants.compare("with batch mates")
+    variants._alone[1] = ([*tokens[:-1], tokens[-1] + 1], numbers)
+    with pytest.raises(CheckFailedError, match="stream 1 has the tokens"):
+        variants.compare("taken over")
+
+
+def test_draws_that_do_not_fit_are_found(monkeypatch):
+    """As when a tenth of them is the likeliest token whatever was drawn."""
+    place = find_place(rehearses=True)
+
+    def biased(told, drawn):
+        best = told.logprobs[0].columns.top_token_ids[0, 0]
+        return _p_value(told, drawn + Counter({int(best): drawn.total() // 10}))
+
+    monkeypatch.setattr("gpu.equality._p_value", biased)
+    with pytest.raises(CheckFailedError, match="p = "):
+        fits_distribution(place, 4, 600)
+
+
+def test_memory_that_grows_is_found(monkeypatch):
+    """Of the host or of the device, beyond what chance may bring."""
+    for growth in ((0.0, 20.0), (2.0, 0.0)):
+        readings = iter([(1.0, 100.0), (1.0 + growth[0], 100.0 + growth[1])])
+        monkeypatch.setattr(endurance, "_memory_mib", lambda _, readings=readings: next(readings))
+        with pytest.raises(CheckFailedError, match="MiB of the host"):
+            endurance.goes_on(find_place(rehearses=True), 2, 20)
+
+
+def test_a_feed_that_is_taken_over_notices_what_rows_say():
+    """A row that says something else than it told is an error."""
+    place = find_place(rehearses=True)
+    limits = limits_of(TINY_CONFIG, 2, 32)
+    model = random_model(place, TINY_CONFIG, place.numerics["float32"], 32)
+    feed = Feed(make_rig(place, model, TINY_CONFIG, limits).engine, limits)
+    stream = feed.add(prompts_of(TINY_CONFIG, [5])[0], 12)
+    feed.run(until=lambda: len(stream.output) > 4)
+    stream.output[0] += 1
+    with pytest.raises(CheckFailedError, match=r"row \d says that it generated"):
+        feed.take_over()
+
+
+def test_a_failure_does_not_end_a_stage(tmp_path, capsys):
+    """It is told and written; what follows is still done, unless the time is up."""
+    report = Report(tmp_path / "x.json", math.inf, "none")
+
+    def fails():
+        raise ValueError("of the test")
+
+    report.check("first", fails)
+    report.check("second", lambda: "seen")
+    report.deadline = 0.0
+    report.check("third", fails)
+    assert [check.is_good for check in report.checks] == [False, True]
+    assert not report.is_good
+    assert report.left_out == ["third: the time was up"]
+    assert "FAILED first: ValueError: of the test" in capsys.readouterr().out
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["is_good"] is False
+
+
+def test_bars_are_judged_by_each_side():
+    """By hand: 4.36 ms and 3 %; a peer's 4.922 ms over ours; tokens per second the other way round."""
+    decode = Figure("bf16", DECODE, rows_at(1, 512), "ms", engine=4.4, system=4.6)
+    assert list(verdicts(decode, 4.922)) == [
+        "<= 4.491: engine reached, system missed",
+        ">= 1.05 x peer: engine reached, system reached",
+    ]
+    assert ratio(decode, 4.4, 4.84) == pytest.approx(1.1)
+    rate = Figure("fp8", throughput_of(256), "128 in 128 out", "output tok/s", system=22_000)
+    assert ratio(rate, 22_000, 20_000) == pytest.approx(1.1)
+    assert list(verdicts(rate, 20_286)) == [">= 1.1 x peer: system missed"]
+    assert list(verdicts(Figure("bf16", IDLE, "any", "%", engine=0.0), None)) == ["<= 1: engine reached"]
+
+
+def test_every_bar_is_about_a_cell_that_is_measured():
+    """A typing error would otherwise never be missed."""
+    decodes = {rows_at(*decode) for decode in FULL.decodes}
+    whats = {DECODE, IDLE, PREFILL, START, *(bar.what for bar in BARS), *PEER_BARS}
+    assert {bar.shape for bar in BARS if bar.what == DECODE} <= decodes
+    assert f"largest gap of {FULL.arrival_rows} streams when a prompt of {FULL.arrivals[0]} arrives" in whats
+    assert throughput_of(FULL.num_requests) in PEER_BARS
+
+
+def test_a_prompts_operations_are_those_of_the_shape():
+    """By hand, for 2,048 tokens: two operations per weight and token, half a square of pairs, one row of logits."""
+    weights = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+    attention = 4 * (2048 * 2049 / 2) * 32 * 128 * 32
+    assert flops_of(LLAMA_8B, 2048) == 2.0 * weights * 2048 + attention + 2.0 * 128256 * 4096
+
+
+def test_a_peers_file_fills_the_table(tmp_path):
+    """What is no number is passed by; a file of another kind is refused."""
+    path = tmp_path / "peer.csv"
+    lines = ["numbers,what,shape,unit,value", f"bf16,{DECODE},rows 1 context 512,ms,4.922", "bf16,x,y,ms,4.9/5.3"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    peers = read_peer(path)
+    assert peers == {("bf16", DECODE, "rows 1 context 512"): 4.922}
+    _, line = table([Figure("bf16", DECODE, "rows 1 context 512", "ms", engine=4.0)], peers)
+    assert line.split(")")[1].split()[:3] == ["4", "4.922", "1.23"]
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(PeerError, match="is no table of numbers, what, shape, unit, value"):
+        read_peer(path)
+    with pytest.raises(PeerError, match="cannot be read"):
+        read_peer(tmp_path / "none.csv")
+
+
+def test_without_a_gpu_one_line_says_so(capsys, monkeypatch):
+    """And that is no failure."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main(["--stages", "bench"]) == 0
+    assert capsys.readouterr().out == f"gpu: nothing ran, torch {torch.__version__} finds no CUDA device here\n"
+
+
+def test_stages_run_in_order_and_one_that_fails_fails_the_run(tmp_path, capsys, monkeypatch):
+    """Those after it run all the same."""
+    codes = {Stage.KERNELS: 0, Stage.RUNNER: 1, Stage.E2E: 0}
+    monkeypatch.setattr(
+        program, "command_of", lambda stage, _: [sys.executable, "-c", f"import sys; sys.exit({codes[stage]})"]
+    )
+    options = ["--rehearse", "--out", str(tmp_path), "--stages"]
+    assert program.main([*options, "e2e,runner,kernels"]) == 1
+    outcome = capsys.readouterr().out.partition("== outcome\n")[2].splitlines()
+    assert [line.split()[:2] for line in outcome[:3]] == [
+        ["kernels", "passed"],
+        ["runner", "failed"],
+        ["e2e", "passed"],
+    ]
+    assert program.main([*options, "kernels"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--stages", "speed"])
+
+
+def test_a_stage_whose_modules_are_missing_says_which_wheels_it_needs(tmp_path, capsys, monkeypatch):
+    """And the run has failed: nothing was shown."""
+    monkeypatch.setitem(NEEDED, Stage.KERNELS, ("no_such_module",))
+    assert program.main(["--rehearse", "--out", str(tmp_path), "--stages", "kernels"]) == 1
+    assert "this Python has no no_such_module; put their wheels into the folder of WHEELS=" in capsys.readouterr().out
+
+
+def is_running(pid):
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
+    """Whatever it is doing."""
+    file, sleeping = tmp_path / "pid", "import time; time.sleep(600)"
+    starting = "import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+    code = f"{starting}; pathlib.Path(sys.argv[2]).write_text(str(child.pid)); {sleeping}"
+    command = [sys.executable, "-c", code, sleeping, str(file)]
+    ended, _ = run_command(command, stage_environment(tmp_path, None), 5.0)
+    assert ended is None
+    pid = int(file.read_text(encoding="utf-8"))
+    while is_running(pid):  # it is killed, which takes a moment
+        time.sleep(0.01)
+
+
+def test_wheels_of_a_folder_are_found_by_stages(tmp_path):
+    """Installed as they are, without a registry; a folder without any is an error."""
+    with pytest.raises(WheelsError, match="has no wheels"):
+        install_wheels(tmp_path, tmp_path / "site")
+    with zipfile.ZipFile(tmp_path / "of_a_test-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("of_a_test.py", "X = 1\n")
+        wheel.writestr("of_a_test-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: of_a_test\nVersion: 1.0\n")
+        wheel.writestr("of_a_test-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any")
+        wheel.writestr("of_a_test-1.0.dist-info/RECORD", "")
+    install_wheels(tmp_path, tmp_path / "site")
+    modules = ("of_a_test", "numpy", "no_such_module")
+    assert missing_modules(modules, stage_environment(tmp_path, tmp_path / "site")) == ["no_such_module"]
+    assert missing_modules(modules, stage_environment(tmp_path, None)) == ["of_a_test", "no_such_module"]
+
+
+def test_services_of_a_checkout_that_nobody_installed_have_a_version(monkeypatch):
+    """Schedulers ask executors who they are."""
+
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(servicer_views, "version", unknown)
+    assert servicer_views._version.__wrapped__() == "checkout"
+
+
+def test_a_machine_with_a_gpu_needs_no_compiler_for_cpus(tmp_path):
+    """Neither for the stages of system and figures, nor for an executor: the newest numpy is too new for it."""
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("numba", "llvmlite"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import gpu.engine_side, gpu.bench_stage, gpu.e2e_stage, paceline_executor.process, paceline_executor.loading_device
+"""
+    assert run_command([sys.executable, "-c", code], stage_environment(tmp_path, None), 60)[0] == 0
