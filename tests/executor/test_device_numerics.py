@@ -14,9 +14,11 @@ from paceline_executor.device_numerics import (
 from paceline_executor.errors import LimitError, UnsupportedModelError
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.registry import upload_model
+from paceline_executor.models.rope import rotation_bytes
 from paceline_executor.numerics import KvDtype, Quantization, choose_numerics
-from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.testing.models import FAMILY_CONFIGS, TINY_CONFIG, RandomCheckpoint
 from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.checkpoint import Rope
 from paceline_executor.weights.stored_tensor import FloatType
 
 A100, L4, H100 = (8, 0), (8, 9), (9, 0)
@@ -155,15 +157,16 @@ def tensors_of(model):
 
 
 @pytest.mark.parametrize("matrices", [MatrixKind.DENSE, MatrixKind.FLOAT8])
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_estimate_is_what_uploading_takes(matrices, tied):
-    """But for the tables of rotations."""
-    checkpoint = tiny_checkpoint(head_dim=32, intermediate_size=96, tie_word_embeddings=tied)
+@pytest.mark.parametrize(
+    "options", [{}, {"tie_word_embeddings": False}, {"local_rope": Rope(1e6)}], ids=["tied", "untied", "two tables"]
+)
+def test_the_estimate_is_what_uploading_takes(matrices, options):
+    """With the tables of rotations."""
+    checkpoint = RandomCheckpoint(replace(WIDE, **options))
     numerics = DeviceNumerics(torch.float16, matrices, KvDtype.FLOAT16)
     model = upload_model(checkpoint, torch.device("cpu"), 64, numerics.dtype, matrices)
-    rotations = 64 * 32 * 4
 
-    assert tensors_of(model) == numerics.weight_bytes(checkpoint.config, {}) + rotations
+    assert tensors_of(model) == numerics.weight_bytes(checkpoint.config, {}) + rotation_bytes(checkpoint.config, 64)
 
 
 def test_float8_that_stays_so_counts_a_byte_and_a_scale_for_each_row():

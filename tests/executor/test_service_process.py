@@ -202,7 +202,8 @@ def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_pat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--runner", "cuda"],
+        ["--runner", "tpu"],
+        ["--gpu-memory-utilization", "2"],
         ["--runner", "simulated", "--model", "tiny.gguf"],
         ["--step-times", "times.json"],
         ["--port", "65536"],

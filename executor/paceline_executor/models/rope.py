@@ -35,6 +35,11 @@ def rope_tables(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, 
     return torch.from_numpy(np.stack(tables)), used
 
 
+def rotation_bytes(config: ModelConfig, max_model_len: int) -> int:
+    """What these tables take."""
+    return (1 if config.local_rope is None else 2) * max_model_len * config.head_dim * 4
+
+
 def _table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
     frequencies = scaled_frequencies(rope, head_dim, max_model_len)
     return rope_table(max_model_len, frequencies, _attention_factor(rope.scaling))

@@ -83,7 +83,7 @@ def plan_memory(
     if num_blocks < needs.min_blocks:
         sentence = f"{mib(kv_bytes)} of KV cache hold {num_blocks} blocks, and a request takes {needs.min_blocks}"
         larger = _larger(memory, share) if kv_cache_bytes is None else "raise --kv-cache-memory"
-        raise ShortMemoryError(f"{sentence}; {larger}, or choose --kv-cache-dtype fp8_e4m3")
+        raise ShortMemoryError(f"{sentence}; {larger}, lower --max-model-len or choose a smaller --kv-cache-dtype")
     return MemoryPlan(num_blocks, {**parts, "kv_cache": num_blocks * needs.bytes_per_block})
 
 
