@@ -18,7 +18,7 @@ import torch
 import gpu.__main__ as program
 from gpu import bench_stage, e2e_stage, endurance, runner_stage
 from gpu.bars import BARS, PEER_BARS, ratio, table, verdicts
-from gpu.cells import DECODE, FULL, IDLE, PREFILL, START, TINY, rows_at, throughput_of
+from gpu.cells import DECODE, FULL, IDLE, PREFILL, START, START_PHASE, TINY, rows_at, throughput_of
 from gpu.config import stage_environment
 from gpu.cpu_model import CpuModel, RoundedCheckpoint, agreement
 from gpu.engine_cells import flops_of
@@ -72,7 +72,9 @@ def test_the_stage_of_figures_fills_every_cell_from_both_sides(task, capsys):
     """By the engine alone, and by client, scheduler and executor as processes."""
     report = bench_stage.work(task, report_in(task, "bench"))
     assert failures(report) == []
-    figures = {(figure.what, figure.shape): figure for figure in report.figures}
+    phases = [figure for figure in report.figures if figure.what == START_PHASE]
+    assert {"captures", "measuring"} <= {figure.shape for figure in phases}
+    figures = {(figure.what, figure.shape): figure for figure in report.figures if figure not in phases}
     start = figures.pop((START, ""))
     assert start.system > 0
     assert len(figures) == 2 * len(TINY.decodes) + 2 * len(TINY.prompts) + len(TINY.arrivals) + len(TINY.requests)

@@ -19,7 +19,7 @@ import grpc.aio
 
 from gpu.bars import table
 from gpu.bench_models import Timed, timed
-from gpu.cells import START, WARM_START, Cell
+from gpu.cells import START, START_PHASE, WARM_START, WARM_START_PHASE, Cell
 from gpu.config import compiling_into
 from gpu.engine_cells import flops_of
 from gpu.errors import CheckFailedError, DoesNotFitError
@@ -73,8 +73,7 @@ def _system_side(
         codes = [code for code in system.exit_codes.values() if code]
         if codes:
             raise CheckFailedError(f"the processes ended with {system.exit_codes} when they were told to")
-        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in system.phases().items())
-        return f"started in: {phases}"
+        return _started(report, numbers, START_PHASE, system)
 
     report.check(f"{numbers} system", run)
     if task.rehearses or time.monotonic() > deadline:
@@ -89,7 +88,14 @@ def _start_again(report: Report, task: Task, numbers: str, options: list[str], e
         system.wait_until_ready(_START_S)
         seconds = asyncio.run(_first_token(system))
     report.add([Figure(numbers, WARM_START, "", "s", system=seconds)])
-    return ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in system.phases().items())
+    return _started(report, numbers, WARM_START_PHASE, system)
+
+
+def _started(report: Report, numbers: str, what: str, system: System) -> str:
+    """The phases of an executor's start, as figures and as a sentence."""
+    phases = system.phases()
+    report.add([Figure(numbers, what, phase, "s", system=seconds) for phase, seconds in phases.items()])
+    return f"started in: {', '.join(f'{phase} {seconds:.1f} s' for phase, seconds in phases.items())}"
 
 
 async def _first_token(system: System) -> float:

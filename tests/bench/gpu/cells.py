@@ -12,6 +12,8 @@ PREFILL = "prefill, one prompt to its first token"
 PREFILL_RATE = "prefill, rate of products and attention"
 IDLE = "GPU idle, by its own clock, of a decode step"
 START = "process start to first token, dummy weights, nothing compiled before"
+START_PHASE = "phase of a start, nothing compiled before"
+WARM_START_PHASE = "phase of a start, compiled before"
 WARM_START = "process start to first token, dummy weights, compiled before"
 
 

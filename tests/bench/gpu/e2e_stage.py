@@ -7,13 +7,13 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from gpu.bench_models import write_config
 from gpu.errors import CheckFailedError
-from gpu.report import Report
+from gpu.report import Figure, Report
 from gpu.rigs import find_place
 from gpu.stage import Task, run_stage
 from gpu.system import running_system
@@ -153,7 +153,7 @@ def _survives(task: Task, options: Sequence[str], sizes: Sizes, report: Report) 
     asyncio.run(_run(experiment, itertools.islice(itertools.cycle(_KINDS), sizes.num_faults), task))
     figures = figures_by_kind(experiment.ledger.windows)
     print("\n".join(map(_line, figures)), flush=True)
-    (report.file.parent / "chaos.txt").write_text("\n".join(map(_line, figures)) + "\n", encoding="utf-8")
+    report.add([figure for one in figures for figure in _pauses_of(one)])
     if not all(one.is_clean for one in figures):
         raise CheckFailedError("; ".join(_faults_of(one, experiment.ledger) for one in figures if not one.is_clean))
     num_tokens = sum(one.num_tokens for one in figures)
@@ -168,6 +168,15 @@ async def _run(experiment: Experiment, kinds: "itertools.islice[FaultKind]", tas
     async with experiment:
         await experiment.system.during(experiment.campaign.run(in_time))
         await experiment.finish()
+
+
+def _pauses_of(figures: KindFigures) -> list[Figure]:
+    """Of streams that were delivering."""
+    spread = figures.longest if figures.kind == UNDISTURBED else figures.stall
+    what, shape = f"pause of a stream, {figures.kind}", f"{figures.num_faults} faults"
+    if spread is None:
+        return []
+    return [Figure(name, what, shape, "s", system=value) for name, value in asdict(spread).items()]
 
 
 def _line(figures: KindFigures) -> str:

@@ -19,7 +19,7 @@ from gpu.errors import SystemFailedError
 from paceline_cli.supervisor.programs import Ports, free_ports
 
 _LOOPBACK = "127.0.0.1"
-_NO_BUDGETS = ("--ttft-budget", "1e6", "--itl-budget", "1e6")
+_PATIENT = ("--ttft-budget", "600")  # all requests of a cell are taken; how steps are mixed is as by default
 _END_S = 60.0
 _POLL_S = 0.02
 
@@ -117,7 +117,7 @@ def running_system(
     ports, started_s = free_ports(1), time.perf_counter()
     executor_ports, scheduler_ports = ports.executors[0], ports.scheduler
     executor_options = ["--port", str(executor_ports.api), "--health-port", str(executor_ports.health), *options]
-    scheduler_options = ["--executors", f"{_LOOPBACK}:{executor_ports.api}", *_NO_BUDGETS]
+    scheduler_options = ["--executors", f"{_LOOPBACK}:{executor_ports.api}", *_PATIENT]
     for option, port in (
         ("--port", scheduler_ports.api),
         ("--admin-port", scheduler_ports.admin),
