@@ -30,6 +30,11 @@ class DeviceNumerics:
     matrices: MatrixKind
     kv: KvDtype
 
+    @property
+    def dense_kv(self) -> KvDtype:
+        """Keys and values in the type that is computed with."""
+        return _OWN_KV[self.dtype]
+
     def bytes_per_token(self, model: ModelConfig) -> int:
         """Of KV cache."""
         return 2 * model.num_layers * model.num_kv_heads * self.kv.slot_bytes(model.head_dim)

@@ -21,12 +21,14 @@ from paceline_executor.memory import available_bytes
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
+from paceline_executor.numerics import KvDtype
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, served_name
 from paceline_executor.rows.limits import RowLimits
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.cpu import WarmUpProgress, checked_threads
 from paceline_executor.runner.interface import Runner
 from paceline_executor.runner.kv_cache import allocate_on_device, kv_geometry
+from paceline_executor.runner.kv_scales import measured_scales
 from paceline_executor.runner.memory_plan import (
     BlockNeeds,
     DeviceMemory,
@@ -39,7 +41,7 @@ from paceline_executor.runner.memory_plan import (
 from paceline_executor.runner.prompt_logprobs import MAX_PIECE_TOKENS
 from paceline_executor.sizing import MAX_DEFAULT_KV_BYTES, MIN_POOL_TOKENS, fillable_blocks, longest_row, row_limits
 from paceline_executor.upload.matrices import MatrixKind
-from paceline_executor.weights.checkpoint import Checkpoint
+from paceline_executor.weights.checkpoint import Checkpoint, KvScales
 from paceline_executor.weights.stored_tensor import FloatType, StoredType
 from paceline_kernels.compiler import jit
 from paceline_kernels.linear import Splits
@@ -196,7 +198,8 @@ def _runner(
     progress.log("model_load", "kv_cache", 0.0)
     geometry = kv_geometry(checkpoint.config, limits.num_blocks, limits.block_size, numerics)
     with _explained("for the KV cache", "lower --gpu-memory-utilization or --kv-cache-memory"):
-        kv_cache = allocate_on_device(geometry, numerics.kv, place.device, checkpoint.kv_scales)
+        scales = _kv_scales(place, checkpoint, numerics, limits, model)
+        kv_cache = allocate_on_device(geometry, numerics.kv, place.device, scales)
     progress.log("model_load", "done", 1.0)
 
     def on_warm_up(step: WarmUpProgress) -> None:
@@ -205,6 +208,15 @@ def _runner(
     splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
     with _explained("for what is kept of rows", "lower --max-model-len or --max-num-seqs"):
         return build_runner(RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, splits, on_warm_up))
+
+
+def _kv_scales(
+    place: Place, checkpoint: Checkpoint, numerics: DeviceNumerics, limits: RowLimits, model: LlamaModel
+) -> KvScales | None:
+    if numerics.kv is not KvDtype.FP8_E4M3 or checkpoint.kv_scales is not None:
+        return checkpoint.kv_scales
+    block_size, max_len = limits.block_size, limits.max_model_len
+    return measured_scales(model, checkpoint.config, numerics, place.device, block_size, max_len)
 
 
 def _load_weights(

@@ -44,6 +44,9 @@ LLAMA_8B = replace(
 )
 
 
+MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
+
+
 def size(num_rows, num_tokens, *, is_decode=False):
     """A size that steps are captured in."""
     return SimpleNamespace(num_rows=num_rows, num_tokens=num_tokens, is_decode=is_decode)
@@ -83,6 +86,7 @@ def built(monkeypatch):
     monkeypatch.setattr(loading_device, "step_sizes", lambda *_: Sizes())
     monkeypatch.setattr(loading_device, "build_runner", build)
     monkeypatch.setattr(loading_device, "this_gpu", lambda: H100)
+    monkeypatch.setattr(loading_device, "measured_scales", lambda *_: MEASURED)
     return runners
 
 
@@ -147,11 +151,14 @@ class Scaled(RandomCheckpoint):
     kv_scales = KvScales(np.full((2, 2), 0.5, np.float32), np.full((2, 2), 0.25, np.float32))
 
 
-def test_scales_of_the_checkpoint_reach_the_kv_cache(built):
+def test_scales_of_the_checkpoint_or_measured_ones_reach_the_kv_cache(built):
     """Where it is of float8."""
     checkpoint = Scaled(WIDE.config)
     loaded(checkpoint, "--kv-cache-dtype", "fp8_e4m3")
     loaded(checkpoint)
+    loaded(WIDE, "--kv-cache-dtype", "fp8_e4m3")
+    assert built[2].parts.kv_cache.key_scales.unique().tolist() == [3.0]
+    assert built[2].parts.kv_cache.value_scales.unique().tolist() == [2.0]
     assert built[0].parts.kv_cache.key_scales.unique().tolist() == [0.5]
     assert built[0].parts.kv_cache.value_scales.unique().tolist() == [0.25]
     assert built[1].parts.kv_cache.key_scales is None

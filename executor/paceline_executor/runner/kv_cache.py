@@ -8,7 +8,7 @@ from paceline_executor.errors import StartError
 from paceline_executor.models.interface import KvCache
 from paceline_executor.numerics import KvDtype, Numerics
 from paceline_executor.runner.interface import KvGeometry
-from paceline_executor.weights.checkpoint import Float32Array, KvScales, ModelConfig
+from paceline_executor.weights.checkpoint import KvScales, ModelConfig
 
 # What a slot is made of.
 _ELEMENTS = {KvDtype.FLOAT32: np.float32, KvDtype.FLOAT16: np.float16, KvDtype.INT8: np.int8}
@@ -19,9 +19,6 @@ _DEVICE_TYPES = {
     KvDtype.INT8: torch.int8,
     KvDtype.FP8_E4M3: torch.float8_e4m3fn,
 }
-_MAX_FLOAT8 = 448.0
-# Floats keep their precision at any size.
-_HEADROOM = 4.0
 
 
 def kv_geometry(
@@ -76,13 +73,3 @@ def set_scales(cache: KvCache, scales: KvScales) -> None:
         if column is None or column.shape != numbers.shape:
             raise TypeError("a KV cache of this type has no scales of heads")
         column.copy_(torch.from_numpy(np.array(numbers)))
-
-
-def scales_of_maxima(maxima: Float32Array) -> Float32Array:
-    """Scales of fp8_e4m3 by which four times what was seen of each head fits; 1.0 where that was nothing, or no number.
-
-    maxima: [num_layers, num_kv_heads], of absolute values.
-    """
-    is_usable = np.isfinite(maxima) & (maxima > 0)
-    scales = np.where(is_usable, maxima, _MAX_FLOAT8 / _HEADROOM) * np.float32(_HEADROOM / _MAX_FLOAT8)
-    return np.maximum(scales, np.finfo(np.float32).tiny).astype(np.float32)
