@@ -67,6 +67,25 @@ async def test_drafts_that_a_plan_cannot_have_end_the_stream(scheduled, drafts, 
     assert info_of(failure.value).reason == reason
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "cells", "reason"),
+    [
+        (3, [(0, 0, 3), (0, 1, 4)], "PLAN_DRAFTS"),  # no room for the token that is drawn behind them
+        (4, [(0, 0, 3)], "PLAN_BLOCK_MISSING"),
+    ],
+)
+async def test_a_row_has_room_for_its_drafts_and_a_token_more(max_tokens, cells, reason):
+    """Tokens that it may get, and blocks."""
+    plan = placing()
+    plan.new_requests[0].max_tokens = max_tokens
+    plan.grants.CopyFrom(grants(cells))
+    async with hash_executor(LIMITS) as executor, attached(executor.address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await client.run([(0, 8)], plan)
+
+    assert info_of(failure.value).reason == reason
+
+
 async def test_the_simulated_runner_verifies_eight_drafts():
     """As the CPU does: whatever drives executors can be tried without a model."""
     async with simulated_executor() as executor, attached(executor.address) as client:
