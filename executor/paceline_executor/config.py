@@ -120,10 +120,9 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_process(parser.add_argument_group("Process"))
     _add_device(parser.add_argument_group("Device"))
     values = parser.parse_args(arguments)
+    values.runner, values.step_times = values.runner
     if values.runner is RunnerKind.SIMULATED and values.model is not None:
         parser.error("--runner simulated has no model: leave out --model, and name it with --served-model-name")
-    if values.runner is not RunnerKind.SIMULATED and values.step_times is not None:
-        parser.error("--step-times needs --runner simulated")
     if values.load_format is LoadFormat.DUMMY and values.model is None:
         parser.error("--load-format dummy needs --model: a folder whose config.json says the shape")
     values.model = values.model or DEFAULT_MODEL
@@ -316,19 +315,13 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
 def _add_device(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runner",
-        type=_choice(RunnerKind),
-        default=RunnerKind.AUTO,
+        type=_runner,
+        default=(RunnerKind.AUTO, None),
         metavar="KIND",
         help="What computes the steps. cuda: a GPU of compute capability 8.0 or later; cpu; auto: cuda where there is"
         " one and Triton is installed, else cpu; twin: the code for GPUs on the CPU, in float32, for tests and"
-        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones. [default: auto]",
-    )
-    group.add_argument(
-        "--step-times",
-        type=Path,
-        metavar="FILE",
-        help="JSON file that says how long simulated steps take, as executor/README.md describes it."
-        " [default: no time]",
+        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones; simulated:FILE: so,"
+        " with steps as long as this JSON file says. [default: auto]",
     )
 
 
@@ -363,6 +356,14 @@ def _choice(kinds: type[_Kind]) -> Callable[[str], _Kind]:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}") from None
 
     return parse
+
+
+def _runner(text: str) -> tuple[RunnerKind, Path | None]:
+    """What computes, and of a simulated runner the file that says how long steps take."""
+    kind, _, file = text.partition(":")
+    if kind == RunnerKind.SIMULATED.value and file:
+        return RunnerKind.SIMULATED, Path(file)
+    return _choice(RunnerKind)(text), None
 
 
 def _kv_dtype(text: str) -> KvDtype | None:

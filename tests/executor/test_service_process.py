@@ -176,7 +176,7 @@ async def test_an_executor_without_a_model_is_ready_with_nothing_fetched(tmp_pat
     """Its model can be named; steps take the time that the file says."""
     times = tmp_path / "times.json"
     times.write_text('{"points": [{"num_tokens": 1, "duration_us": 2000}]}')
-    options = ("--runner", "simulated", "--step-times", times, "--served-model-name", "none", *ANY_PORTS)
+    options = ("--runner", f"simulated:{times}", "--served-model-name", "none", *ANY_PORTS)
     with _process("--offline", "--cache-dir", tmp_path / "nothing", *options) as process:
         ready = _event(process, "ready")
         async with attached(f"127.0.0.1:{ready['port']}") as client:
@@ -202,7 +202,7 @@ def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_pat
     """It names the file and the field."""
     bad = tmp_path / "bad.json"
     bad.write_text('{"points": [{"num_tokens": 1}]}')
-    code, stderr = _run("--runner", "simulated", "--step-times", bad, *ANY_PORTS)
+    code, stderr = _run("--runner", f"simulated:{bad}", *ANY_PORTS)
 
     assert code == ExitCode.USAGE
     assert _is_one_line(stderr)
@@ -215,7 +215,7 @@ def test_a_bad_file_of_step_times_is_one_line_and_the_exit_code_of_usage(tmp_pat
         ["--runner", "tpu"],
         ["--gpu-memory-utilization", "2"],
         ["--runner", "simulated", "--model", "tiny.gguf"],
-        ["--step-times", "times.json"],
+        ["--runner", "cpu:times.json"],
         ["--port", "65536"],
         ["--port", "-1"],
         ["--port", "5", "--health-port", "5"],

@@ -34,7 +34,7 @@ def without_a_model(tmp_path):
     """Values with which executors need no model, and take 10 ms for a step."""
     (tmp_path / "times.json").write_text(json.dumps({"points": [{"num_tokens": 1, "duration_us": 10_000}]}))
     return {
-        "pools.nothing.args": ["--runner=simulated", "--step-times=../../times.json"],  # of where a pod runs
+        "pools.nothing.args": ["--runner=simulated:../../times.json"],  # of where a pod runs
         "scheduler.preStopSeconds": 1,
     }
 
@@ -110,12 +110,12 @@ async def test_helm_test_has_the_model_generate_a_token(cluster, warm_cache):
 
 async def test_a_pod_that_ends_is_reported_with_what_it_said(cluster, without_a_model):
     """Where a cluster would start it again and again."""
-    objects = render(NO_MODEL, without_a_model | {"pools.nothing.args": ["--runner=simulated", "--step-times=none"]})
+    objects = render(NO_MODEL, without_a_model | {"pools.nothing.args": ["--runner=simulated:none"]})
     (pods,) = of_kind(objects, "StatefulSet")
     pod = Pod("a", pods, next(addresses()), cluster.folder / "a", {})
     cluster.pods.append(pod)
     await pod.start()
-    with pytest.raises(PodError, match=r"a ended with 2(.|\n)*check --step-times"):
+    with pytest.raises(PodError, match=r"a ended with 2(.|\n)*check --runner simulated:FILE"):
         await pod.until_ready()
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from paceline.plan.codec import decode_request, encode_request
 from paceline.plan.values import BatchPlan
 from paceline.v1 import inference_pb2
+from paceline_executor import limits
 from paceline_executor.limits import MAX_CONTEXT_BYTES
 from paceline_executor.link import service as executor_service
-from paceline_executor.rows import limits
 from paceline_scheduler.api import texts, validation
 from paceline_scheduler.api.validation import MAX_ORIGIN_BYTES
 from paceline_scheduler.link import transport_grpc

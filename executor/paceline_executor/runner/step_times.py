@@ -42,9 +42,9 @@ def read_step_times(path: Path) -> StepTimes:
     try:
         return _table(json.loads(path.read_bytes()))
     except OSError as error:
-        raise StepTimesError(f"cannot read {path}: {error.strerror or error}; check --step-times") from error
+        raise StepTimesError(f"cannot read {path}: {error.strerror or error}; check --runner simulated:FILE") from error
     except (ValueError, RecursionError) as error:
-        raise StepTimesError(f"{path} has no step times: {error}; correct this file of --step-times") from error
+        raise StepTimesError(f"{path} has no step times: {error}; correct it, or leave it out of --runner") from error
 
 
 def _table(value: object) -> StepTimes:

@@ -38,7 +38,7 @@ async def simulated_executor(*options: str, step_ms: float = 2.0) -> AsyncIterat
         json.dump({"points": [{"num_tokens": 1, "duration_us": step_ms * 1e3}]}, file)
         file.flush()
         ports = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
-        own = ("--runner", "simulated", "--step-times", file.name)
+        own = ("--runner", f"simulated:{file.name}")
         async with module_process("paceline_executor", *own, *ports, *options) as process:
             yield f"127.0.0.1:{(await event(process, 'ready'))['port']}"
 

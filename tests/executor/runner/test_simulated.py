@@ -272,7 +272,7 @@ def test_a_file_that_is_no_table_is_refused_by_line_or_field(tmp_path, text, fau
         read_step_times(file)
 
     assert str(file) in str(error.value)
-    assert "--step-times" in str(error.value)
+    assert "--runner" in str(error.value)
     assert "\n" not in str(error.value)
 
 

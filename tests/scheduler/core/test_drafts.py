@@ -169,7 +169,7 @@ def test_a_request_knows_its_drafts_at_its_end_and_before():
     request = make_request(3, 9)
     harness = drafting(request)
     harness.step()
-    assert harness.views.explain(request.key).drafts == DraftCounts(4, 4)
+    assert harness.views.explain(request.key, harness.clock()).drafts == DraftCounts(4, 4)
     harness.finish()
     assert harness.client.finishes[request.handle].drafts == DraftCounts(6, 6)
 
@@ -184,7 +184,7 @@ def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_ne
     harness.attach(FIRST)
     harness.step()
     harness.succeed()
-    assert harness.views.explain(request.key).drafts == DraftCounts(4, 4)
+    assert harness.views.explain(request.key, harness.clock()).drafts == DraftCounts(4, 4)
 
 
 def test_an_estimate_knows_what_drafts_bring():

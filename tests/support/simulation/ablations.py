@@ -15,7 +15,7 @@ from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import PlanStream as StreamOfPlans
 from paceline_executor.link.step_loop import StepLoop
-from paceline_executor.rows.table import RowTable
+from paceline_executor.rows.columns import RowColumns
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.stream import RequestStream
 from paceline_scheduler.core import intake, recovery
@@ -58,6 +58,16 @@ class Ablation:
             for where, name, instead in self.replaced:
                 stack.enter_context(mock.patch.object(where, name, instead))
             yield
+
+
+_clear_row = RowColumns.clear
+
+
+def _clear_but_count_as_told(columns: RowColumns, row: int) -> None:
+    """A device is taken to know the next request of a row by the one before."""
+    was_told = bool(columns.is_told[row])
+    _clear_row(columns, row)
+    columns.is_told[row] = was_told
 
 
 def _nothing(*_: object) -> None:
@@ -202,7 +212,10 @@ ABLATIONS: dict[str, Ablation] = {
         "plans that were not launched are dropped at an acceptance",
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
-    "launch-ahead": Ablation("a plan waits for what only landings can tell", ((RowTable, "_waits", _no),)),
+    "told-rows": Ablation(
+        "a device that keeps rows is told of each new one",
+        ((RowColumns, "clear", _clear_but_count_as_told),),
+    ),
     "frozen-executor": Ablation(
         "an executor that stood still takes nobody for silent",
         ((Fence, "renew", _nothing),),
