@@ -38,7 +38,7 @@
 {{- if has .name (list "scheduler" "executors") -}}
 {{- fail (printf "pools.%s: another object has this name" .name) -}}
 {{- end -}}
-{{- if eq (empty $model.name) (not (has "--runner=simulated" .pool.args)) -}}
+{{- if eq (empty $model.name) (not (regexMatch " --runner=simulated[: ]" (printf " %s " (join " " .pool.args)))) -}}
 {{- fail (printf "pools.%s: set model.name, or --runner=simulated in args" .name) -}}
 {{- end -}}
 {{- if gt (len (compact (list $model.claimName $model.hostPath $model.init))) 1 -}}
