@@ -19,6 +19,9 @@ Outcome = tuple[grpc.StatusCode, str]
 UNAUTHENTICATED: Outcome = (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 DENIED: Outcome = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
 _PATIENCE_S = 0.3  # in which a call that is refused has ended
+# What grpc.aio makes of the end of a stream that a write meets; so the call is made again.
+_END_MET_BY_A_WRITE: Outcome = (grpc.StatusCode.INTERNAL, "")
+_MAX_TRIES = 5
 
 
 def methods_of(*files: FileDescriptor) -> list[MethodDescriptor]:
@@ -36,6 +39,14 @@ async def outcome(
     """Make a call with a message, by default an empty one, and return what became of it; of a session, of what it was
     asked first.
     """
+    for _ in range(_MAX_TRIES - 1):
+        became = await _outcome(channel, method, token, message)
+        if not method.client_streaming or became != _END_MET_BY_A_WRITE:
+            return became
+    return await _outcome(channel, method, token, message)
+
+
+async def _outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: str, message: Message | None) -> Outcome:
     data = (message or GetMessageClass(method.input_type)()).SerializeToString()
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     call = _start(channel, method, data, metadata)
