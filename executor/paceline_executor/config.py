@@ -320,8 +320,8 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
         metavar="KIND",
         help="What computes the steps. cuda: a GPU of compute capability 8.0 or later; cpu; auto: cuda where there is"
         " one and Triton is installed, else cpu; twin: the code for GPUs on the CPU, in float32, for tests and"
-        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones; simulated:FILE: so,"
-        " with steps as long as this JSON file says. [default: auto]",
+        " rehearsals; simulated: no model, nothing to fetch, tokens are hashes of earlier ones; simulated:FILE: steps"
+        " take as long as this JSON file says. [default: auto]",
     )
 
 

@@ -18,7 +18,7 @@ from paceline_executor.errors import ShortMemoryError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
-from paceline_executor.memory import available_bytes
+from paceline_executor.memory import available_bytes, is_out_of_memory
 from paceline_executor.models.llama import LlamaModel
 from paceline_executor.models.registry import dummy_model, twin_model, upload_model
 from paceline_executor.models.rope import rotation_bytes
@@ -255,10 +255,3 @@ def _explained(when: str, advice: str) -> Iterator[None]:
             raise
         sentence = f"the device's memory ran out {when}: {advice}, or end other processes on the device"
         raise ShortMemoryError(sentence) from error
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch, CUDA and cuBLAS say so in the words of a RuntimeError."""
-    words = str(error).lower()
-    phrases = ("out of memory", "can't allocate memory", "status_alloc_failed")
-    return isinstance(error, MemoryError) or any(phrase in words for phrase in phrases)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from gpu.rigs import LLAMA_8B
 from paceline.plan.values import GraphSizes
 from paceline_executor import loading_device
 from paceline_executor.config import RunnerKind, parse_config
 from paceline_executor.device_numerics import TWIN_NUMERICS, choose_device_numerics
 from paceline_executor.errors import LimitError, ShortMemoryError
-from paceline_executor.loading_device import Place, is_out_of_memory, load_on_device, plan_device
+from paceline_executor.loading_device import Place, load_on_device, plan_device
+from paceline_executor.memory import is_out_of_memory
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import WeightKind
 from paceline_executor.opening import Opened, ProgressLog, num_parameters, open_model, simulated_tokenizer
@@ -30,20 +32,6 @@ GIB = 2**30
 CPU = torch.device("cpu")
 H100 = Place(CPU, "NVIDIA H100", DeviceMemory(80 * GIB, 79 * GIB), (9, 0))
 SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "128", "--kv-cache-memory", "1MiB"]
-LLAMA_8B = replace(
-    TINY_CONFIG,
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_model_len=131072,
-    tie_word_embeddings=False,
-)
-
-
 MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import DeviceError, DeviceFaultError, ServiceError, StepFailedError
+from paceline_executor.memory import is_out_of_memory
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepOutput
 from paceline_executor.speculation.drafter import TimedDrafter
@@ -136,12 +137,5 @@ class Engine:
 
 
 def _step_failed(error: Exception) -> StepFailedError:
-    what = "memory ran out" if _is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
+    what = "memory ran out" if is_out_of_memory(error) else f"an unexpected {type(error).__name__}"
     return StepFailedError(f"a step failed on the executor: {what}; its log says more")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch says so in the words of a RuntimeError."""
-    words = str(error).lower()
-    is_torch = isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
-    return is_torch or isinstance(error, MemoryError)

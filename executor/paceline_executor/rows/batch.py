@@ -73,8 +73,8 @@ def prepare(
     is_ahead: bool,
 ) -> Prepared:
     """The batch of a checked plan. rules: by row, where any. places: those in the plan's columns of the rows that have
-    not ended. num_drafts: theirs, if any has. is_carried: for a device
-    that keeps rows. is_ahead: whether steps are in flight.
+    not ended. num_drafts: theirs, if any has. is_carried: for a device that keeps rows. is_ahead: whether steps are in
+    flight.
     """
     rows, num_tokens = plan.rows, plan.num_scheduled_tokens
     if plan.num_draft_tokens.size:

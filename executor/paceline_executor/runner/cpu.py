@@ -8,7 +8,8 @@ numba or runs in the step thread.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
 from paceline_executor.runner.acceptance import counting_draws, first_draws, places_of_draws
 from paceline_executor.runner.cores import usable_cores
-from paceline_executor.runner.inputs import forward_inputs, logit_rules, sampling_parameters
+from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
 from paceline_executor.runner.interface import (
     BoolArray,
     Int32Array,
     KvGeometry,
-    RowProblem,
     SamplingColumns,
     StepBatch,
     StepHandle,
@@ -33,7 +33,8 @@ from paceline_executor.runner.interface import (
     output_of,
 )
 from paceline_executor.runner.kv_cache import allocate_kv_cache, kv_geometry
-from paceline_executor.runner.prompt_logprobs import Piece, cut, joined
+from paceline_executor.runner.measuring import chunk, fastest_ns
+from paceline_executor.runner.prompt_logprobs import Piece, by_row, cut
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
@@ -43,11 +44,6 @@ from paceline_kernels.warm_up.compile_process import have_ready
 
 # Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256)
-_NUM_MEASUREMENTS = 3
-_PROBLEMS = {
-    SampleOutcome.NOT_FINITE: RowProblem.NOT_FINITE,
-    SampleOutcome.NOTHING_LEFT: RowProblem.NOTHING_LEFT,
-}
 _NORMS = ("rms_norm", "add_rms_norm", "rms_norm_heads")
 _IN_FLOAT32 = ("linear", *_NORMS, "gate_and_multiply", "softcap", "rope_and_write_kv", "paged_attention")
 _DECODERS = {KvDtype.INT8: "decoder over int8", KvDtype.FLOAT16: "decoder over float16"}
@@ -118,7 +114,8 @@ class CpuRunner:
         points = []
         for index, size in enumerate(sizes, start=len(operations)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
-            points.append((size, self._measure(size)))
+            batch = chunk(size, self._geometry.block_size)
+            points.append((size, fastest_ns(partial(self.launch, batch))))
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepOutput:
@@ -128,8 +125,7 @@ class CpuRunner:
         jit.set_num_threads(self._num_threads)
         start_ns = self._clock_ns()
         parts = cut(batch)
-        problems: dict[int, RowProblem] = {}
-        prompt_logprobs = self._prompt_logprobs(parts.pieces, problems) if parts.pieces else {}
+        prompt_logprobs, problems = by_row((piece.row, self._prompt_logprobs(piece)) for piece in parts.pieces)
         rest = parts.rest
         logits = self._logits(rest, places_of_draws(rest)) if rest.token_ids.size else torch.empty(0, 1)
         forwarded_ns = self._clock_ns()
@@ -138,7 +134,7 @@ class CpuRunner:
         of_first = outcomes[first_draws(rest)]
         for index in np.flatnonzero(of_first):
             # What is wrong with the prompt is wrong with all that follows it.
-            problems.setdefault(int(batch.sampled[index]), _PROBLEMS[SampleOutcome(int(of_first[index]))])
+            problems.setdefault(int(batch.sampled[index]), row_problem(int(of_first[index])))
         num_accepted, counts = counting_draws(rest, token_ids, outcomes == SampleOutcome.DRAWN)
         if problems:
             num_accepted, counts = _without(batch, list(problems), num_accepted, counts)
@@ -162,31 +158,18 @@ class CpuRunner:
         """One forward pass; the logits are valid until the next one."""
         return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
 
-    def _prompt_logprobs(self, pieces: Sequence[Piece], problems: dict[int, RowProblem]) -> dict[int, TokenLogprobs]:
-        """A row with a logit that is no number goes into `problems` instead."""
-        taken: dict[int, list[TokenLogprobs]] = {}
-        for piece in pieces:
-            num_tokens = piece.batch.token_ids.size
-            logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
-            num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
-            values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
-            if not values.logprobs.isfinite().all():
-                problems[piece.row] = RowProblem.NOT_FINITE
-            part = TokenLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
-            taken.setdefault(piece.row, []).append(part)
-        return {row: joined(parts) for row, parts in taken.items() if row not in problems}
+    def _prompt_logprobs(self, piece: Piece) -> TokenLogprobs:
+        num_tokens = piece.batch.token_ids.size
+        logits = self._logits(piece.batch, np.arange(num_tokens, dtype=np.int32))
+        num_top = torch.full((num_tokens,), piece.num_top, dtype=torch.int32)
+        values = token_logprobs(logits, torch.from_numpy(np.array(piece.target_token_ids)), num_top)
+        return TokenLogprobs(values.logprobs.numpy(), values.top_token_ids.numpy(), values.top_logprobs.numpy())
 
     def copy_blocks(self, sources: Int32Array, destinations: Int32Array) -> None:
         """Raises KernelArgumentError for a block that does not exist, or is source and destination."""
         pairs = [torch.from_numpy(np.array(blocks, dtype=np.int32)) for blocks in (sources, destinations)]
         block_copy(self._kv_cache.keys, *pairs)
         block_copy(self._kv_cache.values, *pairs)
-
-    def _measure(self, num_tokens: int) -> int:
-        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only slow steps down."""
-        batch = _chunk(num_tokens, self._geometry.block_size)
-        outputs = [self.launch(batch) for _ in range(_NUM_MEASUREMENTS)]
-        return min(output.forward_ns + output.sample_ns for output in outputs)
 
 
 def checked_threads(num_threads: int | None) -> int:
@@ -196,28 +179,6 @@ def checked_threads(num_threads: int | None) -> int:
     if not 1 <= chosen <= most:
         raise StartError(f"the number of threads must be 1 to {most}, the cores this process may use, not {chosen}")
     return chosen
-
-
-def _chunk(num_tokens: int, block_size: int) -> StepBatch:
-    positions = np.arange(num_tokens, dtype=np.int32)
-    zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
-    return StepBatch(
-        token_ids=np.zeros(num_tokens, dtype=np.int32),
-        positions=positions,
-        cu_seqlens=np.array([0, num_tokens], dtype=np.int32),
-        context_lens=one * num_tokens,
-        block_tables=np.arange(-(-num_tokens // block_size), dtype=np.int32)[None],
-        sampled=zero,
-        sampling=SamplingColumns(
-            temperature=zero.astype(np.float32),
-            top_k=zero,
-            top_p=one.astype(np.float32),
-            min_p=zero.astype(np.float32),
-            seeds=zero.astype(np.uint64),
-            offsets=zero,
-            num_logprobs=-one,
-        ),
-    )
 
 
 def _sample(logits: torch.Tensor, columns: SamplingColumns) -> Samples:

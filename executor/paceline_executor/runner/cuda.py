@@ -6,7 +6,8 @@ a step launches is `device_steps`'; `device` may be a twin on the CPU.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from paceline_executor.models.interface import DeviceModel, KvCache
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Device
 from paceline_executor.runner.device_steps import DeviceSteps, Rings
+from paceline_executor.runner.inputs import row_problem
 from paceline_executor.runner.interface import (
     BlockCells,
     BoolArray,
@@ -24,7 +26,6 @@ from paceline_executor.runner.interface import (
     KvGeometry,
     RowDescriptions,
     RowProblem,
-    SamplingColumns,
     StepBatch,
     StepHandle,
     StepOutput,
@@ -33,24 +34,20 @@ from paceline_executor.runner.interface import (
     WarmUpProgress,
 )
 from paceline_executor.runner.kept_rules import KeptRules
-from paceline_executor.runner.prompt_logprobs import Cut, Piece, cut, joined
+from paceline_executor.runner.measuring import chunk, fastest_ns
+from paceline_executor.runner.prompt_logprobs import Cut, Piece, by_row, cut
+from paceline_executor.runner.row_rules import NO_TOKENS
 from paceline_executor.runner.row_words import RowWords, WordChanges
 from paceline_kernels.attention import Splits
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.plan_ring import PlanWriter, new_plan_ring, write_words
 from paceline_kernels.result_ring import RingReader, StepResults, new_ring
-from paceline_kernels.sampling import SampleOutcome, token_logprobs
+from paceline_kernels.sampling import token_logprobs
 from paceline_kernels.step_inputs import PlanColumns
 
 _MAX_IN_FLIGHT = 2  # they hide what the host does for as long as a step takes; three are no better
-_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
-_PROBLEMS = {
-    int(SampleOutcome.NOT_FINITE): RowProblem.NOT_FINITE,
-    int(SampleOutcome.NOTHING_LEFT): RowProblem.NOTHING_LEFT,
-}
 # Sizes whose step times are measured: the scheduler fits its prediction to them.
 _MEASURED_TOKENS = (1, 16, 64, 256, 1024, 2048)
-_NUM_MEASUREMENTS = 3
 _WORDS_PER_ROW = 192  # a new row's columns, end tokens and first blocks
 
 
@@ -59,7 +56,6 @@ class _LaunchedPiece:
     """Log-probabilities of a part of a row's prompt, in host memory once the step has ended."""
 
     row: int  # of the batch
-    num_top: int
     values: list[torch.Tensor] = field(default_factory=list)  # chosen, alternatives, theirs
 
 
@@ -135,7 +131,8 @@ class DeviceRunner:
         points = []
         for index, size in enumerate(sizes, start=len(buckets)):
             self._on_progress(WarmUpProgress(f"measure a step of {size} tokens", index, num_steps))
-            points.append((size, self._measure(size)))
+            batch = _told(chunk(size, block_size))
+            points.append((size, fastest_ns(partial(self._run, batch))))
         return tuple(points)
 
     def launch(self, batch: StepBatch) -> StepHandle:
@@ -164,7 +161,8 @@ class DeviceRunner:
         while not self._reader.has_step(launched.step):
             self._device.poll()
         results = self._reader.results_of(launched.step, launched.planned.size)
-        prompt_logprobs, problems = self._prompt_logprobs(launched)
+        pieces = ((piece.row, TokenLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
+        prompt_logprobs, problems = by_row(pieces)
         self._failed[launched.rows[list(problems)]] = True
         return self._output(launched, results, prompt_logprobs, problems)
 
@@ -181,6 +179,9 @@ class DeviceRunner:
                 block_copy(tensor, *pairs)
 
         self._device.launch(copy)
+
+    def _run(self, batch: StepBatch) -> StepOutput:
+        return self.wait(self.launch(batch))
 
     def _launch(self, batch: StepBatch, parts: Cut, rows: Int32Array, changes: WordChanges) -> _Launched:
         rest, planned = parts.rest, rows[parts.rest_rows]
@@ -212,7 +213,7 @@ class DeviceRunner:
         plan = PlanColumns(upload(np.array([row], np.int32)), upload(np.array([num_tokens], np.int32)))
         targets = upload(np.array(piece.target_token_ids, dtype=np.int32))
         num_top = upload(np.full(num_tokens, piece.num_top, dtype=np.int32))
-        launched = _LaunchedPiece(piece.row, piece.num_top)
+        launched = _LaunchedPiece(piece.row)
 
         def compute() -> None:
             logits = self._steps.logits_of(plan, num_tokens)
@@ -223,17 +224,6 @@ class DeviceRunner:
         self._device.launch(compute)
         self._send(self._rows.computed(row, int(piece.batch.context_lens[0])))
         return launched
-
-    def _prompt_logprobs(self, launched: _Launched) -> tuple[dict[int, TokenLogprobs], dict[int, RowProblem]]:
-        """Those of the batch's targets, by batch row. A row with a logit that is no number is a problem instead."""
-        taken: dict[int, list[TokenLogprobs]] = {}
-        problems = {}
-        for piece in launched.pieces:
-            logprobs, top_token_ids, top_logprobs = (column.numpy() for column in piece.values)
-            if not np.isfinite(logprobs).all():
-                problems[piece.row] = RowProblem.NOT_FINITE
-            taken.setdefault(piece.row, []).append(TokenLogprobs(logprobs, top_token_ids, top_logprobs))
-        return {row: joined(parts) for row, parts in taken.items() if row not in problems}, problems
 
     def _output(
         self,
@@ -249,7 +239,7 @@ class DeviceRunner:
             is_kept = np.repeat(~failed, counts)
             counts = np.where(failed, 0, counts)
         for planned in np.flatnonzero(results.problems).tolist():
-            problems.setdefault(int(launched.planned[planned]), _PROBLEMS[int(results.problems[planned])])
+            problems.setdefault(int(launched.planned[planned]), row_problem(int(results.problems[planned])))
         of_batch = np.zeros(launched.batch.context_lens.size, dtype=np.int32)
         of_batch[launched.planned] = counts
         begun, forwarded, ended = results.stamps.tolist()
@@ -262,12 +252,6 @@ class DeviceRunner:
             sample_ns=ended - forwarded,
             prompt_logprobs=prompt_logprobs,
         )
-
-    def _measure(self, num_tokens: int) -> int:
-        """The fastest of a few steps with one chunk of this many tokens, in ns: disturbances only slow steps down."""
-        batch = _chunk(num_tokens, self._geometry.block_size)
-        outputs = [self.wait(self.launch(batch)) for _ in range(_NUM_MEASUREMENTS)]
-        return min(output.forward_ns + output.sample_ns for output in outputs)
 
 
 def _launched(handle: StepHandle) -> _Launched:
@@ -285,30 +269,19 @@ def _logprobs(results: StepResults, is_kept: BoolArray | None) -> TokenLogprobs:
     return values if is_kept is None else values.where(is_kept)
 
 
-def _chunk(num_tokens: int, block_size: int) -> StepBatch:
-    """A prompt of so many tokens on row 0, described anew."""
-    one, zero = np.ones(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
-    floats = zero.astype(np.float32)
-    sampling = SamplingColumns(floats, zero, floats + 1, floats, zero.astype(np.uint64), zero, -one)
-    blocks = np.arange(-(-num_tokens // block_size), dtype=np.int32)
+def _told(batch: StepBatch) -> StepBatch:
+    """The same for a device that keeps rows: row 0, described anew."""
+    zero, blocks = np.zeros(1, dtype=np.int32), batch.block_tables[0]
     described = RowDescriptions(
         rows=zero,
-        num_prompt=one * num_tokens,
-        num_known=one * num_tokens,
+        num_prompt=batch.context_lens,
+        num_known=batch.context_lens,
         num_computed=zero,
-        max_known=one * (num_tokens + 1),
-        end_token_ids=-one[None],
-        sampling=sampling,
+        max_known=batch.context_lens + 1,
+        end_token_ids=zero[None] - 1,
+        sampling=batch.sampling,
         rules=(None,),
-        history=TokenLists.of([_NOTHING]),
+        history=TokenLists.of([NO_TOKENS]),
     )
-    return StepBatch(
-        token_ids=np.zeros(num_tokens, dtype=np.int32),
-        positions=np.arange(num_tokens, dtype=np.int32),
-        cu_seqlens=np.array([0, num_tokens], dtype=np.int32),
-        context_lens=one * num_tokens,
-        block_tables=np.zeros((1, 0), dtype=np.int32),
-        sampled=zero,
-        sampling=sampling,
-        carried=CarriedRows(zero, described, BlockCells(np.zeros_like(blocks), blocks, blocks)),
-    )
+    carried = CarriedRows(zero, described, BlockCells(np.zeros_like(blocks), blocks, blocks))
+    return replace(batch, block_tables=batch.block_tables[:, :0], carried=carried)

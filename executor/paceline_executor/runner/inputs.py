@@ -1,4 +1,7 @@
-"""From the step loop's arrays to the model's and the sampler's tensors. Knows shapes and types, and where slots lie."""
+"""From the step loop's arrays to the model's and the sampler's tensors, and from outcomes to problems of rows.
+
+Knows shapes and types, and where slots lie.
+"""
 
 from dataclasses import fields
 from typing import Any
@@ -12,12 +15,13 @@ from paceline_executor.runner.interface import (
     Float32Array,
     Int32Array,
     LogitRuleColumns,
+    RowProblem,
     SamplingColumns,
     StepBatch,
     TokenLists,
 )
 from paceline_kernels import sampling
-from paceline_kernels.sampling import LogitRules, SamplingParameters
+from paceline_kernels.sampling import LogitRules, SampleOutcome, SamplingParameters
 
 
 def forward_inputs(batch: StepBatch, block_size: int, logit_tokens: Int32Array) -> ForwardInputs:
@@ -47,6 +51,11 @@ def sampling_parameters(columns: SamplingColumns) -> SamplingParameters:
         offsets=_tensor(columns.offsets, np.int32),
         num_logprobs=_tensor(columns.num_logprobs, np.int32),
     )
+
+
+def row_problem(outcome: int) -> RowProblem:
+    """What a SampleOutcome other than DRAWN means for its row."""
+    return RowProblem[SampleOutcome(outcome).name]
 
 
 def logit_rules(columns: LogitRuleColumns) -> LogitRules:

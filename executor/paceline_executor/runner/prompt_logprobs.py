@@ -5,12 +5,12 @@ the tokens of which they are wanted are computed in forward passes of their own,
 of logits there), and then the rest of the batch. Knows batches; it refuses to know models and kernels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline_executor.runner.interface import Int32Array, SamplingColumns, StepBatch, TokenLogprobs
+from paceline_executor.runner.interface import Int32Array, RowProblem, SamplingColumns, StepBatch, TokenLogprobs
 
 MAX_PIECE_TOKENS = 64
 
@@ -54,7 +54,21 @@ def cut(batch: StepBatch) -> Cut:
     return Cut(tuple(pieces), *_rest(batch, num_cut))
 
 
-def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+def by_row(
+    parts: Iterable[tuple[int, TokenLogprobs]],
+) -> tuple[dict[int, TokenLogprobs], dict[int, RowProblem]]:
+    """The log-probabilities of each batch row, whose parts come in order. A row with a logit that is no number is a
+    problem instead.
+    """
+    taken: dict[int, list[TokenLogprobs]] = {}
+    for row, part in parts:
+        taken.setdefault(row, []).append(part)
+    whole = {row: _joined(of_row) for row, of_row in taken.items()}
+    problems = {row: RowProblem.NOT_FINITE for row, values in whole.items() if not np.isfinite(values.logprobs).all()}
+    return {row: values for row, values in whole.items() if row not in problems}, problems
+
+
+def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
     return TokenLogprobs(
         logprobs=np.concatenate([part.logprobs for part in parts]),
         top_token_ids=np.concatenate([part.top_token_ids for part in parts]),

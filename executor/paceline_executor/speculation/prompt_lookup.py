@@ -18,10 +18,10 @@ from paceline_executor.speculation.drafter import WantedDrafts
 _MIN_MATCH = 2  # tokens
 _MAX_MATCH = 8
 _MAX_CANDIDATES = 16
-_NUM_BUCKETS = 1 << 14
+_BUCKET_BITS = 14
 _MAX_INDEXED = 8192  # tokens of a row and step, 0.6 ms
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # Knuth, volume 3, 6.4
-_SHIFT = np.uint64(64 - 14)
+_SHIFT = np.uint64(64 - _BUCKET_BITS)
 _NOWHERE = -1
 
 
@@ -32,7 +32,7 @@ class PromptLookup:
         self._indices: dict[int, _Index] = {}  # by row
 
     def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        return [self._draft(*(of_row.row, of_row.token_ids, of_row.num_wanted)) for of_row in wanted]
+        return [self._draft(of_row.row, of_row.token_ids, of_row.num_wanted) for of_row in wanted]
 
     def forget(self, row: int) -> None:
         self._indices.pop(row, None)
@@ -54,7 +54,7 @@ class _Index:
     """Where each pair of a row's tokens stood."""
 
     def __init__(self) -> None:
-        self._latest: Int32Array = np.full(_NUM_BUCKETS, _NOWHERE, dtype=np.int32)  # by hash
+        self._latest: Int32Array = np.full(1 << _BUCKET_BITS, _NOWHERE, dtype=np.int32)  # by hash
         self._before: Int32Array = np.full(64, _NOWHERE, dtype=np.int32)  # by position
         self._num_indexed = 1  # no pair ends there
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.values import RowFinish, StepTimings
+from paceline.plan.values import RowFinish
 from paceline_executor.errors import DeviceFaultError, PlanError, PlanFault, StepFailedError
 from paceline_executor.limits import RowLimits
 from paceline_executor.link.engine import Engine
@@ -19,7 +19,7 @@ from paceline_executor.testing.hash_runner import HashRunner, continuation
 from paceline_executor.testing.hiding_runner import MAX_IN_FLIGHT, HidingRunner
 from paceline_executor.testing.plans import int32, placement, plan
 from paceline_executor.testing.random_plans import LIMITS, FragileRunner, Request, Scheduler
-from paceline_executor.testing.stepping import SteppingEngine
+from paceline_executor.testing.stepping import SteppingEngine, outcome_of
 
 WIDE = RowLimits(num_rows=4, max_model_len=24, max_num_batched_tokens=32, num_blocks=24, block_size=4, vocab_size=1000)
 KEY = bytes(range(16))
@@ -104,14 +104,6 @@ class Pair:
         if result is None:
             self.scheduler.rebuild(self.table.states())
         return result is not None
-
-
-def outcome_of(execute):
-    """A step's result, or None when it failed."""
-    try:
-        return replace(execute(), timings=StepTimings())  # no two runs take the same time
-    except StepFailedError:
-        return None
 
 
 wanted = st.tuples(st.lists(st.integers(0, 49), min_size=1, max_size=10), st.integers(1, 8), st.integers(0, 49))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.values import SamplingParams, StepTimings
-from paceline_executor.errors import DeviceFaultError, StepFailedError
+from paceline.plan.values import SamplingParams
+from paceline_executor.errors import DeviceFaultError
 from paceline_executor.link.engine import Engine
 from paceline_executor.models.layers import HostWeights
 from paceline_executor.models.llama import LlamaModel
@@ -28,6 +28,7 @@ from paceline_executor.runner.twin_device import TwinDevice
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint
 from paceline_executor.testing.plans import placement, plan
 from paceline_executor.testing.random_plans import LIMITS, Request, Scheduler
+from paceline_executor.testing.stepping import outcome_of
 
 CONFIG = replace(TINY_CONFIG, vocab_size=LIMITS.vocab_size)
 CHECKPOINT = RandomCheckpoint(CONFIG)
@@ -144,14 +145,6 @@ class Pair:
         self.scheduler.take(planned, result)
         assert self.in_flight or repr(self.ahead.table.states()) == repr(self.one_by_one.table.states())
         return True
-
-
-def outcome_of(execute):
-    """A step's result, or None when it failed."""
-    try:
-        return replace(execute(), timings=StepTimings())  # no two runs take the same time
-    except StepFailedError:
-        return None
 
 
 wanted = st.tuples(st.lists(st.integers(0, 49), min_size=1, max_size=10), st.integers(1, 8), st.integers(0, 49))

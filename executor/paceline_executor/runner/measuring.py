@@ -1,0 +1,40 @@
+"""The steps that a warm-up measures: a chunk of a prompt, a few times.
+
+Apart from the runners, all of which measure the same. Knows batches; not what computes them.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from paceline_executor.runner.interface import SamplingColumns, StepBatch, StepOutput
+
+_NUM_MEASUREMENTS = 3
+
+
+def chunk(num_tokens: int, block_size: int) -> StepBatch:
+    """The prompt of so many tokens on one row, in the first blocks, and a greedy draw behind it."""
+    zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int32),
+        positions=np.arange(num_tokens, dtype=np.int32),
+        cu_seqlens=np.array([0, num_tokens], dtype=np.int32),
+        context_lens=one * num_tokens,
+        block_tables=np.arange(-(-num_tokens // block_size), dtype=np.int32)[None],
+        sampled=zero,
+        sampling=SamplingColumns(
+            temperature=zero.astype(np.float32),
+            top_k=zero,
+            top_p=one.astype(np.float32),
+            min_p=zero.astype(np.float32),
+            seeds=zero.astype(np.uint64),
+            offsets=zero,
+            num_logprobs=-one,
+        ),
+    )
+
+
+def fastest_ns(step: Callable[[], StepOutput]) -> int:
+    """The least time of a few: disturbances only slow steps down."""
+    outputs = [step() for _ in range(_NUM_MEASUREMENTS)]
+    return min(output.forward_ns + output.sample_ns for output in outputs)
