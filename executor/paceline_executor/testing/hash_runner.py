@@ -119,10 +119,10 @@ class HashRunner(SimulatedRunner):
     def launch(self, batch: StepBatch) -> StepOutput:
         """The step, if nothing holds it up or makes it fail after it was computed."""
         self.gate.wait()
+        error, self.fail_next = self.fail_next, None  # before the step counts: what is set then is the next one's
         self.num_steps += 1
         output = super().launch(batch)
-        if self.fail_next is not None:
-            error, self.fail_next = self.fail_next, None
+        if error is not None:
             raise error
         problems, self.problems = self.problems, {}
         if self.faulty_tokens:

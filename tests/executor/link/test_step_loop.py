@@ -84,8 +84,9 @@ async def steps():
 
 async def until(holds):
     """Wait until something is so."""
-    while not holds():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 def tokens_of(reports):
