@@ -7,6 +7,8 @@ _MARGIN = 0.9
 """How much of a budget is spent by prediction: half of what is planned right up to a bound would miss it."""
 _STEPS_OF_DECODES = 5
 """How many steps of its decodes alone a step with prompts may last: prompts then get four fifths of the time."""
+_MAX_STRETCH = 4
+"""How many times `target_step_s` that may come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class CoreLimits:
     ttft_budget_s: a request that is not expected to get its first token within this time is refused.
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
     target_step_s: what a step may take that computes prompts beside decodes: the inter-token time that a long prompt
-    causes. Up to twice as much where decodes alone take more than a fifth of it, so that prompts go on.
+    causes. Up to four times as much where decodes alone take more than a fifth of it, so that prompts go on.
     """
 
     max_num_queued_reqs: int = 1024
@@ -35,11 +37,11 @@ class CoreLimits:
     run_ahead_s: float = 0.025
     max_step_s: float = 0.5
     max_num_draft_tokens: int = 63
-    target_step_s: float = 0.05
+    target_step_s: float = 0.025
 
     def mixed_step_s(self, decodes_s: float) -> float:
         """The predicted time that a step with prompts may take, if its decodes alone take this long."""
-        wanted_s = min(max(self.target_step_s, _STEPS_OF_DECODES * decodes_s), 2 * self.target_step_s)
+        wanted_s = min(max(self.target_step_s, _STEPS_OF_DECODES * decodes_s), _MAX_STRETCH * self.target_step_s)
         return min(wanted_s, _MARGIN * self.itl_budget_s, self.max_step_s)
 
     def num_plans_ahead(self, step_s: float, at_most: int) -> int:

@@ -59,7 +59,7 @@ def test_no_other_choice_within_the_bounds_brings_more_tokens_per_time(
     """Tried out against every choice there is."""
     num_rows = len(shares)
     gains, costs = columns(np.cumprod(np.array(shares), axis=1), cost_ms)
-    limits = CoreLimits(target_step_s=target_ms / 2e3, itl_budget_s=1e6)
+    limits = CoreLimits(target_step_s=target_ms / 4e3, itl_budget_s=1e6)
     budget = make_budget(num_rows, base_ms, token_ms, max_num_tokens=num_rows + room, limits=limits)
     plain_ms, target_ns = base_ms + token_ms * num_rows, budget.target_ns
 
