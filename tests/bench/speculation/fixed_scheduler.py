@@ -1,4 +1,7 @@
-"""A scheduler that gives every row as many drafts, for comparison: `python -m speculation.fixed_scheduler NUM ...`."""
+"""A scheduler that gives every row as many drafts, for comparison: `python -m speculation.fixed_scheduler NUM ...`.
+
+Apart from the program that measures, because it is a process of its own.
+"""
 
 import sys
 
