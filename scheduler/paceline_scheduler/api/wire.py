@@ -1,4 +1,4 @@
-"""Plain values as the messages that clients and operators are sent. Checks nothing, decides nothing."""
+"""Plain values as the messages that clients and operators are sent. Checks nothing."""
 
 from collections.abc import Iterable
 
@@ -14,8 +14,6 @@ from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
 from paceline_scheduler.wire_phases import write_times
 
-# Output
-
 
 def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse(request_id=delta.request_id)
@@ -24,7 +22,7 @@ def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
 
 
 def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
-    """`draw` spreads the times at which clients shall come back."""
+    """`draw` spreads when clients come back."""
     response = inference_pb2.SessionResponse()
     for delta in parcel.deltas:
         item = response.deltas.add()
@@ -92,9 +90,6 @@ def _request_error(error: Exception, draw: status.Draw = status.DRAW) -> samplin
     return sampling_pb2.RequestError.FromString(data)
 
 
-# A request, looked at
-
-
 def explain_response(explanation: Explanation) -> inference_pb2.ExplainResponse:
     times = explanation.times
     return inference_pb2.ExplainResponse(
@@ -123,9 +118,6 @@ def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
     message.time_to_first_token.CopyFrom(write_duration(estimate.time_to_first_token_s))
     message.inter_token_time.CopyFrom(write_duration(estimate.inter_token_s))
     return message
-
-
-# Models and operators' views
 
 
 def model(served: ServedModel) -> inference_pb2.Model:
