@@ -37,7 +37,7 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.fleet import Fleet
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport_grpc import GrpcTransport
 from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.steps import StepObserver
@@ -145,7 +145,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request.
-    tokenizers = TokenizerShelf(texts.prepare, cache)
+    tokenizers = TokenizerStore(texts.prepare, cache)
     fleet = Fleet(
         discovery,
         GrpcTransport(config.tls_dir, discovery.name_of),

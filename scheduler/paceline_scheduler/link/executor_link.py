@@ -15,7 +15,7 @@ from paceline_scheduler.errors import DivergenceError, LinkError, StreamEndedErr
 from paceline_scheduler.holder import Holder
 from paceline_scheduler.link.plan_stream import PlanStream
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Connection, Transport
 
 GET_INFO_TIMEOUT_S = 1.0
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class ExecutorLink:
-    def __init__(self, address: str, transport: Transport, tokenizers: TokenizerShelf, steward: Steward) -> None:
+    def __init__(self, address: str, transport: Transport, tokenizers: TokenizerStore, steward: Steward) -> None:
         self.address = address
         self._transport = transport
         self._tokenizers = tokenizers

@@ -18,7 +18,7 @@ from paceline_scheduler.link.executor_record import Phase
 from paceline_scheduler.link.leadership import Leadership
 from paceline_scheduler.link.link_listener import LinkListener
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.link.tokenizers import TokenizerShelf
+from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.link.transport import Transport
 
 LOOK_S = 0.1
@@ -37,14 +37,14 @@ class Fleet:
         listener: LinkListener,
         clock: Callable[[], float],
         jitter: Callable[[], float],
-        tokenizers: TokenizerShelf | None = None,
+        tokenizers: TokenizerStore | None = None,
     ) -> None:
         self._discovery = discovery
         self._transport = transport
         self._leadership = leadership
         self._steward = Steward(leadership, listener, clock, jitter, self._end_stream)
         self._last_complaint = ""
-        self._tokenizers = tokenizers or TokenizerShelf()
+        self._tokenizers = tokenizers or TokenizerStore()
         self._links: dict[str, ExecutorLink] = {}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}
 

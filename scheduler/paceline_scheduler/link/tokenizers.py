@@ -25,7 +25,7 @@ async def _nothing_to_prepare(source: TokenizerSource, vocab_size: int) -> None:
     del source, vocab_size
 
 
-class TokenizerShelf:
+class TokenizerStore:
     """Keeps the last few by digest.
 
     `prepare` is awaited with each new one and its vocabulary's size, before its executor counts as attached. `cache`
