@@ -84,7 +84,7 @@ class DiskCache:
         return folder / (blake2b(name.encode(), digest_size=_CHECK_BYTES).hexdigest() + _SUFFIX)
 
 
-class PatientCache:
+class AsyncDiskCache:
     """For event loops, on a thread of its own: a disk that hangs is waited for a moment, then done without."""
 
     def __init__(self, cache: DiskCache | None = None, max_wait_s: float = MAX_WAIT_S) -> None:

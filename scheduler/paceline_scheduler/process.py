@@ -30,7 +30,7 @@ from paceline_scheduler.config import Config
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
@@ -134,7 +134,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     leadership = Leadership(claim)
     executors = Executors(runtime, steps, leadership)
     listener = Listener(runtime, executors)
-    cache = PatientCache(DiskCache(config.cache_dir / "scheduler"))
+    cache = AsyncDiskCache(DiskCache(config.cache_dir / "scheduler"))
     texts = Texts(
         edge_limits, lambda: datetime.now().astimezone(), cache=cache, is_at_rest=lambda: executors.is_at_rest
     )

@@ -16,7 +16,7 @@ from paceline_scheduler.api.rules import check_token_ids
 from paceline_scheduler.api.tokenizer import TextModel, TextModels, TextThreads
 from paceline_scheduler.api.validation import Prompt, check_prompt_length, max_prompt_chars
 from paceline_scheduler.backend import ServedModel, TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import InvalidRequestError
 
 _MAX_INLINE_TOKENS = 4096
@@ -35,12 +35,12 @@ class Texts:
         limits: EdgeLimits,
         local_time: Callable[[], datetime],
         render_limits: RenderLimits | None = None,
-        cache: PatientCache | None = None,
+        cache: AsyncDiskCache | None = None,
         is_at_rest: Callable[[], bool] = lambda: True,
     ) -> None:
         self._limits = limits
         self._threads = TextThreads(limits)
-        self._models = TextModels(self._threads, cache or PatientCache(), is_at_rest)
+        self._models = TextModels(self._threads, cache or AsyncDiskCache(), is_at_rest)
         self._chats = ChatRenderers(limits, local_time, render_limits)
 
     async def prepare(self, source: TokenizerSource, vocab_size: int) -> None:

@@ -23,7 +23,7 @@ from paceline_scheduler.api.detokenizer import Spelling, read_spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import QueueFullError, UnsupportedError
 
 _T = TypeVar("_T")
@@ -142,7 +142,7 @@ class TextModels:
     """
 
     def __init__(
-        self, threads: TextThreads, cache: PatientCache, is_at_rest: Callable[[], bool] = lambda: True
+        self, threads: TextThreads, cache: AsyncDiskCache, is_at_rest: Callable[[], bool] = lambda: True
     ) -> None:
         self._threads = threads
         self._cache = cache

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from paceline.plan.values import GenerationDefaults
 from paceline_scheduler.backend import TokenizerSource
-from paceline_scheduler.disk_cache import PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.transport import Connection
 
@@ -32,9 +32,9 @@ class TokenizerStore:
     has those of earlier schedulers.
     """
 
-    def __init__(self, prepare: Prepare = _nothing_to_prepare, cache: PatientCache | None = None) -> None:
+    def __init__(self, prepare: Prepare = _nothing_to_prepare, cache: AsyncDiskCache | None = None) -> None:
         self._prepare = prepare
-        self._cache = cache or PatientCache()
+        self._cache = cache or AsyncDiskCache()
         self._sources: OrderedDict[str, TokenizerSource] = OrderedDict()
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by digest
 

@@ -14,7 +14,7 @@ from paceline_scheduler.api.detokenizer import Spelling
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.tokenizer import TextModels, TextThreads
-from paceline_scheduler.disk_cache import DiskCache, PatientCache
+from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
 from paceline_scheduler.errors import DivergenceError, LinkError, UnsupportedError
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
@@ -42,7 +42,7 @@ class ServingConnection:
 
 def cache_in(folder):
     """A cache that is waited for as long as it takes."""
-    return PatientCache(DiskCache(folder), max_wait_s=30)
+    return AsyncDiskCache(DiskCache(folder), max_wait_s=30)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_a_tokenizer_that_could_not_be_read_for_want_of_a_thread_is_read_t
         raise left.pop(0)
 
     monkeypatch.setattr("paceline_scheduler.api.tokenizer.read_text_model", fail)
-    models = TextModels(threads, PatientCache())
+    models = TextModels(threads, AsyncDiskCache())
     for expected in (*errors, errors[-1]):
         with pytest.raises(type(expected)):
             await models.get(BYTE_LEVEL, 500)
@@ -195,7 +195,7 @@ async def test_a_disk_that_hangs_keeps_no_executor_from_attaching(tmp_path, thre
     answers = threading.Event()
     for name in ("load", "store"):
         monkeypatch.setattr(DiskCache, name, lambda *_: answers.wait(30) and None)
-    cache = PatientCache(DiskCache(tmp_path), max_wait_s=0.01)
+    cache = AsyncDiskCache(DiskCache(tmp_path), max_wait_s=0.01)
     models = TextModels(threads, cache)
     store = TokenizerStore(models.get, cache)
     try:
