@@ -74,7 +74,7 @@ class DrainNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class MessageContent:
     deltas: tuple[PendingDelta, ...]
     failures: tuple[FailedRequest, ...]
     heartbeat: bool
@@ -234,24 +234,24 @@ class Outbox:
             self._relieved.clear()
             await self._relieved.wait()
 
-    def collect(self, max_bytes: int) -> Parcel:
+    def collect(self, max_bytes: int) -> MessageContent:
         """Takes at most `max_bytes`, but at least one completion's ready output."""
         num_bytes = self._num_bytes
-        parcel = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
+        content = self._everything() if num_bytes <= max_bytes else self._part(max_bytes)
         self._num_leaving_bytes = num_bytes - self._num_bytes
         self._heartbeat, self._drain = False, None
         if self.is_empty:
             self._filled.clear()
-        return parcel
+        return content
 
-    def _everything(self) -> Parcel:
-        parcel = Parcel(tuple(self._deltas.values()), tuple(self._failures), self._heartbeat, self._drain)
+    def _everything(self) -> MessageContent:
+        content = MessageContent(tuple(self._deltas.values()), tuple(self._failures), self._heartbeat, self._drain)
         self._deltas.clear()
         self._failures.clear()
         self._num_bytes = 0
-        return parcel
+        return content
 
-    def _part(self, max_bytes: int) -> Parcel:
+    def _part(self, max_bytes: int) -> MessageContent:
         deltas: list[PendingDelta] = []
         failures: list[FailedRequest] = []
         num_bytes = 0
@@ -266,7 +266,7 @@ class Outbox:
             failures.append(self._failures.popleft())
             num_bytes += _failure_bytes(failures[-1].request_id)
         self._num_bytes -= num_bytes
-        return Parcel(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
+        return MessageContent(tuple(deltas), tuple(failures), self._heartbeat, self._drain)
 
 
 def _delta_bytes(delta: PendingDelta) -> int:

@@ -45,10 +45,10 @@ class InferenceServicer(InferenceServiceServicer):
             await edge.start(stream, context.time_remaining())
             while stream.state is not StreamState.ENDED or not outbox.is_empty:
                 await outbox.wait()
-                parcel = outbox.collect(edge.limits.max_message_bytes)
-                for delta in parcel.deltas:
+                content = outbox.collect(edge.limits.max_message_bytes)
+                for delta in content.deltas:
                     yield wire.generate_response(delta)
-                for failure in parcel.failures:
+                for failure in content.failures:
                     raise failure.error
         finally:
             edge.close_outbox(outbox)

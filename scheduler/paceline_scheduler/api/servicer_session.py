@@ -57,9 +57,9 @@ async def serve_session(
     try:
         while True:
             await outbox.wait()
-            parcel = outbox.collect(edge.limits.max_message_bytes)
-            if not parcel.is_empty:
-                yield wire.session_response(parcel, edge.draw)
+            content = outbox.collect(edge.limits.max_message_bytes)
+            if not content.is_empty:
+                yield wire.session_response(content, edge.draw)
             if session.is_lost:
                 return
             if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:

@@ -7,7 +7,7 @@ from paceline.plan.durations import write_duration
 from paceline.plan.values import TokenLogprobs
 from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
-from paceline_scheduler.api.outbox import FailedRequest, Finish, Parcel, PendingDelta
+from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation
 from paceline_scheduler.core.limits import LimitValues
@@ -21,20 +21,20 @@ def generate_response(delta: PendingDelta) -> inference_pb2.GenerateResponse:
     return response
 
 
-def session_response(parcel: Parcel, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
+def session_response(content: MessageContent, draw: status.Draw = status.DRAW) -> inference_pb2.SessionResponse:
     """`draw` spreads when clients come back."""
     response = inference_pb2.SessionResponse()
-    for delta in parcel.deltas:
+    for delta in content.deltas:
         item = response.deltas.add()
         item.request_id = delta.request_id
         _fill_delta(item.delta, delta)
-    for failure in parcel.failures:
+    for failure in content.failures:
         response.failures.append(_session_failure(failure, draw))
-    if parcel.heartbeat:
+    if content.heartbeat:
         response.heartbeat.SetInParent()
-    if parcel.drain is not None:
-        response.drain.reason = parcel.drain.reason
-        response.drain.grace.CopyFrom(write_duration(parcel.drain.grace_s))
+    if content.drain is not None:
+        response.drain.reason = content.drain.reason
+        response.drain.grace.CopyFrom(write_duration(content.drain.grace_s))
     return response
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.edge import Edge
 from paceline_scheduler.api.limits import EdgeLimits
-from paceline_scheduler.api.outbox import Parcel, PendingDelta
+from paceline_scheduler.api.outbox import MessageContent, PendingDelta
 from paceline_scheduler.api.texts import Texts
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -39,7 +39,7 @@ class EdgeClient:
     def leave(self) -> None:
         self._edge.close_outbox(self.outbox)
 
-    def collect(self) -> Parcel:
+    def collect(self) -> MessageContent:
         return self.outbox.collect(_EVERYTHING)
 
     def delta(self) -> PendingDelta:

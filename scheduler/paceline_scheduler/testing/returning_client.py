@@ -92,7 +92,7 @@ class ReturningClient:
         self.handles = await self.call.send(sent)
 
     def read(self) -> None:
-        parcel = self.call.collect()
-        for delta in parcel.deltas:
+        content = self.call.collect()
+        for delta in content.deltas:
             self.copies[delta.index].take(delta)
-        self.errors += [failure.error for failure in parcel.failures]
+        self.errors += [failure.error for failure in content.failures]
