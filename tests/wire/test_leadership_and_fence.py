@@ -179,7 +179,7 @@ class World:
         """A heartbeat of the scheduler."""
         executor = stream.executor
         if stream.is_open and stream.stream_id in executor.streams:
-            self.obey(executor, lambda fence: fence.hear(stream.stream_id, nanoseconds(self.now_s)))
+            self.obey(executor, lambda fence: fence.note_message(stream.stream_id, nanoseconds(self.now_s)))
             self.later(BEAT_S, self.beat, stream)
 
     def leave(self, stream):

@@ -164,7 +164,7 @@ class Attachments:
         while (message := await transport.receive()) is not None:
             if isinstance(message, Hello):
                 raise AttachError("a stream must have one hello, as its first message")
-            self._act(self.fence.hear(stream.stream_id, self._now_ns()))
+            self._act(self.fence.note_message(stream.stream_id, self._now_ns()))
             if isinstance(message, BatchPlan):
                 stream.take(message)
                 self._require_steps().submit(message)

@@ -69,7 +69,7 @@ Verdict = Accepted | Waits | Refused
 class _Stream:
     stream_id: int
     claim: Claim
-    heard_ns: int
+    last_message_ns: int
 
 
 class Fence:
@@ -120,12 +120,12 @@ class Fence:
         self._highest_term = max(self._highest_term, claim.term)
         return verdicts or (Waits(stream_id, last),)
 
-    def hear(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
+    def note_message(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
         """A stream has sent something: it is alive."""
         if self._holder is not None and self._holder.stream_id == stream_id:
-            self._holder = replace(self._holder, heard_ns=now_ns)
+            self._holder = replace(self._holder, last_message_ns=now_ns)
         elif stream_id in self._line:
-            self._line[stream_id] = replace(self._line[stream_id], heard_ns=now_ns)
+            self._line[stream_id] = replace(self._line[stream_id], last_message_ns=now_ns)
         return self._advance(now_ns)
 
     def leave(self, stream_id: int, now_ns: int) -> tuple[Verdict, ...]:
@@ -143,8 +143,8 @@ class Fence:
     def renew(self, now_ns: int) -> None:
         """The executor itself stood still: silence meanwhile does not count."""
         if self._holder is not None:
-            self._holder = replace(self._holder, heard_ns=now_ns)
-        self._line = {stream_id: replace(stream, heard_ns=now_ns) for stream_id, stream in self._line.items()}
+            self._holder = replace(self._holder, last_message_ns=now_ns)
+        self._line = {stream_id: replace(stream, last_message_ns=now_ns) for stream_id, stream in self._line.items()}
 
     def next_change_ns(self) -> int | None:
         """When time alone lets a waiting stream have the executor; None while nobody waits."""
@@ -152,14 +152,14 @@ class Fence:
 
     def _free_at_ns(self) -> int:
         if self._holder is not None:
-            return self._holder.heard_ns + self._times.lease_ns
+            return self._holder.last_message_ns + self._times.lease_ns
         return 0 if self._ended_ns is None else self._ended_ns + self._times.return_ns
 
     def _advance(self, now_ns: int) -> tuple[Verdict, ...]:
         if not self._is_free(now_ns):
             return ()
         # A stream in line that fell silent would only hold the executor up.
-        alive = [stream for stream in self._line.values() if now_ns - stream.heard_ns < self._times.lease_ns]
+        alive = [stream for stream in self._line.values() if now_ns - stream.last_message_ns < self._times.lease_ns]
         if not alive:
             return ()
         return self._accept(max(alive, key=lambda stream: stream.claim))
