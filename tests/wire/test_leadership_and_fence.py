@@ -239,7 +239,7 @@ class World:
             stream.scheduler.leadership.welcomed(described, self.now_s)
 
     def wait(self, stream, holder):
-        """Word of a place in line arrives."""
+        """Word of a place in the queue arrives."""
         if stream.is_open:
             scheduler = stream.scheduler
             self.carry_out(scheduler, scheduler.leadership.in_line(stream.executor.address, holder, self.now_s))

@@ -123,7 +123,7 @@ class _Output(asyncio.SubprocessProtocol):
         line = parse_line(raw, Level.WARNING if fd == _STDERR else Level.INFO)
         match line:
             case Progress() if self._stands_by:
-                pass  # it waits in line, which is what it is there for
+                pass  # it waits in the queue, which is what it is there for
             case Progress(phase, fraction):
                 self._listener.on_event(Progressed(self._name, phase, fraction))
             case Ready(stands_by):

@@ -19,7 +19,7 @@ PHASES = {
     "waiting_for_executor": "waiting for an executor",
     # Beside its programs `up` says what becomes of them; that a scheduler does not reach one is no news of its own.
     "executor_unreachable": "waiting for an executor",
-    "waiting_in_line": "waiting in line at an executor",
+    "waiting_in_line": "waiting in the queue at an executor",
 }
 _MAX_DETAIL_CHARS = 40
 READY_EVENT = "ready"

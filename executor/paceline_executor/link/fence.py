@@ -5,7 +5,7 @@ rows: every call returns what has to happen, and its caller does it.
 
 A scheduler holds the executor from its acceptance until another one is accepted. It can be replaced by a higher one
 from the moment it is *free*: its stream has been ended for 50 ms, or it has been silent for the lease. Until then the
-higher one stands in line; only a takeover, an operator's act, displaces a live holder. The holder itself may attach
+higher one is queued; only a takeover, an operator's act, displaces a live holder. The holder itself may attach
 again at any time, with the same term or a higher one, and replaces its own stream.
 """
 
@@ -23,7 +23,7 @@ from paceline_executor.errors import (
 
 
 class Approach(enum.Enum):
-    """How a scheduler comes: it stands in line, or displaces a live holder of a lower term."""
+    """How a scheduler comes: it is queued, or displaces a live holder of a lower term."""
 
     WAIT = "wait"
     TAKE_OVER = "take over"
@@ -48,7 +48,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The stream stands in line behind this holder."""
+    """The stream is queued behind this holder."""
 
     stream_id: int
     holder: Claim
@@ -158,7 +158,7 @@ class Fence:
     def _advance(self, now_ns: int) -> tuple[Verdict, ...]:
         if not self._is_free(now_ns):
             return ()
-        # A stream in line that fell silent would only hold the executor up.
+        # A queued stream that fell silent would only hold the executor up.
         alive = [stream for stream in self._line.values() if now_ns - stream.last_message_ns < self._times.lease_ns]
         if not alive:
             return ()

@@ -1,6 +1,6 @@
 """A scheduler's side of the plan stream, as small as it gets: for tests and for trying an executor by hand.
 
-It sends heartbeats only inside `beating`, since an executor misses them only while somebody stands in line. And in
+It sends heartbeats only inside `beating`, since an executor misses them only while somebody is queued. And in
 grpc.aio a write that meets the end of its stream replaces the reason of that end by a bare INTERNAL, for whoever reads
 as well: so nothing is written here but what the caller asks for.
 """

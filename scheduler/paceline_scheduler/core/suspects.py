@@ -164,12 +164,12 @@ def blame_failed_step(
 
 
 def in_order_of_trial(
-    on_rows: Sequence[tuple[int, SuspectT]], in_line: Sequence[SuspectT]
+    on_rows: Sequence[tuple[int, SuspectT]], queued: Sequence[SuspectT]
 ) -> Iterator[tuple[int | None, SuspectT]]:
     """Returns each once, with its row, before any twice."""
     for is_second_try in (False, True):
         yield from (pair for pair in on_rows if _was_tried(pair[1]) is is_second_try)
-        first = next((request for request in in_line if _was_tried(request) is is_second_try), None)
+        first = next((request for request in queued if _was_tried(request) is is_second_try), None)
         if first is not None:
             yield None, first
 

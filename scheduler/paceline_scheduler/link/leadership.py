@@ -90,7 +90,7 @@ class Greeting:
 
 class ServingStatus(Enum):
     NOT_SERVING = "no executor takes it"
-    STANDBY = "another scheduler drives the executors, and this one waits in line"
+    STANDBY = "another scheduler drives the executors, and this one waits in the queue"
     SERVING = "it is run"
 
 

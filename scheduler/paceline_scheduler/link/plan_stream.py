@@ -59,7 +59,7 @@ class Steps:
 
 class Phase(Enum):
     GREETING = "greeting"
-    IN_LINE = "in line"
+    IN_LINE = "queued"
     SNAPSHOT = "snapshot"
     READY = "ready"
 

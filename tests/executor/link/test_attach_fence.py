@@ -97,7 +97,7 @@ def test_the_holder_that_comes_back_within_100_ms_goes_on(fence):
 
 
 def test_the_holder_that_comes_back_too_late_is_refused(fence):
-    """Somebody in line has taken its place."""
+    """Somebody in the queue has taken its place."""
     fence.arrive(2, Claim(6, "z"), WAIT, 10 * MS)
     fence.leave(1, 500 * MS)
     fence.note_message(2, 600 * MS)
@@ -320,7 +320,7 @@ class FenceMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_alive_waits_for_nobody(self):
-        """One in line that speaks is not left waiting for a holder that is gone."""
+        """One in the queue that speaks is not left waiting for a holder that is gone."""
         is_free = self.driver is None and self.left_ns is not None and self.now_ns - self.left_ns >= TIMES.return_ns
         if is_free:
             assert all(self.now_ns - self.heard[stream] >= TIMES.lease_ns for stream in self.waiting)

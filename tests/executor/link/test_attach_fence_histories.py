@@ -121,7 +121,7 @@ class Watched:
             self.driver, self.ended = None, self.now
 
     def check_progress(self):
-        """Once the holder is silent, one in line that speaks is let in."""
+        """Once the holder is silent, one in the queue that speaks is let in."""
         line = set(self._line())
         for _ in range(LEASE):
             self.tell("advance", 1)
