@@ -28,8 +28,6 @@ class TokenizerSource:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Attached executors serve it."""
-
     name: str
     architecture: str
     max_model_len: int
@@ -80,11 +78,9 @@ class Arrival(Enum):
 
 
 class OutputSink(Protocol):
-    """The edge's side. Called on the event loop; must not block."""
+    """The edge takes what the core produced. Called on the event loop; must not block."""
 
-    def deliver(self, outputs: Outputs) -> None:
-        """What the core produced: new tokens and failures."""
-        ...
+    def deliver(self, outputs: Outputs) -> None: ...
 
 
 class Backend(Protocol):
@@ -98,12 +94,12 @@ class Backend(Protocol):
         ...
 
     def now_s(self) -> float:
-        """The injected monotonic clock, in seconds, as of `Request.deadline_s`."""
+        """Returns seconds of the injected monotonic clock, as in `Request.deadline_s`."""
         ...
 
 
 class Executors(Protocol):
-    """What the links know of executors. Called on the event loop; does not block."""
+    """The links tell what they know of executors. Called on the event loop; does not block."""
 
     async def until_synced(self, arrival: Arrival) -> None:
         """Return when every expected executor has told what it runs, or is lost. Raises NoExecutorError when that does

@@ -105,8 +105,8 @@ class Config:
         _require(self.log_level in LOG_LEVELS, "--log-level", f"has to be one of {', '.join(LOG_LEVELS)}")
 
     def reached_at(self, port: int) -> str:
-        """Where clients reach this scheduler. If it listens on all addresses that is this machine's name, which may not
-        lead here from everywhere.
+        """Returns where clients reach this scheduler. If it listens on all addresses that is this machine's name, which
+        may not lead here from everywhere.
         """
         if self.advertise is not None:
             return self.advertise
@@ -325,7 +325,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_speculation(text: str) -> int:
-    """Drafts of a row and step. Raises ConfigError."""
+    """Returns the drafts of a row and step. Raises ConfigError."""
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except OSError as error:

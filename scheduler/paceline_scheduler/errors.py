@@ -50,7 +50,7 @@ from paceline_scheduler.holder import Holder
 
 
 class SchedulerError(Exception):
-    """Raised on purpose."""
+    """The scheduler raises it on purpose."""
 
 
 class RequestRefusedError(SchedulerError):

@@ -34,7 +34,7 @@ class Metrics:
         self._port = MetricsPort(self.read)
 
     async def listen(self, host: str, port: int | None) -> int | None:
-        """0: any port; None: not at all. Returns its number, raises PortError."""
+        """Port 0 is any port, None no port at all. Returns its number, raises PortError."""
         if port is None:
             return None
         try:

@@ -28,7 +28,7 @@ _SETTLE_POLL_S = 0.01
 
 
 class PlanSink(Protocol):
-    """The links' side. Called on the event loop; must not block."""
+    """The links send what the core planned. Called on the event loop; must not block."""
 
     def send_plan(self, address: str, plan: BatchPlan) -> None: ...
 
@@ -51,7 +51,7 @@ class PlanObserver(Observer, Protocol):
 
 
 class Runtime:
-    """The edge's Backend. `clock` gives monotonic seconds."""
+    """It is the edge's Backend. `clock` gives monotonic seconds."""
 
     def __init__(self, core: Core, clock: Callable[[], float], loop: asyncio.AbstractEventLoop) -> None:
         self.views: CoreViews = core.views
@@ -73,7 +73,6 @@ class Runtime:
         self._plans = sink
 
     def show(self, observer: Observer) -> None:
-        """After those before."""
         self._observers.append(observer)
 
     def show_plans(self, observer: PlanObserver) -> None:

@@ -34,7 +34,7 @@ class Statistics:
         self._before = self._sums()
 
     async def run(self, period_s: float) -> None:
-        """0: never."""
+        """A period of 0 means never."""
         while period_s:
             await asyncio.sleep(period_s)
             self.tell()

@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """By its SHA-256."""
+    """`digest` is its SHA-256."""
 
     digest: bytes
     caller: Caller
@@ -112,7 +112,7 @@ class TokenFile:
 
 
 def parse_tokens(text: str) -> list[Token]:
-    """One JSON object for each line. Raises TokenFileError."""
+    """Reads one JSON object for each line. Raises TokenFileError."""
     tokens: dict[bytes, Token] = {}
     limits: dict[str | None, TenantLimits] = {}
     for number, line in enumerate(text.split("\n"), start=1):

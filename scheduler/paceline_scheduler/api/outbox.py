@@ -86,7 +86,7 @@ class MessageContent:
 
 
 class _Held:
-    """By handle, oldest first; these completions want larger deltas."""
+    """These completions want larger deltas; keyed by handle, oldest first."""
 
     def __init__(self) -> None:
         self.deltas: dict[int, PendingDelta] = {}

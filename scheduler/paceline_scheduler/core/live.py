@@ -44,8 +44,8 @@ QueueKey = tuple[float, int]
 
 
 def queue_key_of(request: Request, arrival_number: int, submitted_s: float) -> QueueKey:
-    """Earliest deadline first within a priority. The key never changes. It holds the time of submission, so nothing
-    starves whatever its priority.
+    """The earliest deadline comes first within a priority. The key never changes. It holds the time of submission, so
+    nothing starves whatever its priority.
     """
     due_s = submitted_s + PATIENCE_S
     if request.deadline_s is not None:

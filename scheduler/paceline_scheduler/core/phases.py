@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    """The indices of `PhaseTimes`."""
+    """Numbers index `PhaseTimes`."""
 
     QUEUED = 0
     PREFILL = 1

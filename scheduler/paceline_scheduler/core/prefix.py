@@ -14,7 +14,7 @@ KEY_SIZE = 16
 
 
 class PrefixChain:
-    """Computed as far as they were asked for."""
+    """Keys are computed when they are asked for."""
 
     def __init__(self, tag_key: bytes, block_size: int, request: Request) -> None:
         self.tag_key = tag_key

@@ -15,7 +15,7 @@ from paceline_scheduler.core.prefix import PrefixChain
 
 
 class RetainedLogprobs:
-    """Of output tokens from `offset` on."""
+    """Keeps those of output tokens from `offset` on."""
 
     __slots__ = ("offset", "tokens")
 

@@ -72,7 +72,9 @@ class Tenants:
         return [(rate, per_minute) for rate, per_minute in pairs if per_minute is not None]
 
     def check_queue(self, tenant: str, waiting: tuple[int, int], new: tuple[int, int]) -> None:
-        """In requests and prompt tokens. Raises TenantLimitError, or InvalidRequestError if `new` never fits."""
+        """Counts are in requests and prompt tokens. Raises TenantLimitError, or InvalidRequestError if `new` never
+        fits.
+        """
         limits = self._limits.get(tenant)
         if limits is None:
             return

@@ -70,8 +70,6 @@ class StepSink(Protocol):
 
 
 class StepWatch:
-    """Oldest first."""
-
     def __init__(self) -> None:
         self.sinks: list[StepSink] = []
 

@@ -99,7 +99,7 @@ async def cancel_by_name(visitor: Visitor, request_id: str) -> None:
 
 
 async def let_the_call_run_out_of_time(visitor: Visitor, request_id: str) -> None:
-    """gRPC's deadline."""
+    """gRPC has a deadline of its own."""
     with _generating(visitor, _request(request_id, _NUM_LONG), timeout_s=_SOON_S) as call, _ending():
         await _read_all(call)
 

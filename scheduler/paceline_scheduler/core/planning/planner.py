@@ -34,7 +34,9 @@ _NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The most urgent first. `takes`, of a draining executor: another one has room for a request that runs here."""
+    """The most urgent request is first. `takes`, of a draining executor, tells whether another one has room for a
+    request that runs here.
+    """
 
     queue: Sequence[LiveRequest]
     is_for_others: Callable[[LiveRequest], bool]
@@ -166,7 +168,7 @@ def _decide(
 
 
 def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int, ...]:
-    """The cheapest to compute again first."""
+    """Starts with the rows that are cheapest to compute again."""
     running = (rows.state == RUNNING).nonzero()[0]
     by_length = running[np.argsort(rows.num_known[running], kind="stable")][:MAX_MOVES].tolist()
     return tuple(row for row in by_length if takes(_off_row(rows, row)))
@@ -220,8 +222,8 @@ def _fit_blocks(
 
 
 def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
-    """The least urgent first. For the one request that was preempted too often (see `Capacity`) everybody else gives
-    way. Otherwise the most urgent stays, so that somebody always progresses.
+    """The least urgent row is first. For the one request that was preempted too often (see `Capacity`) everybody else
+    gives way. Otherwise the most urgent stays, so that somebody always progresses.
     """
     running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
     victims = [row for row in reversed(running) if not is_protected(rows.live[row])]

@@ -21,7 +21,7 @@ _MAX_SPEEDUP = 64.0
 
 
 class Acceptance:
-    """Decaying shares of right drafts by place. A place that was hardly tried counts as good as the one before it."""
+    """Shares of right drafts by place decay. A place that was hardly tried counts as good as the one before it."""
 
     def __init__(self, num_rows: int, max_drafts: int) -> None:
         self._num_tried = np.zeros((num_rows, max_drafts))

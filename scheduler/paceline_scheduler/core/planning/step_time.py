@@ -36,7 +36,7 @@ def num_chunk_pairs(start: int, num_tokens: int) -> int:
 
 
 class _DraftCost:
-    """The slope of step times over drafts.
+    """A draft costs the slope of step times over drafts.
 
     Least squares in which recent steps count most, drawn towards what a token took in the warm-up.
     """

@@ -26,7 +26,7 @@ class BlockCounts:
 
 
 class BlockPool:
-    """Reference-counted, with a least-recently-used cache of unowned blocks."""
+    """Blocks are reference-counted; unowned ones form a least-recently-used cache."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -102,7 +102,7 @@ class BlockPool:
             self._ref_counts[block] += 1
 
     def rebuild(self, tags: Iterable[tuple[int, bytes]]) -> None:
-        """Called after all tables were adopted."""
+        """Call it after all tables were adopted."""
         for block, key in tags:
             if key not in self._blocks_by_key and block not in self._keys:
                 self._remember(block, key)
