@@ -1,7 +1,6 @@
-"""What a request's rules come to at its next token: which tokens are masked, which biases and penalties apply.
+"""What a request's rules come to at its next token: masks, biases and penalties.
 
 A pure function of the placement and of the tokens since: a row that is placed again with its output goes on as it was.
-Knows tokens; the arithmetic is the runner's.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ _NO_BIASES: Float32Array = np.zeros(0, dtype=np.float32)
 
 
 def rules_of(placement: NewRequest) -> RowRules | None:
-    """The rules of a checked placement; None if it has none."""
+    """None if the checked placement has none."""
     sampling = placement.sampling
     words: dict[tuple[int, ...], list[int]] = {}
     for word in placement.bad_word_token_ids:
@@ -44,20 +43,17 @@ def rules_of(placement: NewRequest) -> RowRules | None:
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """A row with rules, and its output so far."""
-
     rules: RowRules
     output: Int32Array
 
     @property
     def is_ruled_now(self) -> bool:
-        """Whether its rules ask for anything at its next token."""
         is_withheld = self.output.size < self.rules.min_tokens and self.rules.end_token_ids.size > 0
         return self.rules.is_permanent or is_withheld
 
 
 def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:
-    """The rules of these rows at their next token, or None if none has any now."""
+    """At the next token; None if no row has any now."""
     present = [mine if mine is not None and mine.is_ruled_now else None for mine in rows]
     if not any(present):
         return None
@@ -89,7 +85,7 @@ def rule_columns(rows: Sequence[Ruled | None]) -> LogitRuleColumns | None:
 
 
 def _each_once(token_ids: Int32Array) -> Int32Array:
-    """The sorted distinct tokens. numpy's `unique` takes ten times as long."""
+    """Sorted. numpy's `unique` takes ten times as long."""
     is_there = np.zeros(int(token_ids.max(initial=0)) + 1, dtype=np.bool_)
     is_there[token_ids] = True
     return np.flatnonzero(is_there).astype(np.int32)
