@@ -12,7 +12,7 @@ MAX_NUM_DRAFT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """A row that may have drafts. token_ids: all known ones; they may change after the call."""
+    """token_ids: all known ones; they may change after the call."""
 
     row: int
     token_ids: Int32Array
@@ -20,7 +20,7 @@ class WantedDrafts:
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Until a row is forgotten, its known tokens only grow."""
+    """Until a row is forgotten, its known tokens only grow."""
 
     def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
         """A guess, or none, for each row in this order. What is impossible is dropped."""
@@ -32,8 +32,6 @@ class Drafter(Protocol):
 
 
 class TimedDrafter:
-    """A drafter, and how long it took."""
-
     def __init__(self, inner: Drafter, clock_ns: Callable[[], int]) -> None:
         self._inner = inner
         self._clock_ns = clock_ns

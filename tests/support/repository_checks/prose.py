@@ -14,7 +14,7 @@ from repository_checks.sources import Source
 MAX_WORDS: Mapping[str, int] = {
     "paceline": 135,
     "paceline_scheduler": 95,
-    "paceline_executor": 149,
+    "paceline_executor": 113,
     "paceline_kernels": 193,
     "paceline_client": 165,
     "paceline_cli": 129,
