@@ -16,7 +16,7 @@ MAX_WORDS: Mapping[str, int] = {
     "paceline_scheduler": 95,
     "paceline_executor": 113,
     "paceline_kernels": 193,
-    "paceline_client": 165,
+    "paceline_client": 144,
     "paceline_cli": 129,
 }
 """The bound of each package, in words for every 100 lines: what was measured last. It is lowered, never raised."""
