@@ -1,6 +1,7 @@
 """What a client says of itself when it comes to a request, first and again.
 
 The fields they become are explained at `GenerateRequest.attachment` and below it in `paceline/v1/inference.proto`.
+Apart from `session`, because the wires translate it.
 """
 
 from dataclasses import dataclass
