@@ -27,8 +27,6 @@ _FINISHING = ("draining", "still_running")
 
 
 class Level(enum.IntEnum):
-    """How much a line matters."""
-
     INFO = 1
     WARNING = 2
     ERROR = 3
@@ -99,7 +97,7 @@ class LineSplitter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that are complete now."""
+        """Those that are complete now."""
         *complete, rest = data.split(b"\n")
         for part in complete:
             self._keep(part)
