@@ -68,6 +68,7 @@ class ExecutorStatus:
     last_error: str
     steps: StepTotals
     holder: Holder | None = None
+    max_num_rows: int = 0
 
 
 class Arrival(Enum):

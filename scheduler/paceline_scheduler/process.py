@@ -141,7 +141,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
-    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
+    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost, meter)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request.

@@ -2,9 +2,13 @@
 
 import asyncio
 import dataclasses
+from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from both_sides.audited import expected_output, make_executor
 from paceline.plan.values import ExecutorInfo, FinishReason, Model, StepTimings
@@ -21,6 +25,7 @@ from paceline_scheduler.core.events import (
 )
 from paceline_scheduler.core.limits import CoreLimits, LimitValues
 from paceline_scheduler.core.live import RESUME_WINDOW_S
+from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.errors import (
     DivergenceError,
     DrainingError,
@@ -39,7 +44,7 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.link.leadership import Leadership, ServingStatus
 from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.steward import Steward
-from paceline_scheduler.observers.steps import StepObserver, StepTotals, _count
+from paceline_scheduler.observers.steps import DraftTotals, StepObserver, StepTotals, _count, _gaps
 from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.testing.clock import ManualClock
 from paceline_scheduler.testing.collector import OutputCollector
@@ -314,20 +319,62 @@ async def test_steps_are_added_up_and_waiting_counts_as_starving_only_while_ther
     assert (totals.idle_ns, totals.starved_ns) == (10 * num_steps, 10 * (num_steps - 2))
 
 
+async def test_watchers_learn_of_each_step_what_was_expected_and_when_clients_got_tokens():
+    """Two requests side by side: their gaps are one number, twice; what steps were expected to take adds up."""
+    bench = await attached_bench()
+    records = []
+    bench.steps.watch.add(SimpleNamespace(step_finished=records.append))
+    bench.runtime.feed(Submit((make_request(5, 3), make_request(5, 3))))
+    await bench.finish()
+    assert sum(len(record.first_token_ns) for record in records) == 2
+    assert sum(count for record in records for _, count in record.gaps) == 4
+    assert all(list(record.gaps) == sorted(record.gaps) for record in records)
+    totals = bench.executors.statuses()[0].steps
+    assert totals.predicted_ns == sum(record.predicted_ns for record in records) > 0
+
+
+_batches = st.lists(
+    st.lists(st.tuples(st.one_of(st.just(float("nan")), st.floats(1e-5, 10)), st.integers(0, 4)), max_size=8),
+    max_size=3,
+)
+
+
+@given(batches=_batches)
+def test_gaps_of_a_step_are_those_of_each_token_rounded(batches):
+    """Token by token: each of several that came together took an equal part, a first one none."""
+    expected = Counter()
+    for batch in batches:
+        for seconds, num_tokens in batch:
+            if seconds == seconds:
+                expected.update(round(seconds / num_tokens * 1e5) * 10_000 for _ in range(num_tokens))
+    told = [
+        TokenOutputs(
+            handles=(),
+            offsets=column(),
+            num_tokens=column(*(count for _, count in batch)),
+            token_ids=column(),
+            attempts=column(),
+            rolling_hashes=np.zeros(0, np.uint64),
+            intervals_s=np.array([seconds for seconds, _ in batch]),
+        )
+        for batch in batches
+    ]
+    assert _gaps(tuple(told)) == tuple(sorted(expected.items()))
+
+
 def test_drafts_are_counted_by_their_place():
     """Of two rows: the first had two drafts and one right, the second none; a step later one of three is right."""
-    totals, planning = StepTotals(), SimpleNamespace(follows_work=True, planning_ns=1)
+    totals, planning = StepTotals(), SimpleNamespace(follows_work=True, planning_ns=1, predicted_ns=1)
     for verified, accepted in (([2, 0], [2, 1]), ([3, 1], [2, 2])):
         columns = {"num_draft_tokens": column(*verified), "num_accepted": column(*accepted)}
         _count(totals, planning, SimpleNamespace(timings=StepTimings(), rows=(0, 1), token_ids=(), **columns))
-    assert (totals.num_draft_tokens, totals.num_accepted_draft_tokens) == (6, 3)
-    assert (totals.num_drafted_at, totals.num_accepted_at) == ((3, 2, 1), (3, 0, 0))
+    assert totals.drafts == DraftTotals(6, 3, (3, 2, 1), (3, 0, 0))
 
 
 def test_sums_of_times_stop_at_what_travels():
     """One executor that makes up a time takes nobody the sums of the others."""
     totals = StepTotals()
-    planning = SimpleNamespace(follows_work=True, planning_ns=1)
+    planning = SimpleNamespace(follows_work=True, planning_ns=1, predicted_ns=1)
     times = StepTimings(*[2**63 - 2] * 6)
     result = SimpleNamespace(timings=times, rows=(), token_ids=(), num_draft_tokens=())
     for _ in range(3):

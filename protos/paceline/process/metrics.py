@@ -86,6 +86,10 @@ class Meter:
         """Return the sum over all labels."""
         return sum(self._counts[name].values())
 
+    def counts(self, name: str) -> dict[str, int]:
+        """Return whole sums by the value of their first label."""
+        return {labels[0]: int(count) for labels, count in self._counts[name].items()}
+
     def histogram(self, name: str, *labels: str) -> Histogram:
         histograms = self._histograms[name]
         found = histograms.get(labels)

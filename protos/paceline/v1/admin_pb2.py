@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from paceline.v1 import inference_pb2 as paceline_dot_v1_dot_inference__pb2
 from paceline.v1 import plan_pb2 as paceline_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/admin.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16paceline/v1/plan.proto\"\x16\n\x14ListExecutorsRequest\"\xb1\x01\n\x15ListExecutorsResponse\x12,\n\texecutors\x18\x01 \x03(\x0b\x32\x19.paceline.v1.ExecutorView\x12\x14\n\x0cscheduler_id\x18\x02 \x01(\t\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12num_lost_log_lines\x18\x05 \x01(\x04\"\x9b\x03\n\x0c\x45xecutorView\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.ExecutorState\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1c\n\x14num_running_requests\x18\x06 \x01(\r\x12(\n\x06\x62locks\x18\x07 \x01(\x0b\x32\x18.paceline.v1.BlockCounts\x12\x1b\n\x13num_plans_in_flight\x18\x08 \x01(\r\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x18\n\x10num_filled_slots\x18\n \x01(\x04\x12\x17\n\x0fnum_owned_slots\x18\x0b \x01(\x04\x12&\n\x05steps\x18\x0c \x01(\x0b\x32\x17.paceline.v1.StepTotals\x12\x1b\n\x13holder_scheduler_id\x18\r \x01(\t\x12\x13\n\x0bholder_term\x18\x0e \x01(\x04\x12\x16\n\x0eholder_address\x18\x0f \x01(\t\"\x8e\x02\n\nStepTotals\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x12\n\nstarved_ns\x18\x05 \x01(\x04\x12\x13\n\x0bplanning_ns\x18\x06 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x08 \x01(\x04\x12\x16\n\x0enum_drafted_at\x18\t \x03(\x04\x12\x17\n\x0fnum_accepted_at\x18\n \x03(\x04\"]\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"\'\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"5\n\x15\x44rainExecutorResponse\x12\x1c\n\x14num_running_requests\x18\x01 \x01(\r\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x9b\x02\n\x06Limits\x12 \n\x13max_num_queued_reqs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\"\n\x15max_num_queued_tokens\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x12*\n\x07tenants\x18\x04 \x03(\x0b\x32\x19.paceline.v1.TenantLimits\x12-\n\nany_tenant\x18\x05 \x01(\x0b\x32\x19.paceline.v1.TenantLimitsB\x16\n\x14_max_num_queued_reqsB\x18\n\x16_max_num_queued_tokensB\x19\n\x17_max_num_batched_tokens\"\xa4\x03\n\x0cTenantLimits\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06weight\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12 \n\x13max_num_queued_reqs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\"\n\x15max_num_queued_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12$\n\x17max_requests_per_minute\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\"\n\x15max_tokens_per_minute\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x19\n\x0cmax_kv_share\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1c\n\x0fmax_num_streams\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\t\n\x07_tenantB\t\n\x07_weightB\x16\n\x14_max_num_queued_reqsB\x18\n\x16_max_num_queued_tokensB\x1a\n\x18_max_requests_per_minuteB\x18\n\x16_max_tokens_per_minuteB\x0f\n\r_max_kv_shareB\x12\n\x10_max_num_streams\"\x12\n\x10GetLimitsRequest\"8\n\x11GetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"7\n\x10SetLimitsRequest\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"8\n\x11SetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"$\n\x11WatchStepsRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x8e\x03\n\x12WatchStepsResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpredicted_ns\x18\x07 \x01(\x04\x12)\n\x07timings\x18\x08 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12+\n\x08planning\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14num_waiting_requests\x18\n \x01(\r\x12(\n\x06\x62locks\x18\x0b \x01(\x0b\x32\x18.paceline.v1.BlockCounts\x12\x13\n\x0bnum_dropped\x18\x0c \x01(\r\x12\x18\n\x10num_draft_tokens\x18\r \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x0e \x01(\r\"5\n\x17SetPlanRecordingRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x1a\n\x18SetPlanRecordingResponse*\xba\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x45XECUTOR_STATE_CONNECTING\x10\x01\x12\x1a\n\x16\x45XECUTOR_STATE_SYNCING\x10\x02\x12\x18\n\x14\x45XECUTOR_STATE_READY\x10\x03\x12\x1b\n\x17\x45XECUTOR_STATE_DRAINING\x10\x04\x12\x17\n\x13\x45XECUTOR_STATE_LOST\x10\x05\x32\xe6\x04\n\x0c\x41\x64minService\x12V\n\rListExecutors\x12!.paceline.v1.ListExecutorsRequest\x1a\".paceline.v1.ListExecutorsResponse\x12V\n\rDrainExecutor\x12!.paceline.v1.DrainExecutorRequest\x1a\".paceline.v1.DrainExecutorResponse\x12\\\n\x0fUndrainExecutor\x12#.paceline.v1.UndrainExecutorRequest\x1a$.paceline.v1.UndrainExecutorResponse\x12J\n\tGetLimits\x12\x1d.paceline.v1.GetLimitsRequest\x1a\x1e.paceline.v1.GetLimitsResponse\x12J\n\tSetLimits\x12\x1d.paceline.v1.SetLimitsRequest\x1a\x1e.paceline.v1.SetLimitsResponse\x12O\n\nWatchSteps\x12\x1e.paceline.v1.WatchStepsRequest\x1a\x1f.paceline.v1.WatchStepsResponse0\x01\x12_\n\x10SetPlanRecording\x12$.paceline.v1.SetPlanRecordingRequest\x1a%.paceline.v1.SetPlanRecordingResponseB+\n\x0f\x63om.paceline.v1P\x01Z\x16paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/admin.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpaceline/v1/inference.proto\x1a\x16paceline/v1/plan.proto\"\x16\n\x14ListExecutorsRequest\"\xb5\x03\n\x15ListExecutorsResponse\x12,\n\texecutors\x18\x01 \x03(\x0b\x32\x19.paceline.v1.ExecutorView\x12\x14\n\x0cscheduler_id\x18\x02 \x01(\t\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12num_lost_log_lines\x18\x05 \x01(\x04\x12I\n\x0cnum_refusals\x18\x06 \x03(\x0b\x32\x33.paceline.v1.ListExecutorsResponse.NumRefusalsEntry\x12M\n\x0enum_recoveries\x18\x07 \x03(\x0b\x32\x35.paceline.v1.ListExecutorsResponse.NumRecoveriesEntry\x1a\x32\n\x10NumRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x34\n\x12NumRecoveriesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb1\x03\n\x0c\x45xecutorView\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.ExecutorState\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1c\n\x14num_running_requests\x18\x06 \x01(\r\x12(\n\x06\x62locks\x18\x07 \x01(\x0b\x32\x18.paceline.v1.BlockCounts\x12\x1b\n\x13num_plans_in_flight\x18\x08 \x01(\r\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x18\n\x10num_filled_slots\x18\n \x01(\x04\x12\x17\n\x0fnum_owned_slots\x18\x0b \x01(\x04\x12&\n\x05steps\x18\x0c \x01(\x0b\x32\x17.paceline.v1.StepTotals\x12\x1b\n\x13holder_scheduler_id\x18\r \x01(\t\x12\x13\n\x0bholder_term\x18\x0e \x01(\x04\x12\x16\n\x0eholder_address\x18\x0f \x01(\t\x12\x14\n\x0cmax_num_rows\x18\x10 \x01(\r\"\xa4\x02\n\nStepTotals\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x12\n\nstarved_ns\x18\x05 \x01(\x04\x12\x13\n\x0bplanning_ns\x18\x06 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x08 \x01(\x04\x12\x16\n\x0enum_drafted_at\x18\t \x03(\x04\x12\x17\n\x0fnum_accepted_at\x18\n \x03(\x04\x12\x14\n\x0cpredicted_ns\x18\x0b \x01(\x04\"]\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"\x87\x01\n\x13ListRequestsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12)\n\x06states\x18\x02 \x03(\x0e\x32\x19.paceline.v1.RequestState\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\tB\t\n\x07_tenant\"[\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.paceline.v1.RequestView\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc3\x02\n\x0bRequestView\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x17\n\nmax_tokens\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0chas_listener\x18\x08 \x01(\x08\x12&\n\x03\x61ge\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0b\x65xplanation\x18\x0b \x01(\x0b\x32\x1c.paceline.v1.ExplainResponseB\r\n\x0b_max_tokens\"\'\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"5\n\x15\x44rainExecutorResponse\x12\x1c\n\x14num_running_requests\x18\x01 \x01(\r\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x9b\x02\n\x06Limits\x12 \n\x13max_num_queued_reqs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\"\n\x15max_num_queued_tokens\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x12*\n\x07tenants\x18\x04 \x03(\x0b\x32\x19.paceline.v1.TenantLimits\x12-\n\nany_tenant\x18\x05 \x01(\x0b\x32\x19.paceline.v1.TenantLimitsB\x16\n\x14_max_num_queued_reqsB\x18\n\x16_max_num_queued_tokensB\x19\n\x17_max_num_batched_tokens\"\xa4\x03\n\x0cTenantLimits\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06weight\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12 \n\x13max_num_queued_reqs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\"\n\x15max_num_queued_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12$\n\x17max_requests_per_minute\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\"\n\x15max_tokens_per_minute\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x19\n\x0cmax_kv_share\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1c\n\x0fmax_num_streams\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\t\n\x07_tenantB\t\n\x07_weightB\x16\n\x14_max_num_queued_reqsB\x18\n\x16_max_num_queued_tokensB\x1a\n\x18_max_requests_per_minuteB\x18\n\x16_max_tokens_per_minuteB\x0f\n\r_max_kv_shareB\x12\n\x10_max_num_streams\"\x12\n\x10GetLimitsRequest\"8\n\x11GetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"7\n\x10SetLimitsRequest\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"8\n\x11SetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Limits\"$\n\x11WatchStepsRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\xdd\x03\n\x12WatchStepsResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpredicted_ns\x18\x07 \x01(\x04\x12)\n\x07timings\x18\x08 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12+\n\x08planning\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14num_waiting_requests\x18\n \x01(\r\x12(\n\x06\x62locks\x18\x0b \x01(\x0b\x32\x18.paceline.v1.BlockCounts\x12\x13\n\x0bnum_dropped\x18\x0c \x01(\r\x12\x18\n\x10num_draft_tokens\x18\r \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x0e \x01(\r\x12\x16\n\x0e\x66irst_token_ns\x18\x0f \x03(\x04\x12\x19\n\x11\x62\x65tween_tokens_ns\x18\x10 \x03(\x04\x12\x1a\n\x12num_between_tokens\x18\x11 \x03(\r\"5\n\x17SetPlanRecordingRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x1a\n\x18SetPlanRecordingResponse*\xba\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x45XECUTOR_STATE_CONNECTING\x10\x01\x12\x1a\n\x16\x45XECUTOR_STATE_SYNCING\x10\x02\x12\x18\n\x14\x45XECUTOR_STATE_READY\x10\x03\x12\x1b\n\x17\x45XECUTOR_STATE_DRAINING\x10\x04\x12\x17\n\x13\x45XECUTOR_STATE_LOST\x10\x05\x32\xbb\x05\n\x0c\x41\x64minService\x12V\n\rListExecutors\x12!.paceline.v1.ListExecutorsRequest\x1a\".paceline.v1.ListExecutorsResponse\x12S\n\x0cListRequests\x12 .paceline.v1.ListRequestsRequest\x1a!.paceline.v1.ListRequestsResponse\x12V\n\rDrainExecutor\x12!.paceline.v1.DrainExecutorRequest\x1a\".paceline.v1.DrainExecutorResponse\x12\\\n\x0fUndrainExecutor\x12#.paceline.v1.UndrainExecutorRequest\x1a$.paceline.v1.UndrainExecutorResponse\x12J\n\tGetLimits\x12\x1d.paceline.v1.GetLimitsRequest\x1a\x1e.paceline.v1.GetLimitsResponse\x12J\n\tSetLimits\x12\x1d.paceline.v1.SetLimitsRequest\x1a\x1e.paceline.v1.SetLimitsResponse\x12O\n\nWatchSteps\x12\x1e.paceline.v1.WatchStepsRequest\x1a\x1f.paceline.v1.WatchStepsResponse0\x01\x12_\n\x10SetPlanRecording\x12$.paceline.v1.SetPlanRecordingRequest\x1a%.paceline.v1.SetPlanRecordingResponseB+\n\x0f\x63om.paceline.v1P\x01Z\x16paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,46 +35,60 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.admin_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017com.paceline.v1P\001Z\026paceline/v1;pacelinev1'
-  _globals['_EXECUTORSTATE']._serialized_start=2673
-  _globals['_EXECUTORSTATE']._serialized_end=2859
-  _globals['_LISTEXECUTORSREQUEST']._serialized_start=96
-  _globals['_LISTEXECUTORSREQUEST']._serialized_end=118
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=121
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=298
-  _globals['_EXECUTORVIEW']._serialized_start=301
-  _globals['_EXECUTORVIEW']._serialized_end=712
-  _globals['_STEPTOTALS']._serialized_start=715
-  _globals['_STEPTOTALS']._serialized_end=985
-  _globals['_BLOCKCOUNTS']._serialized_start=987
-  _globals['_BLOCKCOUNTS']._serialized_end=1080
-  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1082
-  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1121
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1123
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1176
-  _globals['_UNDRAINEXECUTORREQUEST']._serialized_start=1178
-  _globals['_UNDRAINEXECUTORREQUEST']._serialized_end=1219
-  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_start=1221
-  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_end=1246
-  _globals['_LIMITS']._serialized_start=1249
-  _globals['_LIMITS']._serialized_end=1532
-  _globals['_TENANTLIMITS']._serialized_start=1535
-  _globals['_TENANTLIMITS']._serialized_end=1955
-  _globals['_GETLIMITSREQUEST']._serialized_start=1957
-  _globals['_GETLIMITSREQUEST']._serialized_end=1975
-  _globals['_GETLIMITSRESPONSE']._serialized_start=1977
-  _globals['_GETLIMITSRESPONSE']._serialized_end=2033
-  _globals['_SETLIMITSREQUEST']._serialized_start=2035
-  _globals['_SETLIMITSREQUEST']._serialized_end=2090
-  _globals['_SETLIMITSRESPONSE']._serialized_start=2092
-  _globals['_SETLIMITSRESPONSE']._serialized_end=2148
-  _globals['_WATCHSTEPSREQUEST']._serialized_start=2150
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=2186
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=2189
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=2587
-  _globals['_SETPLANRECORDINGREQUEST']._serialized_start=2589
-  _globals['_SETPLANRECORDINGREQUEST']._serialized_end=2642
-  _globals['_SETPLANRECORDINGRESPONSE']._serialized_start=2644
-  _globals['_SETPLANRECORDINGRESPONSE']._serialized_end=2670
-  _globals['_ADMINSERVICE']._serialized_start=2862
-  _globals['_ADMINSERVICE']._serialized_end=3476
+  _globals['_LISTEXECUTORSRESPONSE_NUMREFUSALSENTRY']._loaded_options = None
+  _globals['_LISTEXECUTORSRESPONSE_NUMREFUSALSENTRY']._serialized_options = b'8\001'
+  _globals['_LISTEXECUTORSRESPONSE_NUMRECOVERIESENTRY']._loaded_options = None
+  _globals['_LISTEXECUTORSRESPONSE_NUMRECOVERIESENTRY']._serialized_options = b'8\001'
+  _globals['_EXECUTORSTATE']._serialized_start=3642
+  _globals['_EXECUTORSTATE']._serialized_end=3828
+  _globals['_LISTEXECUTORSREQUEST']._serialized_start=125
+  _globals['_LISTEXECUTORSREQUEST']._serialized_end=147
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=150
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=587
+  _globals['_LISTEXECUTORSRESPONSE_NUMREFUSALSENTRY']._serialized_start=483
+  _globals['_LISTEXECUTORSRESPONSE_NUMREFUSALSENTRY']._serialized_end=533
+  _globals['_LISTEXECUTORSRESPONSE_NUMRECOVERIESENTRY']._serialized_start=535
+  _globals['_LISTEXECUTORSRESPONSE_NUMRECOVERIESENTRY']._serialized_end=587
+  _globals['_EXECUTORVIEW']._serialized_start=590
+  _globals['_EXECUTORVIEW']._serialized_end=1023
+  _globals['_STEPTOTALS']._serialized_start=1026
+  _globals['_STEPTOTALS']._serialized_end=1318
+  _globals['_BLOCKCOUNTS']._serialized_start=1320
+  _globals['_BLOCKCOUNTS']._serialized_end=1413
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1416
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1551
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1553
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1644
+  _globals['_REQUESTVIEW']._serialized_start=1647
+  _globals['_REQUESTVIEW']._serialized_end=1970
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1972
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=2011
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=2013
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=2066
+  _globals['_UNDRAINEXECUTORREQUEST']._serialized_start=2068
+  _globals['_UNDRAINEXECUTORREQUEST']._serialized_end=2109
+  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_start=2111
+  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_end=2136
+  _globals['_LIMITS']._serialized_start=2139
+  _globals['_LIMITS']._serialized_end=2422
+  _globals['_TENANTLIMITS']._serialized_start=2425
+  _globals['_TENANTLIMITS']._serialized_end=2845
+  _globals['_GETLIMITSREQUEST']._serialized_start=2847
+  _globals['_GETLIMITSREQUEST']._serialized_end=2865
+  _globals['_GETLIMITSRESPONSE']._serialized_start=2867
+  _globals['_GETLIMITSRESPONSE']._serialized_end=2923
+  _globals['_SETLIMITSREQUEST']._serialized_start=2925
+  _globals['_SETLIMITSREQUEST']._serialized_end=2980
+  _globals['_SETLIMITSRESPONSE']._serialized_start=2982
+  _globals['_SETLIMITSRESPONSE']._serialized_end=3038
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=3040
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=3076
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=3079
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=3556
+  _globals['_SETPLANRECORDINGREQUEST']._serialized_start=3558
+  _globals['_SETPLANRECORDINGREQUEST']._serialized_end=3611
+  _globals['_SETPLANRECORDINGRESPONSE']._serialized_start=3613
+  _globals['_SETPLANRECORDINGRESPONSE']._serialized_end=3639
+  _globals['_ADMINSERVICE']._serialized_start=3831
+  _globals['_ADMINSERVICE']._serialized_end=4530
 # @@protoc_insertion_point(module_scope)

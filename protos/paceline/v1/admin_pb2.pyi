@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from paceline.v1 import inference_pb2 as _inference_pb2
 from paceline.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
 import sys
@@ -80,11 +81,53 @@ class ListExecutorsResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NumRefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NumRecoveriesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EXECUTORS_FIELD_NUMBER: _builtins.int
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_LOST_LOG_LINES_FIELD_NUMBER: _builtins.int
+    NUM_REFUSALS_FIELD_NUMBER: _builtins.int
+    NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """scheduler_id is this scheduler's."""
     num_waiting_requests: _builtins.int
@@ -97,6 +140,16 @@ class ListExecutorsResponse(_message.Message):
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorView]:
         """executors are all that are known."""
 
+    @_builtins.property
+    def num_refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """num_refusals is how many requests were refused since the scheduler started, by the reason in their ErrorInfo."""
+
+    @_builtins.property
+    def num_recoveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """num_recoveries is how many losses requests survived since then: of a `stream`, an `executor`, or the `scheduler`
+        before this one.
+        """
+
     def __init__(
         self,
         *,
@@ -105,10 +158,12 @@ class ListExecutorsResponse(_message.Message):
         num_waiting_requests: _builtins.int = ...,
         num_waiting_tokens: _builtins.int = ...,
         num_lost_log_lines: _builtins.int = ...,
+        num_refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_recoveries: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "num_lost_log_lines", b"num_lost_log_lines", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "num_lost_log_lines", b"num_lost_log_lines", "num_recoveries", b"num_recoveries", "num_refusals", b"num_refusals", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,6 +190,7 @@ class ExecutorView(_message.Message):
     HOLDER_SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     HOLDER_TERM_FIELD_NUMBER: _builtins.int
     HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_ROWS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is where it is dialled."""
     state: Global___ExecutorState.ValueType
@@ -161,6 +217,8 @@ class ExecutorView(_message.Message):
     """holder_term is that scheduler's term; 0 for none."""
     holder_address: _builtins.str
     """holder_address is where clients reach that scheduler; empty when it is not known."""
+    max_num_rows: _builtins.int
+    """max_num_rows is how many requests it runs at once; 0 before the first welcome."""
     @_builtins.property
     def blocks(self) -> Global___BlockCounts:
         """blocks counts its KV blocks."""
@@ -187,10 +245,11 @@ class ExecutorView(_message.Message):
         holder_scheduler_id: _builtins.str = ...,
         holder_term: _builtins.int = ...,
         holder_address: _builtins.str = ...,
+        max_num_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "holder_address", b"holder_address", "holder_scheduler_id", b"holder_scheduler_id", "holder_term", b"holder_term", "incarnation", b"incarnation", "last_error", b"last_error", "max_num_rows", b"max_num_rows", "model", b"model", "num_filled_slots", b"num_filled_slots", "num_owned_slots", b"num_owned_slots", "num_plans_in_flight", b"num_plans_in_flight", "num_running_requests", b"num_running_requests", "state", b"state", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,6 +271,7 @@ class StepTotals(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_DRAFTED_AT_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_AT_FIELD_NUMBER: _builtins.int
+    PREDICTED_NS_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     """num_steps is how many steps were finished."""
     num_rows: _builtins.int
@@ -228,6 +288,8 @@ class StepTotals(_message.Message):
     """num_draft_tokens is how many drafts were verified."""
     num_accepted_draft_tokens: _builtins.int
     """num_accepted_draft_tokens is how many of them became output."""
+    predicted_ns: _builtins.int
+    """predicted_ns adds up what the steps were expected to take."""
     @_builtins.property
     def timings(self) -> _plan_pb2.StepTimings:
         """timings adds up where their time went."""
@@ -255,10 +317,11 @@ class StepTotals(_message.Message):
         num_accepted_draft_tokens: _builtins.int = ...,
         num_drafted_at: _abc.Iterable[_builtins.int] | None = ...,
         num_accepted_at: _abc.Iterable[_builtins.int] | None = ...,
+        predicted_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_at", b"num_accepted_at", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafted_at", b"num_drafted_at", "num_output_tokens", b"num_output_tokens", "num_rows", b"num_rows", "num_steps", b"num_steps", "planning_ns", b"planning_ns", "starved_ns", b"starved_ns", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_at", b"num_accepted_at", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafted_at", b"num_drafted_at", "num_output_tokens", b"num_output_tokens", "num_rows", b"num_rows", "num_steps", b"num_steps", "planning_ns", b"planning_ns", "predicted_ns", b"predicted_ns", "starved_ns", b"starved_ns", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,6 +364,144 @@ class BlockCounts(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockCounts: _TypeAlias = BlockCounts  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    """ListRequestsRequest asks for a page of requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant selects the requests of one tenant; unset: of all."""
+    page_size: _builtins.int
+    """page_size is how many are wanted at most, up to 200; 0 is 50, and more than 200 are 200."""
+    page_token: _builtins.str
+    """page_token is next_page_token of the page before; empty: the first page."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_inference_pb2.RequestState.ValueType]:
+        """states selects requests in these states; empty: in all."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str | None = ...,
+        states: _abc.Iterable[_inference_pb2.RequestState.ValueType] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    """ListRequestsResponse is a page of requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """next_page_token asks for the next page; empty: this is the last one."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestView]:
+        """requests are as of one moment. What comes meanwhile is on a later page."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestView] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RequestView(_message.Message):
+    """RequestView is one completion as the scheduler sees it, from the moment its prompt is tokens. It holds nothing of what
+    was asked or answered.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    HAS_LISTENER_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id is as its client sent it, else as it was given."""
+    tenant: _builtins.str
+    """tenant is whose it is; empty: nobody's in particular."""
+    index: _builtins.int
+    """index is that of the completion."""
+    model: _builtins.str
+    """model is the name of the model."""
+    priority: _builtins.int
+    """priority is as in GenerateRequest."""
+    num_prompt_tokens: _builtins.int
+    """num_prompt_tokens is the length of the prompt."""
+    max_tokens: _builtins.int
+    """max_tokens bounds the output; unset: the context does."""
+    has_listener: _builtins.bool
+    """has_listener says that a client is there to read it; without one it goes on for a while."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """age is the time since it was first submitted."""
+
+    @_builtins.property
+    def time_left(self) -> _duration_pb2.Duration:
+        """time_left is the time until its deadline; unset: it has none."""
+
+    @_builtins.property
+    def explanation(self) -> _inference_pb2.ExplainResponse:
+        """explanation says where it stands and what it waits for, as Explain does."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        index: _builtins.int = ...,
+        model: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int | None = ...,
+        has_listener: _builtins.bool = ...,
+        age: _duration_pb2.Duration | None = ...,
+        time_left: _duration_pb2.Duration | None = ...,
+        explanation: _inference_pb2.ExplainResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "age", b"age", "explanation", b"explanation", "max_tokens", b"max_tokens", "time_left", b"time_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "age", b"age", "explanation", b"explanation", "has_listener", b"has_listener", "index", b"index", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___RequestView: _TypeAlias = RequestView  # noqa: Y015
 
 @_typing.final
 class DrainExecutorRequest(_message.Message):
@@ -656,6 +857,9 @@ class WatchStepsResponse(_message.Message):
     NUM_DROPPED_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    BETWEEN_TOKENS_NS_FIELD_NUMBER: _builtins.int
+    NUM_BETWEEN_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address is the executor's."""
     step_id: _builtins.int
@@ -690,6 +894,20 @@ class WatchStepsResponse(_message.Message):
     def blocks(self) -> Global___BlockCounts:
         """blocks counts the executor's KV blocks."""
 
+    @_builtins.property
+    def first_token_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """first_token_ns has an element per request whose first token is of this step: the time since its submission."""
+
+    @_builtins.property
+    def between_tokens_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """between_tokens_ns are the times between tokens that ended with this step, each once and ascending, in multiples of
+        10,000; tokens of one request that came together share theirs.
+        """
+
+    @_builtins.property
+    def num_between_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """num_between_tokens has as many elements: how many times each of them came."""
+
     def __init__(
         self,
         *,
@@ -707,10 +925,13 @@ class WatchStepsResponse(_message.Message):
         num_dropped: _builtins.int = ...,
         num_draft_tokens: _builtins.int = ...,
         num_accepted_draft_tokens: _builtins.int = ...,
+        first_token_ns: _abc.Iterable[_builtins.int] | None = ...,
+        between_tokens_ns: _abc.Iterable[_builtins.int] | None = ...,
+        num_between_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "planning", b"planning", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "epoch", b"epoch", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped", b"num_dropped", "num_output_tokens", b"num_output_tokens", "num_rows", b"num_rows", "num_tokens", b"num_tokens", "num_waiting_requests", b"num_waiting_requests", "planning", b"planning", "predicted_ns", b"predicted_ns", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "between_tokens_ns", b"between_tokens_ns", "blocks", b"blocks", "epoch", b"epoch", "first_token_ns", b"first_token_ns", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_between_tokens", b"num_between_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped", b"num_dropped", "num_output_tokens", b"num_output_tokens", "num_rows", b"num_rows", "num_tokens", b"num_tokens", "num_waiting_requests", b"num_waiting_requests", "planning", b"planning", "predicted_ns", b"predicted_ns", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

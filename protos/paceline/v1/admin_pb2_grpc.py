@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.ListExecutorsRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.ListExecutorsResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/paceline.v1.AdminService/ListRequests',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
         self.DrainExecutor = channel.unary_unary(
                 '/paceline.v1.AdminService/DrainExecutor',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
@@ -78,6 +83,14 @@ class AdminServiceServicer:
 
     def ListExecutors(self, request, context):
         """ListExecutors shows the executors and what they hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """ListRequests shows the requests that wait or run, the oldest first, without prompts and outputs. INVALID_ARGUMENT for
+        a page_token that no answer had.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +147,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListExecutors,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.ListExecutorsRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.ListExecutorsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
             ),
             'DrainExecutor': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainExecutor,
@@ -194,6 +212,33 @@ class AdminService:
             '/paceline.v1.AdminService/ListExecutors',
             paceline_dot_v1_dot_admin__pb2.ListExecutorsRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.ListExecutorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/ListRequests',
+            paceline_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListExecutors: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListExecutorsRequest, _admin_pb2.ListExecutorsResponse]
     """ListExecutors shows the executors and what they hold."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """ListRequests shows the requests that wait or run, the oldest first, without prompts and outputs. INVALID_ARGUMENT for
+    a page_token that no answer had.
+    """
     DrainExecutor: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainExecutorRequest, _admin_pb2.DrainExecutorResponse]
     """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
     have room; without others it finishes there. NOT_FOUND when it is unknown.
@@ -59,6 +63,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListExecutors: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListExecutorsRequest, _admin_pb2.ListExecutorsResponse]  # type: ignore[assignment]
     """ListExecutors shows the executors and what they hold."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """ListRequests shows the requests that wait or run, the oldest first, without prompts and outputs. INVALID_ARGUMENT for
+    a page_token that no answer had.
+    """
     DrainExecutor: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainExecutorRequest, _admin_pb2.DrainExecutorResponse]  # type: ignore[assignment]
     """DrainExecutor places nothing new on an executor and moves what runs there to other executors of the model, as these
     have room; without others it finishes there. NOT_FOUND when it is unknown.
@@ -86,6 +94,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListExecutorsResponse, _abc.Awaitable[_admin_pb2.ListExecutorsResponse]]:
         """ListExecutors shows the executors and what they hold."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """ListRequests shows the requests that wait or run, the oldest first, without prompts and outputs. INVALID_ARGUMENT for
+        a page_token that no answer had.
+        """
 
     @_abc_1.abstractmethod
     def DrainExecutor(

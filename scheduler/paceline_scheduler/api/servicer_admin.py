@@ -13,16 +13,21 @@ import grpc.aio
 import structlog
 from typing_extensions import override
 
+from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.servicer_access import audited, caller
 from paceline_scheduler.backend import Backend, Executors
+from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
+from paceline_scheduler.core.queue.listing import MAX_LISTED, Selection
 from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
 
 _MAX_WAITING_STEPS = 256
+_NUM_LISTED = 50
+_MAX_PLACE_DIGITS = 19
 _MAX_ADDRESS_BYTES = 128
 _MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
 
@@ -38,12 +43,14 @@ class AdminServicer(AdminServiceServicer):
         steps: StepWatch,
         scheduler_id: str,
         num_lost_log_lines: Callable[[], int],
+        meter: Meter,
     ) -> None:
         self._backend = backend
         self._executors = executors
         self._steps = steps
         self._scheduler_id = scheduler_id
         self._num_lost_log_lines = num_lost_log_lines
+        self._meter = meter
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
@@ -54,6 +61,22 @@ class AdminServicer(AdminServiceServicer):
             num_waiting_requests=num_requests,
             num_waiting_tokens=num_tokens,
             num_lost_log_lines=self._num_lost_log_lines(),
+            num_refusals=self._meter.counts("admission_rejections_total"),
+            num_recoveries=self._meter.counts("recoveries_total"),
+        )
+
+    @override
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: _Context) -> pb.ListRequestsResponse:
+        selection = Selection(
+            tenant=request.tenant if request.HasField("tenant") else None,
+            states=frozenset(map(_request_state, request.states)),
+            after=_arrival_number(request.page_token),
+            at_most=min(request.page_size or _NUM_LISTED, MAX_LISTED),
+        )
+        listed = self._backend.views.listed(selection, self._backend.now_s())
+        return pb.ListRequestsResponse(
+            requests=map(wire.request_view, listed.requests),
+            next_page_token="" if listed.next_after is None else str(listed.next_after),
         )
 
     @override
@@ -141,6 +164,21 @@ class _StepWatch:
             await self._filled.wait()
         num_dropped, self._num_dropped = self._num_dropped, 0
         return self._waiting.popleft(), num_dropped
+
+
+def _arrival_number(token: str) -> int:
+    if not token:
+        return 0
+    if not token.isascii() or not token.isdigit() or len(token) > _MAX_PLACE_DIGITS:
+        raise InvalidRequestError("page_token", "is none that was given out; leave it unset for the first page")
+    return int(token)
+
+
+def _request_state(number: int) -> RequestState:
+    try:
+        return RequestState(number)
+    except ValueError:
+        raise InvalidRequestError("states", f"has {number}, which is no state that a request can have") from None
 
 
 def _checked(name: str, value: int) -> int:

@@ -9,7 +9,7 @@ from paceline.v1 import admin_pb2, inference_pb2, plan_pb2, sampling_pb2
 from paceline_scheduler.api import status
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.backend import ExecutorStatus, ServedModel
-from paceline_scheduler.core.answers import Estimate, Explanation
+from paceline_scheduler.core.answers import Estimate, Explanation, ListedRequest
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
 from paceline_scheduler.wire_phases import write_times
@@ -120,6 +120,24 @@ def estimate_response(estimate: Estimate) -> inference_pb2.EstimateResponse:
     return message
 
 
+def request_view(listed: ListedRequest) -> admin_pb2.RequestView:
+    message = admin_pb2.RequestView(
+        request_id=listed.key.request_id,
+        tenant=listed.key.tenant,
+        index=listed.key.index,
+        model=listed.model,
+        priority=listed.priority,
+        num_prompt_tokens=listed.num_prompt_tokens,
+        max_tokens=listed.max_tokens,
+        has_listener=listed.has_listener,
+        age=write_duration(listed.age_s),
+        explanation=explain_response(listed.explanation),
+    )
+    if listed.time_left_s is not None:
+        message.time_left.CopyFrom(write_duration(listed.time_left_s))
+    return message
+
+
 def model(served: ServedModel) -> inference_pb2.Model:
     return inference_pb2.Model(
         name=served.name,
@@ -154,6 +172,7 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         holder_scheduler_id=holder.scheduler_id if holder else "",
         holder_term=holder.term if holder else 0,
         holder_address=holder.address if holder else "",
+        max_num_rows=executor.max_num_rows,
     )
 
 
@@ -165,10 +184,11 @@ def _step_totals(totals: StepTotals) -> admin_pb2.StepTotals:
         timings=_timings(totals),
         starved_ns=totals.starved_ns,
         planning_ns=totals.planning_ns,
-        num_draft_tokens=totals.num_draft_tokens,
-        num_accepted_draft_tokens=totals.num_accepted_draft_tokens,
-        num_drafted_at=totals.num_drafted_at,
-        num_accepted_at=totals.num_accepted_at,
+        num_draft_tokens=totals.drafts.num_verified,
+        num_accepted_draft_tokens=totals.drafts.num_accepted,
+        num_drafted_at=totals.drafts.num_verified_at,
+        num_accepted_at=totals.drafts.num_accepted_at,
+        predicted_ns=totals.predicted_ns,
     )
 
 
@@ -198,6 +218,9 @@ def step_response(record: StepRecord, num_dropped: int) -> admin_pb2.WatchStepsR
         num_dropped=num_dropped,
         num_draft_tokens=record.num_draft_tokens,
         num_accepted_draft_tokens=record.num_accepted_draft_tokens,
+        first_token_ns=record.first_token_ns,
+        between_tokens_ns=[ns for ns, _ in record.gaps],
+        num_between_tokens=[count for _, count in record.gaps],
     )
     response.planning.FromNanoseconds(record.planning_ns)
     return response

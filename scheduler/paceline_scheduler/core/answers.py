@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from paceline.plan.values import RecordId
 from paceline_scheduler.core.outputs import NO_DRAFTS, DraftCounts
 from paceline_scheduler.core.phases import PhaseTimes
 from paceline_scheduler.core.tables.blocks import BlockCounts
@@ -35,6 +36,29 @@ class Explanation:
     num_output_tokens: int
     times: PhaseTimes | None = None
     drafts: DraftCounts = NO_DRAFTS
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRequest:
+    """A completion for operators, without what was asked and answered. `time_left_s` is None without a deadline."""
+
+    key: RecordId
+    model: str
+    priority: int
+    num_prompt_tokens: int
+    max_tokens: int | None
+    has_listener: bool
+    age_s: float
+    time_left_s: float | None
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRequests:
+    """Some requests, the oldest first. `next_after` selects those behind them; None: there are none."""
+
+    requests: tuple[ListedRequest, ...]
+    next_after: int | None
 
 
 @dataclass(frozen=True, slots=True)

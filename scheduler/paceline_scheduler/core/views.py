@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 
 from paceline.plan.values import RecordId
-from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation
+from paceline_scheduler.core.answers import Estimate, ExecutorCounts, Explanation, ListedRequests
 from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.core.live import LiveRequest, Status, queue_key_of
+from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.core.queue.admission import check_wait, deadline_misses, queue_full, retry_after_s
-from paceline_scheduler.core.queue.explain import estimate, explain
+from paceline_scheduler.core.queue.explain import Explainer, estimate
+from paceline_scheduler.core.queue.listing import Selection, choose
 from paceline_scheduler.core.request import Request
 from paceline_scheduler.core.state import CoreState
 from paceline_scheduler.core.tables.rows import ENDING, RUNNING
@@ -72,9 +73,14 @@ class CoreViews:
             raise UnknownRequestError(
                 f"this tenant has no request {key.request_id!r} that runs or waits; check the request_id"
             )
-        position = state.waiting.position(live) if live.status is Status.WAITING else 0
-        queue = state.waiting.of_model(live.request.model)
-        return explain(live, state.executors.by_address, queue, position, state.limits, now)
+        return self._explainer(now).explain(live)
+
+    def listed(self, selection: Selection, now: float) -> ListedRequests:
+        """Return some of the requests that wait or run."""
+        return choose(self._state.requests.all(), selection, self._explainer(now), now)
+
+    def _explainer(self, now: float) -> Explainer:
+        return Explainer(self._state.executors.by_address, self._state.waiting, self._state.limits, now)
 
     def waiting_requests(self) -> tuple[LiveRequest, ...]:
         return self._state.waiting.all()

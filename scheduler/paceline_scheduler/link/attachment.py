@@ -81,6 +81,7 @@ def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps
         last_error=executor.last_error,
         steps=steps,
         holder=record.holder,
+        max_num_rows=description.max_num_rows if description else 0,
     )
 
 

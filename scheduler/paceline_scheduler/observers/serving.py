@@ -146,15 +146,9 @@ class ServingObserver:
 
 
 def _count_intervals(histogram: Histogram, tokens: TokenOutputs) -> None:
-    """Tokens that came together share the time that they took."""
-    intervals_s, num_tokens = tokens.intervals_s, tokens.num_tokens
-    is_first = np.isnan(intervals_s)
-    if np.count_nonzero(is_first) or np.count_nonzero(num_tokens) < len(num_tokens):
-        known = ~is_first & (num_tokens > 0)
-        intervals_s, num_tokens = intervals_s[known], num_tokens[known]
-    buckets = np.searchsorted(_BOUNDS_S, intervals_s / num_tokens)
-    counts = np.bincount(buckets, weights=num_tokens, minlength=len(_BOUNDS_S) + 1)
-    histogram.add(counts.astype(np.int64).tolist(), float(np.add.reduce(intervals_s)))
+    gaps_s, num_tokens = tokens.gaps()
+    counts = np.bincount(np.searchsorted(_BOUNDS_S, gaps_s), weights=num_tokens, minlength=len(_BOUNDS_S) + 1)
+    histogram.add(counts.astype(np.int64).tolist(), float(np.add.reduce(gaps_s * num_tokens)))
 
 
 class _Recoveries:

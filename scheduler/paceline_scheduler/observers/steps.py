@@ -1,6 +1,6 @@
 """Finished steps: their sums, and each one for those who watch."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -10,10 +10,22 @@ import numpy as np
 from paceline.plan.values import BatchPlan, Int32Array, StepResult
 from paceline_scheduler.core.events import Effects, Event, ExecutorAttached, ExecutorRemoved, StepFinished
 from paceline_scheduler.core.executor.state import StepInFlight
+from paceline_scheduler.core.outputs import TokenOutputs
 from paceline_scheduler.core.views import CoreViews
 
 MAX_WATCHERS = 64
 _MOST_NS = (1 << 63) - 1
+_GAP_NS = 10_000  # what times between tokens are rounded to, so that the rows of a step share theirs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTotals:
+    """Sums over the drafts of an executor; by place among a row's drafts as well."""
+
+    num_verified: int = 0
+    num_accepted: int = 0
+    num_verified_at: tuple[int, ...] = ()
+    num_accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -31,10 +43,8 @@ class StepTotals:
     starved_ns: int = 0
     planning_ns: int = 0
     draft_ns: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    num_drafted_at: tuple[int, ...] = ()  # by place among a row's drafts
-    num_accepted_at: tuple[int, ...] = ()
+    predicted_ns: int = 0
+    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class StepRecord:
     num_cached_blocks: int
     num_used_blocks: int
     num_quarantined_blocks: int
+    first_token_ns: tuple[int, ...] = ()  # of each request whose first token came
+    gaps: tuple[tuple[int, int], ...] = ()  # nanoseconds between tokens, ascending, and how often
 
 
 class StepSink(Protocol):
@@ -94,6 +106,7 @@ class _Planning:
     """
 
     planning_ns: int
+    predicted_ns: int
     follows_work: bool
 
 
@@ -124,7 +137,7 @@ class StepObserver:
                 executor.has_just_ended = True
                 _count(executor.totals, planning, result)
                 if self.watch.sinks:
-                    self.watch.tell(self._record(address, effects.reply, planning.planning_ns, result))
+                    self.watch.tell(self._record(address, effects, planning.planning_ns, result))
             case ExecutorAttached(description):
                 executor = self._executors.setdefault(description.address, _Executor())
                 executor.plannings.clear()
@@ -141,10 +154,10 @@ class StepObserver:
             executor.has_just_ended = False
             return
         follows_work = bool(executor.plannings) or executor.has_just_ended
-        executor.plannings.append(_Planning(planning_ns, follows_work))
+        executor.plannings.append(_Planning(planning_ns, plan.predicted_ns, follows_work))
 
-    def _record(self, address: str, step: StepInFlight, planning_ns: int, result: StepResult) -> StepRecord:
-        timings = result.timings
+    def _record(self, address: str, effects: Effects[StepInFlight], planning_ns: int, result: StepResult) -> StepRecord:
+        timings, step, tokens = result.timings, effects.reply, effects.outputs.tokens
         num_waiting_requests, _ = self._views.num_waiting()
         blocks = self._views.counts(address).blocks
         return StepRecord(
@@ -170,7 +183,19 @@ class StepObserver:
             num_cached_blocks=blocks.cached,
             num_used_blocks=blocks.used,
             num_quarantined_blocks=blocks.total - blocks.free - blocks.cached - blocks.used,
+            first_token_ns=tuple(round(s * 1e9) for batch in tokens for s in batch.first_tokens_s.values()),
+            gaps=_gaps(tokens),
         )
+
+
+def _gaps(batches: tuple[TokenOutputs, ...]) -> tuple[tuple[int, int], ...]:
+    counts: Counter[int] = Counter()
+    for tokens in batches:
+        gaps_s, num_tokens = tokens.gaps()
+        ns, place = np.unique(np.rint(gaps_s * (1e9 / _GAP_NS)).astype(np.int64), return_inverse=True)
+        nums = np.bincount(place, weights=num_tokens, minlength=len(ns)).astype(np.int64)
+        counts.update(dict(zip((ns * _GAP_NS).tolist(), nums.tolist(), strict=True)))
+    return tuple(sorted(counts.items()))
 
 
 def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
@@ -186,9 +211,10 @@ def _count(totals: StepTotals, planning: _Planning, result: StepResult) -> None:
     if planning.follows_work:
         totals.starved_ns = _sum(totals.starved_ns, timings.idle_ns)
     totals.planning_ns += planning.planning_ns
+    totals.predicted_ns = _sum(totals.predicted_ns, planning.predicted_ns)
     totals.draft_ns = _sum(totals.draft_ns, timings.draft_ns)
     if len(result.num_draft_tokens):
-        _count_drafts(totals, result.num_draft_tokens, _num_right(result))
+        totals.drafts = _with(totals.drafts, result.num_draft_tokens, _num_right(result))
 
 
 def _num_right(result: StepResult) -> Int32Array:
@@ -198,11 +224,14 @@ def _num_right(result: StepResult) -> Int32Array:
     return np.clip(result.num_accepted - 1, 0, result.num_draft_tokens)
 
 
-def _count_drafts(totals: StepTotals, num_verified: Int32Array, num_right: Int32Array) -> None:
-    totals.num_draft_tokens += int(num_verified.sum())
-    totals.num_accepted_draft_tokens += int(num_right.sum())
-    totals.num_drafted_at = _count_places(totals.num_drafted_at, num_verified)
-    totals.num_accepted_at = _count_places(totals.num_accepted_at, num_right, len(totals.num_drafted_at))
+def _with(totals: DraftTotals, num_verified: Int32Array, num_right: Int32Array) -> DraftTotals:
+    verified_at = _count_places(totals.num_verified_at, num_verified)
+    return DraftTotals(
+        totals.num_verified + int(num_verified.sum()),
+        totals.num_accepted + int(num_right.sum()),
+        verified_at,
+        _count_places(totals.num_accepted_at, num_right, len(verified_at)),
+    )
 
 
 def _count_places(counts: tuple[int, ...], lengths: Int32Array, at_least: int = 0) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import grpc.aio
 
+from paceline.process.metrics import Meter
 from paceline.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from paceline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from paceline_scheduler.api.edge import Edge
@@ -17,6 +18,7 @@ from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 
 # For clients that read nothing: streams that share a connection share its flow control, and small windows are soon
@@ -47,7 +49,10 @@ async def wait_until(condition: Callable[[], object], max_seconds: float = 10) -
 
 @asynccontextmanager
 async def serve_edge(
-    backend: ScriptedBackend, limits: EdgeLimits | None = None, access: Access | None = None
+    backend: ScriptedBackend,
+    limits: EdgeLimits | None = None,
+    access: Access | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[EdgeServer]:
     """The block's end cancels what still runs."""
     limits = limits or EdgeLimits()
@@ -56,7 +61,8 @@ async def serve_edge(
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    add_AdminServiceServicer_to_server(AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0), server)
+    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter or Meter(COUNTED))
+    add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -4,16 +4,23 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.v1.plan_pb2 import StepTimings
 from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.limits import LimitValues
-from paceline_scheduler.observers.steps import StepRecord, StepTotals
+from paceline_scheduler.core.live import LiveRequest, queue_key_of
+from paceline_scheduler.core.phases import PhaseClock
+from paceline_scheduler.observers.definitions import COUNTED
+from paceline_scheduler.observers.steps import DraftTotals, StepRecord, StepTotals
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
+from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import served_model
 
@@ -29,27 +36,30 @@ STEPS = StepTotals(
     starved_ns=5,
     planning_ns=6,
     draft_ns=8,
-    num_draft_tokens=30,
-    num_accepted_draft_tokens=20,
-    num_drafted_at=(20, 10),
-    num_accepted_at=(15, 5),
+    predicted_ns=31,
+    drafts=DraftTotals(30, 20, (20, 10), (15, 5)),
 )
 EXECUTOR = ExecutorStatus(
-    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, "", STEPS
+    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, "", STEPS, None, 16
 )
 
 
 def step(step_id, address="10.0.0.1:50061"):
     """A finished step."""
-    return StepRecord(address, 2, step_id, 8, 20, 8, 1000, 1, 2, 3, 4, 5, 7, 6, 12, 9, 3, 100, 60, 10, 25, 5)
+    return StepRecord(
+        address, 2, step_id, 8, 20, 8, 1000, 1, 2, 3, 4, 5, 7, 6, 12, 9, 3, 100, 60, 10, 25, 5, (8, 9), ((7, 2),)
+    )
 
 
 @pytest.fixture
 async def server():
-    """A server that knows one executor."""
+    """A server that knows one executor, and has refused and survived."""
     backend = ScriptedBackend(served_model())
     backend.known_executors = (EXECUTOR,)
-    async with serve_edge(backend) as server:
+    meter = Meter(COUNTED)
+    meter.add("admission_rejections_total", 2, "QUEUE_FULL")
+    meter.add("recoveries_total", 1, "executor")
+    async with serve_edge(backend, meter=meter) as server:
         yield server
 
 
@@ -104,10 +114,79 @@ async def test_executors_are_listed_with_all_their_counts(stub):
             num_accepted_draft_tokens=20,
             num_drafted_at=[20, 10],
             num_accepted_at=[15, 5],
+            predicted_ns=31,
         ),
+        max_num_rows=16,
     )
     assert list(response.executors) == [expected]
     assert (response.scheduler_id, response.num_waiting_requests, response.num_waiting_tokens) == ("scheduler-1", 3, 70)
+    assert (dict(response.num_refusals), dict(response.num_recoveries)) == ({"QUEUE_FULL": 2}, {"executor": 1})
+
+
+def waiting(backend, *requests):
+    """Let requests wait, as the core would."""
+    state = backend.views._state
+    for number, request in enumerate(requests, 1):
+        state.enqueue(LiveRequest(request, queue_key_of(request, number, 90.0), PhaseClock.begin(90.0)))
+
+
+async def test_requests_are_listed_with_all_but_what_they_say(stub, backend):
+    """As Explain tells of them; no field holds a token id or a text of prompt or output."""
+    backend.clock.advance(100.0)
+    waiting(backend, make_request(5, 9, request_id="r1", tenant="blue", model="tiny", deadline_s=130.0, priority=-3))
+    response = await stub.ListRequests(pb.ListRequestsRequest())
+    (listed,) = response.requests
+    explanation = listed.explanation
+    assert listed == pb.RequestView(
+        request_id="r1",
+        tenant="blue",
+        model="tiny",
+        priority=-3,
+        num_prompt_tokens=5,
+        max_tokens=9,
+        has_listener=True,
+        age=Duration(seconds=10),
+        time_left=Duration(seconds=30),
+        explanation=explanation,
+    )
+    assert explanation.waiting_for == "an executor of the model 'tiny' has to attach"
+    assert (explanation.state, explanation.times.queued) == (RequestState.WAITING, Duration(seconds=10))
+    assert response.next_page_token == ""
+
+
+async def test_requests_come_in_pages(stub, backend):
+    """Of the size that is asked for, and never more than 200; the tenant and the state choose among them."""
+    waiting(backend, *(make_request(3, tenant="ab"[number % 2]) for number in range(450)))
+    found, token, sizes = [], "", []
+    while not sizes or token:
+        page = await stub.ListRequests(pb.ListRequestsRequest(page_size=1000, page_token=token))
+        token = page.next_page_token
+        sizes.append(len(page.requests))
+        found += [request.request_id for request in page.requests]
+    assert (sizes, len(set(found))) == ([200, 200, 50], 450)
+    assert len((await stub.ListRequests(pb.ListRequestsRequest())).requests) == 50
+    of_b = await stub.ListRequests(pb.ListRequestsRequest(tenant="b", page_size=3))
+    assert {request.tenant for request in of_b.requests} == {"b"}
+    assert not (await stub.ListRequests(pb.ListRequestsRequest(tenant=""))).requests
+    assert not (await stub.ListRequests(pb.ListRequestsRequest(states=[RequestState.RUNNING]))).requests
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"page_token": "x"},
+        {"page_token": "-1"},
+        {"page_token": "1" * 20},
+        {"page_token": "٣"},
+        {"states": [0]},
+        {"states": [99]},
+    ],
+)
+async def test_a_page_that_cannot_be_is_refused_by_its_field(stub, wrong):
+    """Not taken for the first page, or for all states."""
+    code, details = await refusal(stub.ListRequests(pb.ListRequestsRequest(**wrong)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in details[BadRequest].field_violations] == list(wrong)
 
 
 async def test_an_executor_is_drained_by_its_address(stub, backend):
@@ -202,6 +281,7 @@ async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backen
     )
     assert (response.predicted_ns, response.planning.ToNanoseconds(), response.num_waiting_requests) == (1000, 6, 3)
     assert (response.blocks.total, response.num_dropped) == (100, 0)
+    assert (response.first_token_ns, response.between_tokens_ns, response.num_between_tokens) == ([8, 9], [7], [2])
     call.cancel()
     await wait_until(lambda: not backend.watch.sinks)
 

@@ -12,44 +12,63 @@ from paceline_scheduler.core.live import LiveRequest, Status
 from paceline_scheduler.core.planning.capacity import Blocker, Capacity, Fit
 from paceline_scheduler.core.planning.forecast import Ahead
 from paceline_scheduler.core.queue.outlook import outlook_of
+from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.errors import SchedulerError
 
 
-def explain(
-    live: LiveRequest,
-    executors: Mapping[str, ExecutorState],
-    queue: Sequence[LiveRequest],
-    position: int,
-    limits: CoreLimits,
-    now: float,
-) -> Explanation:
-    """`position` is its index in the queue, 0 unless it waits."""
-    executor = None if live.held is None else executors[live.held.address]
-    state, waiting_for, num_computed, num_output = _STATES[live.status], "", 0, live.num_output_tokens
-    drafts = live.output.drafts
-    if live.held is not None and executor is not None:
-        row = live.held.row
-        num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)
-        drafts = executor.rows.drafts(row)
-    if live.status is Status.PREEMPTED:
-        waiting_for = f"{live.address} has to confirm that it stopped"
-    elif live.status is Status.WAITING:
-        waiting_for = _waiting_for(queue[0], executors, position, limits)
-        state = RequestState.PREEMPTED if live.preemptions.reason else RequestState.WAITING
-    elif live.status is Status.RUNNING and executor is not None and not executor.attached:
-        waiting_for = f"{live.address} has to attach again"
-    return Explanation(
-        state=state,
-        waiting_for=waiting_for,
-        queue_position=position,
-        num_preemptions=live.preemptions.count,
-        preemption_reason=live.preemptions.reason,
-        executor=live.address if live.address and live.status is Status.RUNNING else "",
-        num_computed_tokens=num_computed,
-        num_output_tokens=num_output,
-        times=live.phases.times(now),
-        drafts=drafts,
-    )
+class Explainer:
+    """Explains requests as of one moment: what keeps the first of a model's queue waiting is found once."""
+
+    def __init__(
+        self, executors: Mapping[str, ExecutorState], waiting: WaitingQueue, limits: CoreLimits, now: float
+    ) -> None:
+        self._executors = executors
+        self._waiting = waiting
+        self._limits = limits
+        self._now = now
+        self._blockers: dict[str, str] = {}  # by model
+
+    def explain(self, live: LiveRequest) -> Explanation:
+        executor = None if live.held is None else self._executors[live.held.address]
+        position, num_computed, num_output = 0, 0, live.num_output_tokens
+        waiting_for, drafts = "", live.output.drafts
+        if live.held is not None and executor is not None:
+            row = live.held.row
+            num_computed, num_output = int(executor.rows.num_computed[row]), executor.rows.num_output(row)
+            drafts = executor.rows.drafts(row)
+        if live.status is Status.PREEMPTED:
+            waiting_for = f"{live.address} has to confirm that it stopped"
+        elif live.status is Status.WAITING:
+            position = self._waiting.position(live)
+            waiting_for = _behind(position, self._blocker(live.request.model))
+        elif live.status is Status.RUNNING and executor is not None and not executor.attached:
+            waiting_for = f"{live.address} has to attach again"
+        return Explanation(
+            state=state_of(live),
+            waiting_for=waiting_for,
+            queue_position=position,
+            num_preemptions=live.preemptions.count,
+            preemption_reason=live.preemptions.reason,
+            executor=live.address if live.address and live.status is Status.RUNNING else "",
+            num_computed_tokens=num_computed,
+            num_output_tokens=num_output,
+            times=live.phases.times(self._now),
+            drafts=drafts,
+        )
+
+    def _blocker(self, model: str) -> str:
+        sentence = self._blockers.get(model)
+        if sentence is None:
+            head = self._waiting.of_model(model)[0]
+            sentence = self._blockers[model] = _blocker(head, self._executors, self._limits)
+        return sentence
+
+
+def state_of(live: LiveRequest) -> RequestState:
+    """Return what is said of where a request stands."""
+    if live.status is Status.WAITING and live.preemptions.reason:
+        return RequestState.PREEMPTED
+    return _STATES[live.status]
 
 
 def estimate(
@@ -81,8 +100,7 @@ _STATES = {
 }
 
 
-def _waiting_for(head: LiveRequest, executors: Mapping[str, ExecutorState], position: int, limits: CoreLimits) -> str:
-    sentence = _blocker(head, executors, limits)
+def _behind(position: int, sentence: str) -> str:
     if not position:
         return sentence
     requests = "1 more urgent request is" if position == 1 else f"{position} more urgent requests are"
