@@ -43,10 +43,19 @@ class Channel(Protocol):
 
 
 class GrpcChannel:
-    """`server_name` is what the server presents itself as where the target does not say."""
+    """`server_name` is what the server presents itself as where the target does not say, `window_bytes` how much of a
+    stream may be under way.
+    """
 
-    def __init__(self, target: str, credentials: Credentials, *, server_name: str | None = None) -> None:
-        self._calls = wire.open_channel(target, credentials, server_name)
+    def __init__(
+        self,
+        target: str,
+        credentials: Credentials,
+        *,
+        server_name: str | None = None,
+        window_bytes: int | None = None,
+    ) -> None:
+        self._calls = wire.open_channel(target, credentials, server_name, window_bytes)
         self._channel = self._calls.channel
         self._why_not_ready = ""
 

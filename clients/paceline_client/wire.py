@@ -119,11 +119,13 @@ class CallChannel(NamedTuple):
     metadata: Callable[[], tuple[tuple[str, str], ...]] = lambda: ()
 
 
-def open_channel(target: str, credentials: Credentials, server_name: str | None) -> CallChannel:
+def open_channel(
+    target: str, credentials: Credentials, server_name: str | None, window_bytes: int | None = None
+) -> CallChannel:
     """A channel that dials for itself only: its failures to connect are its own, not those of an earlier channel.
 
     `server_name` is whom it asks for, and whose certificate it expects unless the credentials say otherwise; None: the
-    target.
+    target. `window_bytes` may be under way on a stream at a time; None: as many as gRPC finds right.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -134,6 +136,8 @@ def open_channel(target: str, credentials: Credentials, server_name: str | None)
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
+    if window_bytes is not None:
+        options += [("grpc.http2.lookahead_bytes", window_bytes), ("grpc.http2.bdp_probe", 0)]
     if server_name is not None:
         options.append(("grpc.default_authority", server_name))
     certificates = credentials.certificates()

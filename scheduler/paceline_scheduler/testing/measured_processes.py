@@ -1,6 +1,7 @@
 """Schedulers and simulated executors as processes of their own, and their CPU time."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -21,7 +22,8 @@ async def module_process(name: str, *options: str) -> AsyncIterator[asyncio.subp
     try:
         yield process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # a test has killed it
+            process.kill()
         await process.communicate()
 
 

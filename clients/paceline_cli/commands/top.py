@@ -1,0 +1,73 @@
+"""`paceline top`: what a scheduler and its executors do now."""
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline_cli.config import DEFAULT_TARGET, TargetOption, token_of
+from paceline_cli.failures import reported
+from paceline_cli.options import TlsDirOption, TokenFileOption, timeout_of, tls_of
+from paceline_cli.top.controls import Controls
+from paceline_cli.top.operator import Operator
+from paceline_cli.top.screen import plain, tables
+from paceline_cli.top.source import Source, admin_target
+from paceline_cli.top.state import TopState
+from paceline_client.async_client import AsyncClient
+
+_LINES = 200  # of what is printed at once
+_USUAL_WIDTH = 80
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=60, help="How often the scheduler is asked.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print what one interval shows, and end.")] = False,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin-target", metavar="HOST:PORT[,HOST:PORT...]", help="The admin ports; unset, those after --target."
+        ),
+    ] = None,
+    target: TargetOption = DEFAULT_TARGET,
+    tls_dir: TlsDirOption = None,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Watch executors, requests and times, and act on them by keys: explain, cancel, drain, limits.
+
+    Where stdout is no terminal it prints one screen and ends, as with --once. For operators, where there are tokens.
+    """
+    with reported():
+        is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once
+        asyncio.run(_top(target, admin or admin_target(target), tls_dir, token_file, interval, is_live=is_live))
+
+
+async def _top(
+    target: str, admin: str, tls_dir: Path | None, token_file: Path | None, interval_s: float, *, is_live: bool
+) -> None:
+    state, tls, token = TopState(), tls_of(tls_dir), token_of(token_file)
+    source = Source(admin, tls, token, state, time.monotonic)
+    client = AsyncClient(target, tls=tls, token=token, timeout=timeout_of(None))
+    try:
+        await source.ask()
+        if is_live:
+            await _show(source, client, state, interval_s)
+        else:
+            await asyncio.sleep(interval_s)
+            await source.ask()
+            width = shutil.get_terminal_size((_USUAL_WIDTH, 0)).columns
+            typer.echo(plain(tables(state, Controls(), width, _LINES, time.monotonic())).rstrip())
+    finally:
+        await asyncio.gather(client.close(), source.close())
+
+
+async def _show(source: Source, client: AsyncClient, state: TopState, interval_s: float) -> None:
+    from paceline_cli.top.terminal import Terminal  # only now: what is printed once needs none of it
+
+    controls, operator = Controls(), Operator(source, client)
+    await Terminal(state, controls, lambda action: operator.perform(action, controls)).run(source.run(interval_s))

@@ -1,0 +1,285 @@
+"""`paceline top` on a terminal of its own, against real processes: what it shows, what its keys do, where it looks."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import asynccontextmanager, suppress
+
+import pyte
+import pytest
+
+from paceline_client import AsyncClient, FinishReason, Stopping
+from paceline_client.testing import FakeServer, say
+from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.observers.steps import StepTotals
+from paceline_scheduler.testing.edge_server import serve_edge
+from paceline_scheduler.testing.measured_processes import event, module_process, scheduler_of, simulated_executor
+from paceline_scheduler.testing.scripted_backend import ScriptedBackend
+from paceline_scheduler.testing.tokenizers import served_model
+
+COMMAND = "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', *sys.argv[1:]]; main()"
+UP, HOME, END = "\x1b[A", "\x1b[H", "\x1b[F"
+PATIENCE_S = 60
+LONG = Stopping(max_tokens=2000)  # of 100 ms each
+
+
+class TopTerminal:
+    """The command on a terminal, and what that shows."""
+
+    def __init__(self, *arguments, environment=None):
+        self._screen = pyte.Screen(80, 24)
+        self._stream = pyte.ByteStream(self._screen)
+        self._ours, theirs = pty.openpty()
+        self._set_size(80, 24)
+        self.written = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "top", "--interval", "0.2", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm-256color", **(environment or {})},
+        )
+        os.close(theirs)
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+
+    def _set_size(self, columns, lines):
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def resize(self, columns, lines):
+        """As a terminal's window does."""
+        self._screen.resize(lines, columns)
+        self._set_size(columns, lines)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def _read(self):
+        with suppress(OSError):
+            data = os.read(self._ours, 65536)
+            self.written += data
+            self._stream.feed(data)
+
+    @property
+    def lines(self):
+        """What stands on the screen."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def selected(self):
+        """The line that is marked."""
+        return next((line for line in self.lines if line.startswith(">")), "")
+
+    def press(self, keys):
+        """Type."""
+        os.write(self._ours, keys.encode())
+
+    async def until(self, is_shown):
+        """Wait until the lines are so."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_shown(self.lines):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pytest.fail("\n".join(["never shown; there was:", *self.lines]))
+
+    async def until_shown(self, pattern):
+        """Wait until a line has it; returns that line."""
+        await self.until(lambda lines: any(re.search(pattern, line) for line in lines))
+        return next(line for line in self.lines if re.search(pattern, line))
+
+    async def ended(self):
+        """Wait for its end; returns the exit code."""
+        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), PATIENCE_S)
+
+    def close(self):
+        """Leave nothing behind."""
+        asyncio.get_running_loop().remove_reader(self._ours)
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@asynccontextmanager
+async def terminal(*arguments, environment=None):
+    """`paceline top` until the block ends."""
+    top = TopTerminal(*arguments, environment=environment)
+    try:
+        yield top
+    finally:
+        top.close()
+
+
+@asynccontextmanager
+async def scripted():
+    """A scheduler of one executor in this process, without requests; yields where both of its services are."""
+    backend = ScriptedBackend(served_model())
+    steps = StepTotals(num_steps=9)
+    backend.known_executors = (
+        ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", steps, None, 16),
+    )
+    async with serve_edge(backend) as server:
+        yield server.address
+
+
+async def streaming(client, request_id):
+    """Ask for an answer that takes long; returns once it runs."""
+    stream = client.stream("Hello", stopping=LONG, request_id=request_id)
+    await anext(stream)
+    return stream
+
+
+async def test_top_shows_a_running_system_and_changes_it():
+    """Two requests run and one waits. One is explained and cancelled, the executor drained and used again, a bound
+    changed; then the terminal changes its size.
+    """
+    async with (
+        simulated_executor("--max-num-seqs", "2", step_ms=100.0) as executor,
+        scheduler_of(executor, "--ttft-budget", "1e6") as (_, ports),
+        AsyncClient(api(ports)) as client,
+        terminal("--target", api(ports), "--admin-target", admin(ports)) as top,
+    ):
+        streams = [await streaming(client, f"running-{number}") for number in range(2)]
+        waiting = asyncio.create_task(client.generate("Hi", stopping=LONG, request_id="waiting-1"))
+        await top.until_shown("live$")
+        await top.until_shown("^running 2  waiting 1 ")
+        await top.until_shown(rf"^ {re.escape(executor)} +ready +2/2 +[0-9.]+ +[0-9.]+ ")
+        await top.until_shown("^ waiting-1 .* waiting .* every row of ")
+        await top.until_shown("between tokens p50 [0-9.]+ p99 [0-9.]+$")
+
+        top.press(END)
+        await top.until_shown("^>waiting-1")
+        top.press("e")
+        await top.until_shown("^waits for: every row of .* ahead of it")
+        top.press(UP)
+        await top.until(lambda _: top.selected.startswith(">running-"))
+        cancelled = int(top.selected[len(">running-")])
+        top.press("c")
+        await top.until_shown(f"^Cancel the request running-{cancelled}")
+        top.press("y")
+        await top.until_shown("^running-. was cancelled")
+        assert (await streams[cancelled].collect()).finish_reason is FinishReason.CANCELLED
+        await top.until_shown("^.waiting-1 .* running ")
+
+        top.press(HOME)
+        await top.until_shown(rf"^>{re.escape(executor)}")
+        top.press("d")
+        await top.until_shown("^Place nothing new on ")
+        top.press("n")
+        await top.until_shown("^Nothing was changed")
+        top.press("dy")
+        await top.until_shown("is being drained; requests still there: 2")
+        await top.until_shown(rf"^>{re.escape(executor)} +draining ")
+        top.press("uy")
+        await top.until_shown(rf"^>{re.escape(executor)} +ready ")
+
+        top.press("l")
+        await top.until_shown("^1: max_num_queued_reqs = 1,024")
+        top.press("17\r")
+        await top.until_shown("^1: max_num_queued_reqs = 7$")
+        await follows_its_size(top)
+        top.press("q")
+        assert await top.ended() == 0
+        await asyncio.gather(client.cancel("waiting-1"), *(stream.aclose() for stream in streams))
+        await waiting
+
+
+async def follows_its_size(top):
+    """Its first and its last line are those of the terminal, whatever its size; a row that has room is there."""
+    top.press("\x1b")
+    for columns, lines in ((120, 40), (40, 12), (80, 24)):
+        top.resize(columns, lines)
+        await top.until(
+            lambda shown, count=lines: (
+                len(shown) == count and shown[0].startswith("paceline top") and shown[-1].startswith("q quit")
+            )
+        )
+        await top.until_shown("^ waiting-1 .* running " if columns > 40 else "^ EXECUTOR")
+
+
+async def test_top_finds_the_scheduler_that_takes_over():
+    """The one that drives the executors is killed; the standby is shown as soon as it drives them. With that killed
+    too, top says so and goes on looking; what was known stays.
+    """
+    async with (
+        simulated_executor(step_ms=20.0) as executor,
+        scheduler_of(executor, "--standby") as (first, active),
+        standby_of(executor) as (second, other),
+        # The standby first: it has to be passed over.
+        terminal("--target", api(active), "--admin-target", f"{admin(other)},{admin(active)}") as top,
+    ):
+        await top.until_shown(rf"^paceline top  {admin(active)}  live")
+        first.kill()
+        await top.until_shown(rf"^paceline top  {admin(other)}  live")
+        second.kill()
+        await top.until_shown("lost, looking for the active server")
+        await top.until_shown(rf"^ {re.escape(executor)}")
+        top.press("q")
+        assert await top.ended() == 0
+
+
+@pytest.mark.parametrize(("environment", "has_colours"), [({"NO_COLOR": "1"}, False), ({}, True)])
+async def test_top_writes_no_colours_where_nobody_wants_any(environment, has_colours):
+    """NO_COLOR says so. A signal ends it, and gives the terminal back."""
+    async with scripted() as address, terminal("--admin-target", address, environment=environment) as top:
+        await top.until_shown("live$")
+        colours = re.findall(rb"\x1b\[[0-9;]*(?:3[0-7]|38;[0-9;]+)m", top.written)
+        assert bool(colours) is has_colours
+        top.process.send_signal(signal.SIGTERM)
+        assert await top.ended() == 0
+        await top.until(lambda _: b"\x1b[?1049l" in top.written)
+
+
+async def printed(*options):
+    """What the command prints where there is no terminal: its exit code, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", COMMAND, "top", "--interval", "0.1", *options),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    shown, complaint = await process.communicate()
+    return process.returncode, shown.decode(), complaint.decode()
+
+
+async def test_top_prints_one_screen_where_there_is_no_terminal():
+    """Without colours and keys, no line wider than 80."""
+    async with scripted() as address:
+        code, shown, _ = await printed("--admin-target", address)
+    lines = shown.splitlines()
+    assert (code, lines[0], lines[-1]) == (0, f"paceline top  {address}  live", " no requests")
+    assert [line for line in lines if line.startswith(" 10.0.0.1:50061 ")]
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in shown
+
+
+async def test_a_port_that_is_no_admin_port_is_named():
+    """With what to say instead; a failure is a line and an exit code."""
+    with FakeServer(say("hi")) as server:
+        code, _, complaint = await printed("--once", "--admin-target", server.target)
+    assert (code, len(complaint.splitlines())) == (os.EX_UNAVAILABLE, 1)
+    assert f"{server.target} is not the admin port of a scheduler of this version: say --admin-target" in complaint
+
+
+def api(ports):
+    """Where clients connect."""
+    return f"127.0.0.1:{ports['port']}"
+
+
+def admin(ports):
+    """Where operators connect."""
+    return f"127.0.0.1:{ports['admin_port']}"
+
+
+@asynccontextmanager
+async def standby_of(executor):
+    """A scheduler that stands by; yields it and the event that names its ports."""
+    ports = ("--port", "0", "--admin-port", "0", "--health-port", "0", "--metrics-port", "0")
+    async with module_process("paceline_scheduler", *ports, "--executors", executor, "--standby") as process:
+        listening = await event(process, "listening")
+        await event(process, "standing_by")
+        yield process, listening
