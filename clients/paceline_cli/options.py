@@ -127,6 +127,20 @@ LogprobsOption = Annotated[
     int | None,
     typer.Option("--logprobs", metavar="N", help="With --json: log-probabilities, and the N likeliest tokens."),
 ]
+MaxNumDraftTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-draft-tokens", metavar="N", help="Drafts of a step at most, 0 to 63; 0 drafts nothing. Unset: as useful."
+    ),
+]
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="JSON|FILE",
+        help='Drafts of a request and step: {"max_num_draft_tokens": 4}; 0: none.',
+    ),
+]
 RequestTimeoutOption = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the answer may take as a whole.")
 ]

@@ -20,7 +20,11 @@ from paceline_scheduler.link.executors import Executors
 from paceline_scheduler.observers import definitions
 from paceline_scheduler.observers.request_log import RequestLog
 from paceline_scheduler.observers.serving import ServingObserver
+from paceline_scheduler.observers.steps import StepTotals
 from paceline_scheduler.runtime import Runtime
+
+_MAX_POSITIONS = 16
+_LATER_POSITIONS = "later"
 
 
 class Metrics:
@@ -101,3 +105,19 @@ def _read_executor(status: ExecutorStatus, gauges: dict[Definition, dict[Labels,
     gauges[definitions.PLANS_IN_FLIGHT][address,] = status.num_plans_in_flight
     gauges[definitions.IDLE][address,] = status.steps.idle_ns / 1e9
     gauges[definitions.STARVED][address,] = status.steps.starved_ns / 1e9
+    _read_drafts(address, status.steps, gauges)
+
+
+def _read_drafts(address: str, steps: StepTotals, gauges: dict[Definition, dict[Labels, float]]) -> None:
+    drafts = steps.drafts
+    gauges[definitions.DRAFTED][address,] = drafts.num_verified
+    gauges[definitions.ACCEPTED][address,] = drafts.num_accepted
+    gauges[definitions.DRAFTING][address,] = steps.draft_ns / 1e9
+    for definition, counts in (
+        (definitions.DRAFTED_AT, drafts.num_verified_at),
+        (definitions.ACCEPTED_AT, drafts.num_accepted_at),
+    ):
+        for position, count in enumerate(counts[:_MAX_POSITIONS]):
+            gauges[definition][address, str(position)] = count
+        if len(counts) > _MAX_POSITIONS:
+            gauges[definition][address, _LATER_POSITIONS] = sum(counts[_MAX_POSITIONS:])

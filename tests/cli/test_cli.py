@@ -40,6 +40,7 @@ def test_generate_sends_what_the_options_say():
     options = ["--max-tokens", "7", "--temperature", "0", "--top-p", "0.5", "--top-k", "3", "--min-p", "0.25"]
     options += ["--presence-penalty", "1", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"]
     options += ["--min-tokens", "2", "--logprobs", "0", "--timeout", "60", "--priority", "-5", "-n", "1"]
+    options += ["--max-draft-tokens", "0"]
     options += ["--seed", "9", "--stop", "a", "--stop", "b", "--model", "fake", "--raw"]
     with FakeServer(echo) as server:
         assert run("generate", "go", *options, target=server.target).stdout == "go\n"
@@ -51,8 +52,10 @@ def test_generate_sends_what_the_options_say():
     assert (raw.sampling.repetition_penalty, raw.sampling.n) == (1.5, 1)
     assert (raw.stopping.max_tokens, raw.stopping.min_tokens, list(raw.stopping.stop)) == (7, 2, ["a", "b"])
     assert (raw.output.HasField("logprobs"), raw.timeout.seconds, raw.priority) == (True, 60, -5)
+    assert (raw.speculation.HasField("max_num_draft_tokens"), raw.speculation.max_num_draft_tokens) == (True, 0)
     assert [message.role for message in chat.chat.messages] == ["system", "user"]
     assert not chat.HasField("sampling")
+    assert not chat.HasField("speculation")
 
 
 def test_several_answers_are_shown_one_after_another():

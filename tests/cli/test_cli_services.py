@@ -244,6 +244,15 @@ def test_only_what_is_asked_for_is_passed_on(use_fakes):
     assert {name: option(executor.command, name) for name in asked} == asked
 
 
+def test_speculation_is_for_every_scheduler(use_fakes):
+    """As it was written; unasked for, the scheduler decides."""
+    wanted = '{"max_num_draft_tokens": 0}'
+    first, second, executor = programs_of(deployment(speculation=wanted, with_standby=True))
+    assert [option(scheduler.command, "--speculation") for scheduler in (first, second)] == [wanted, wanted]
+    assert "--speculation" not in executor.command
+    assert not any("--speculation" in program.command for program in programs_of(deployment()))
+
+
 @pytest.mark.parametrize(("num_executors", "share"), [(2, "3"), (3, "2"), (4, "1"), (64, "1")])
 def test_several_executors_share_what_this_process_may_use(use_fakes, monkeypatch, num_executors, share):
     """Not what the machine has: an executor refuses more threads than its affinity allows."""

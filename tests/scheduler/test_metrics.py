@@ -29,6 +29,7 @@ from paceline_scheduler.metrics import Metrics, observe
 from paceline_scheduler.observers.definitions import BETWEEN_TOKENS_BOUNDS_S, COUNTED, READ
 from paceline_scheduler.observers.request_log import RequestLog
 from paceline_scheduler.observers.serving import MAX_TENANTS, OTHER_TENANTS, ServingObserver
+from paceline_scheduler.observers.steps import DraftTotals
 from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.testing.requests import make_request
 
@@ -100,7 +101,10 @@ async def test_every_metric_exists_and_moves():
         deployment[ADDRESS].break_stream()
         await watched.look_until(lambda: not any(rig.runtime.views.with_listener()))
         watched.num_lost_lines = 1
-        rig.steps._executors[ADDRESS].totals.starved_ns += 5  # in virtual time no plan is ever late
+        totals = rig.steps._executors[ADDRESS].totals
+        totals.starved_ns += 5  # in virtual time no plan is ever late
+        totals.draft_ns += 5  # nor does drafting take time
+        totals.drafts = DraftTotals(9, 4, (5, 4), (3, 1))
         readings = watched.look()
     assert readings.keys() == {definition.name for definition in (*READ, *COUNTED)}
     assert {name for name, values in watched.seen.items() if len(values) < 2} == CONSTANT
@@ -110,6 +114,23 @@ async def test_every_metric_exists_and_moves():
     assert readings["generation_tokens_total"]["simulated",] == 24 * 24 + 3 * 20
     assert readings["prompt_tokens_total"]["simulated",] == 24 * 9 + 3 * 4
     assert readings["tenant_requests_total"]["tenant-0",] == 6
+
+
+@scenario
+async def test_drafts_are_counted_by_place_and_late_places_together():
+    """Of 63 places the first 16 have a label each: the sum over all is that of the drafts."""
+    async with Deployment(ADDRESS) as deployment, deployment.rig() as rig:
+        watched = Watched(rig)
+        await rig.until_ready()
+        drafted, accepted = tuple(range(163, 100, -1)), tuple(range(63, 0, -1))
+        totals = rig.steps._executors[ADDRESS].totals
+        totals.drafts = DraftTotals(sum(drafted), sum(accepted), drafted, accepted)
+        readings = watched.look()
+    for name, by_place in (("draft", drafted), ("accepted", accepted)):
+        places = readings[f"spec_decode_num_{name}_tokens_per_pos_total"]
+        assert [places[ADDRESS, str(place)] for place in range(16)] == list(by_place[:16])
+        assert len(places) == 17
+        assert sum(places.values()) == readings[f"spec_decode_num_{name}_tokens_total"][ADDRESS,] == sum(by_place)
 
 
 @scenario

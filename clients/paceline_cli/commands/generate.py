@@ -13,6 +13,7 @@ from paceline_cli.failures import reported
 from paceline_cli.options import (
     FrequencyPenaltyOption,
     LogprobsOption,
+    MaxNumDraftTokensOption,
     MaxTokensOption,
     MinPOption,
     MinTokensOption,
@@ -73,6 +74,7 @@ def generate(
     logprobs: LogprobsOption = None,
     timeout: RequestTimeoutOption = None,
     priority: PriorityOption = None,
+    max_draft_tokens: MaxNumDraftTokensOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
     model: ServedModelOption = None,
     target: TargetOption = DEFAULT_TARGET,
@@ -92,7 +94,7 @@ def generate(
             sampling=dataclasses.replace(sampling, n=num_completions),
             stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens, stop=stop),
             output=Output(logprobs=logprobs),
-            scheduling=Scheduling(priority=priority),
+            scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
             model=model,
             timeout=timeout_of(timeout),
         )

@@ -25,6 +25,7 @@ from paceline_cli.options import (
     RevisionOption,
     RunnerOption,
     ShutdownOption,
+    SpeculationOption,
     StandbyOption,
 )
 from paceline_cli.services import run_deployment
@@ -49,6 +50,7 @@ def up(
     kv_cache_dtype: KvCacheDtypeOption = None,
     quantization: QuantizationOption = None,
     runner: RunnerOption = None,
+    speculation: SpeculationOption = None,
     shutdown_timeout: ShutdownOption = 30,
     log_dir: LogDirOption = None,
 ) -> None:
@@ -73,6 +75,7 @@ def up(
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
         runner=runner,
+        speculation=speculation,
         revision=revision,
         offline=offline,
         with_standby=standby,

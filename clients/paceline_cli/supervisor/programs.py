@@ -75,6 +75,7 @@ class Deployment:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     runner: str | None = None
+    speculation: str | None = None
     revision: str | None = None
     offline: bool = False
     insecure: bool = False
@@ -200,6 +201,7 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *("--health-port", str(ports.health)),
         *("--metrics-port", str(ports.metrics)),
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
+        *(("--speculation", deployment.speculation) if deployment.speculation is not None else ()),
         *(("--standby",) if deployment.with_standby else ()),
         *(("--insecure",) if deployment.insecure else ()),
     )

@@ -5,6 +5,8 @@ Nothing is measured for it: steps carry their timings anyway.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from paceline.plan.values import StepResult
 from paceline.process.metrics import Definition, Kind, Labels, Meter, Reading
 from paceline_executor.link.description import Description
@@ -26,6 +28,9 @@ COUNTED = (
     Definition("executor_step_seconds", Kind.HISTOGRAM, "Device time of steps by phase.", ("phase",), STEP_BOUNDS_S),
     _counter("rows_total", "Rows of all steps."),
     _counter("generation_tokens_total", "Generated tokens."),
+    _counter("draft_tokens_total", "Verified drafts."),
+    _counter("accepted_draft_tokens_total", "The part of them that became output."),
+    _counter("draft_seconds_total", "Time that drafting took."),
     _counter("idle_seconds_total", "Time without a step."),
     _counter("plan_wait_seconds_total", "Time that plans lay ready before their step."),
     _counter("refused_plans_total", "Plans that were not executed."),
@@ -62,6 +67,11 @@ class ExecutorMetrics:
         meter.observe("executor_step_seconds", timings.sample_ns / 1e9, "sample")
         meter.add("executor_rows_total", len(report.rows))
         meter.add("executor_generation_tokens_total", len(report.token_ids))
+        if len(report.num_draft_tokens):
+            meter.add("executor_draft_tokens_total", int(report.num_draft_tokens.sum()))
+            right = np.clip(report.num_accepted - 1, 0, report.num_draft_tokens)
+            meter.add("executor_accepted_draft_tokens_total", int(right.sum()))
+        meter.add("executor_draft_seconds_total", timings.draft_ns / 1e9)
         meter.add("executor_idle_seconds_total", timings.idle_ns / 1e9)
         meter.add("executor_plan_wait_seconds_total", timings.waited_ns / 1e9)
 

@@ -76,8 +76,13 @@ KV_SLOTS_FILLED = _gauge("kv_slots_filled_ratio", "Filled by owned KV slots, 0 t
 PLANS_IN_FLIGHT = _gauge("plans_in_flight", "Plans without a result.", *_EXECUTOR)
 IDLE = _counter("step_idle_seconds_total", "Time without a step.", *_EXECUTOR)
 STARVED = _counter("step_starved_seconds_total", "The part of it that waited for a late plan.", *_EXECUTOR)
+DRAFTED = _counter("spec_decode_num_draft_tokens_total", "Verified drafts.", *_EXECUTOR)
+ACCEPTED = _counter("spec_decode_num_accepted_tokens_total", "The part of them that became output.", *_EXECUTOR)
+DRAFTED_AT = _counter("spec_decode_num_draft_tokens_per_pos_total", "Drafts by place.", *_EXECUTOR, "position")
+ACCEPTED_AT = _counter("spec_decode_num_accepted_tokens_per_pos_total", "Those by place.", *_EXECUTOR, "position")
+DRAFTING = _counter("step_draft_seconds_total", "Time that drafting took.", *_EXECUTOR)
 LOG_LINES_LOST = _counter("log_lines_lost_total", "Log lines that found no room.")
 READ = (
     *(NUM_RUNNING, NUM_WAITING, KV_USAGE, CACHE_INFO, EXECUTORS, KV_BLOCKS, KV_SLOTS_FILLED, PLANS_IN_FLIGHT),
-    *(IDLE, STARVED, LOG_LINES_LOST),
+    *(IDLE, STARVED, DRAFTED, ACCEPTED, DRAFTED_AT, ACCEPTED_AT, DRAFTING, LOG_LINES_LOST),
 )

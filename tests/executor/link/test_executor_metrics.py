@@ -2,9 +2,10 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
-from paceline.plan.values import FailedStep
+from paceline.plan.values import FailedStep, StepResult, StepTimings
 from paceline.process.metrics import Histogram
 from paceline.v1 import plan_pb2
 from paceline_executor.errors import PlanOrderError, StepFailedError
@@ -26,13 +27,21 @@ def look(service):
     return {reading.definition.name: dict(reading.values) for reading in service.metrics.read()}
 
 
+def with_drafts(verified, accepted):
+    """The result of a step whose rows had so many drafts and got so many tokens."""
+    columns = [np.array(numbers, dtype=np.int32) for numbers in (range(len(verified)), accepted, [7] * sum(accepted))]
+    finishes = np.zeros(len(verified), dtype=np.uint8)
+    timings = StepTimings(draft_ns=250_000_000)
+    return StepResult(1, 1, 1, *columns, finishes, 0, timings, num_draft_tokens=np.array(verified, dtype=np.int32))
+
+
 def plain(values):
     """Values that can be compared."""
     return {labels: tuple(value.counts) if isinstance(value, Histogram) else value for labels, value in values.items()}
 
 
 async def test_every_metric_exists_and_moves():
-    """Two steps of a row, with time in between, then a plan that is refused and a step that fails."""
+    """Two steps of a row, with time in between, one with drafts, a plan that is refused and a step that fails."""
     async with serving(load) as (service, address):
         before = look(service)
         async with attached(address) as client:
@@ -40,19 +49,23 @@ async def test_every_metric_exists_and_moves():
             await client.run([(0, 3)], placing)
             await asyncio.sleep(0.01)
             await client.run([(0, 1)])
+            service.metrics.saw(with_drafts(verified=(3, 1), accepted=(2, 2)))
             service.metrics.saw(StepRefused(1, PlanOrderError("out of order")))
             service.metrics.saw(StepRefused(1, StepFailedError("memory ran out"), FailedStep(1, 3, "memory ran out")))
             after = look(service)
     assert after.keys() == {definition.name for definition in (*READ, *COUNTED)}
     assert {name for name in after if plain(after[name]) == plain(before[name])} == CONSTANT
-    assert after["executor_rows_total"][()] == 2
-    assert after["executor_generation_tokens_total"][()] == 2
+    assert after["executor_rows_total"][()] == 4
+    assert after["executor_generation_tokens_total"][()] == 6
+    assert after["executor_draft_tokens_total"][()] == 4
+    assert after["executor_accepted_draft_tokens_total"][()] == 2
+    assert after["executor_draft_seconds_total"][()] == 0.25
     assert after["executor_refused_plans_total"][()] == 2
     assert after["executor_failed_steps_total"][()] == 1
     assert after["executor_is_driven"][()] == 1
     assert after["executor_epoch"][()] == before["executor_epoch"][()] + 1
     assert {labels[0]: sum(steps.counts) for labels, steps in after["executor_step_seconds"].items()} == dict.fromkeys(
-        ("prepare", "forward", "sample"), 2
+        ("prepare", "forward", "sample"), 3
     )
 
 
