@@ -113,6 +113,7 @@ In another terminal:
   paceline chat{option}
   paceline generate{option} "Why is the sky blue?"
   paceline models{option}
+  paceline top{option}
 
 Ctrl-C stops everything.
 """
