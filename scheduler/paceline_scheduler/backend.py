@@ -69,6 +69,7 @@ class ExecutorStatus:
     steps: StepTotals
     holder: Holder | None = None
     max_num_rows: int = 0
+    draft_speedup: float = 0.0
 
 
 class Arrival(Enum):

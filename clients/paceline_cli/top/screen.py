@@ -235,7 +235,8 @@ def _details(selected: object, overview: Overview) -> list[str]:
         if executor.address == selected:
             trouble = f"; last trouble: {executor.last_error}" if executor.last_error else ""
             holder = f"; driven by {executor.holder}" if executor.holder else ""
-            return [f"{executor.address}: {executor.model or 'no model yet'}{holder}{trouble}"]
+            drafts = f"; {executor.draft_speedup:.2f} times as fast by drafts" if executor.draft_speedup else ""
+            return [f"{executor.address}: {executor.model or 'no model yet'}{drafts}{holder}{trouble}"]
     for request in overview.requests:
         if request.key == selected:
             why = f"waits for: {request.waiting_for}" if request.waiting_for else f"on {request.executor or 'no row'}"

@@ -53,6 +53,7 @@ class Executor:
     max_num_rows: int = 0
     blocks: Blocks = field(default_factory=Blocks)
     sums: Sums = field(default_factory=Sums)
+    draft_speedup: float = 0.0
     last_error: str = ""
     holder: str = ""
 

@@ -116,6 +116,7 @@ def _read_executor(executor: pb.ExecutorView) -> Executor:
         max_num_rows=executor.max_num_rows,
         blocks=Blocks(blocks.total, blocks.free, blocks.cached, blocks.used),
         sums=_read_sums(executor.steps),
+        draft_speedup=executor.draft_speedup,
         last_error=executor.last_error,
         holder=executor.holder_address or executor.holder_scheduler_id,
     )

@@ -173,6 +173,7 @@ def executor_view(executor: ExecutorStatus) -> admin_pb2.ExecutorView:
         holder_term=holder.term if holder else 0,
         holder_address=holder.address if holder else "",
         max_num_rows=executor.max_num_rows,
+        draft_speedup=executor.draft_speedup,
     )
 
 

@@ -79,3 +79,4 @@ class ExecutorCounts:
     blocks: BlockCounts
     num_filled_slots: int
     num_owned_slots: int
+    draft_speedup: float

@@ -135,6 +135,7 @@ class CoreViews:
             blocks=executor.pool.counts(),
             num_filled_slots=int(executor.rows.num_computed[occupied].sum()),
             num_owned_slots=int(executor.rows.num_slots[occupied].sum()),
+            draft_speedup=executor.speculation.speedup,
         )
 
     def check(self) -> None:

@@ -82,6 +82,7 @@ def status(record: ExecutorRecord, executor: Attachment, views: CoreViews, steps
         steps=steps,
         holder=record.holder,
         max_num_rows=description.max_num_rows if description else 0,
+        draft_speedup=counts.draft_speedup if counts and steps.drafts.num_verified else 0.0,
     )
 
 

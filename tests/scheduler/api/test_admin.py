@@ -39,8 +39,9 @@ STEPS = StepTotals(
     predicted_ns=31,
     drafts=DraftTotals(30, 20, (20, 10), (15, 5)),
 )
+BLOCKS, SLOTS = (100, 60, 10, 25, 5), (380, 400)
 EXECUTOR = ExecutorStatus(
-    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, 100, 60, 10, 25, 5, 380, 400, 2, "", STEPS, None, 16
+    "10.0.0.1:50061", pb.EXECUTOR_STATE_READY, 7, 2, "tiny", 5, *BLOCKS, *SLOTS, 2, "", STEPS, None, 16, 1.5
 )
 
 
@@ -117,6 +118,7 @@ async def test_executors_are_listed_with_all_their_counts(stub):
             predicted_ns=31,
         ),
         max_num_rows=16,
+        draft_speedup=1.5,
     )
     assert list(response.executors) == [expected]
     assert (response.scheduler_id, response.num_waiting_requests, response.num_waiting_tokens) == ("scheduler-1", 3, 70)

@@ -188,8 +188,9 @@ def test_what_a_request_has_drafted_goes_with_it_to_the_next_executor_and_the_ne
 
 
 def test_an_estimate_knows_what_drafts_bring():
-    """Five tokens come in the time of hardly more than one."""
+    """Five tokens come in the time of hardly more than one; operators see how many times as fast that is."""
     harness = drafting(make_request(3, 200))
+    assert harness.views.counts(FIRST).draft_speedup == 1.0
     before = harness.views.estimate(make_request(3, 20), 0.0).inter_token_s
     for _ in range(38):
         harness.plan()
@@ -198,6 +199,7 @@ def test_an_estimate_knows_what_drafts_bring():
         harness.results[FIRST][0] = replace(result, timings=StepTimings(forward_ns=1_000_000))
         harness.complete()
     assert harness.views.estimate(make_request(3, 20), 0.0).inter_token_s < before / 2
+    assert harness.views.counts(FIRST).draft_speedup > 2
 
 
 @given(
