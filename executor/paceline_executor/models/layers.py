@@ -17,8 +17,7 @@ from paceline_kernels.scaled_linear import ScaledWeight, scaled_linear
 
 class Linear(Protocol):
     @property
-    def num_bytes(self) -> int:
-        ...
+    def num_bytes(self) -> int: ...
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         """x: [num_tokens, in] of the type that is computed with. Returns [num_tokens, out] of that type.

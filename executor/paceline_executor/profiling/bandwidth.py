@@ -1,6 +1,6 @@
 """What kernels achieved: the bytes that they cannot do without reading, over the time that they took.
 
-Knows kernels by name, and a Chrome trace as torch.profiler writes it. It refuses to know how bytes were counted.
+Knows kernels by name, and events as torch.profiler writes them. It refuses to know how bytes were counted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def kind_of(kernel: str) -> str | None:
-    """Which of the kinds whose bytes are counted a kernel is, by its name; None for any other."""
+    """None for a kernel whose bytes are not counted."""
     name = kernel.lower()
     return next((kind for kind, parts in _KINDS.items() if any(part in name for part in parts)), None)
 
 
 def kernel_times(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, float]]:
-    """The kind and the seconds of each kernel among the events of a Chrome trace, whose times are microseconds."""
+    """Kind and seconds of each kernel among events, whose times are microseconds."""
     for event in events:
         if event.get("ph") == "X" and event.get("cat") == "kernel":
             kind = kind_of(str(event["name"]))
@@ -34,10 +34,7 @@ def kernel_times(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, flo
 
 
 def achieved(times: Iterable[tuple[str, float]], num_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Bytes per second by kind, of those kinds that took time and whose bytes are known.
-
-    times: kind and seconds, any number of each kind. num_bytes: of each kind, over the same steps.
-    """
+    """Bytes per second by kind. times: kind and seconds, any number of each. num_bytes: over the same steps."""
     seconds: dict[str, float] = {}
     for kind, taken in times:
         seconds[kind] = seconds.get(kind, 0.0) + taken

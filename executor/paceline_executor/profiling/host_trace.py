@@ -73,11 +73,10 @@ class HostProfiler:
         return _Span(self, name, self._clock_ns) if self._is_on else _OFF
 
     def add(self, name: str, start_ns: int, end_ns: int) -> None:
-        """The step thread did this."""
         self._events.append(_Event("phase", name, _THREAD, start_ns, end_ns, {}))
 
     def add_kernel(self, name: str, layer: int, start_ns: int, end_ns: int, num_bytes: int) -> None:
-        """It was computed; num_bytes: what that cannot do without reading."""
+        """num_bytes: what it cannot do without reading."""
         args = {"layer": layer, "bytes": num_bytes} if num_bytes else {"layer": layer}
         self._events.append(_Event("kernel", name, _THREAD, start_ns, end_ns, args))
         self._seconds[name] = self._seconds.get(name, 0.0) + (end_ns - start_ns) / 1e9
@@ -127,7 +126,7 @@ class HostProfiler:
         self._has_ended = True
 
     def _lane(self, mark: StepMark) -> int:
-        """One whose last step had ended when this one began."""
+        """Its last step had ended when this one began."""
         free = (lane for lane, ended_ns in enumerate(self._lanes) if ended_ns <= mark.start_ns)
         lane = next(free, len(self._lanes))
         self._lanes[lane : lane + 1] = [mark.end_ns]
@@ -135,8 +134,6 @@ class HostProfiler:
 
 
 class _Span:
-    """The time that a block takes."""
-
     __slots__ = ("_clock_ns", "_name", "_profiler", "_start_ns")
 
     def __init__(self, profiler: HostProfiler, name: str, clock_ns: Callable[[], int]) -> None:
@@ -154,7 +151,7 @@ class _Span:
 
 
 def _head() -> str:
-    """Up to the names of process and tracks, the last of them without a comma."""
+    """Up to the names of process and tracks."""
     pid = os.getpid()
     names = [("process_name", 0, "paceline-executor"), ("thread_name", _THREAD, "step thread")]
     names += [("thread_name", _STEPS + lane, f"steps {lane}") for lane in range(_MAX_LANES)]

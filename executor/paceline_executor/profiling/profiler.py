@@ -26,9 +26,7 @@ class StepMark:
 
 
 class Profiler(Protocol):
-    """Records the steps of one runner, as often as it is started. For the step thread where nothing else is said; any
-    thread may look whether it `is_on`.
-    """
+    """For the step thread where nothing else is said; any thread may look whether it `is_on`."""
 
     @property
     def is_on(self) -> bool:
@@ -36,29 +34,25 @@ class Profiler(Protocol):
         ...
 
     @property
-    def num_steps(self) -> int:
-        """How many it has recorded."""
-        ...
+    def num_steps(self) -> int: ...
 
     def prepare(self) -> None:
-        """Before `start`, by any thread but that: the first time it may take seconds."""
+        """By another thread, before `start`: the first time it may take seconds."""
         ...
 
     def start(self, num_steps: int) -> None:
-        """Record so many steps from now on, then stop. It is off, and what it had is discarded."""
+        """Record so many steps, then stop. What it had is discarded."""
         ...
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """The step thread does this inside the block. Costs next to nothing while it is off."""
+        """What the step thread does in the block; next to free while it is off."""
         ...
 
     def end_step(self, mark: StepMark) -> None:
         """A step has been told; outside of all spans."""
         ...
 
-    def stop(self) -> None:
-        """Record no more."""
-        ...
+    def stop(self) -> None: ...
 
     def read(self) -> bytes | None:
         """By any thread: the next part of a Chrome trace in JSON, of at most MAX_PART_BYTES. Empty: nothing yet; None,
@@ -67,7 +61,7 @@ class Profiler(Protocol):
         ...
 
     def rates(self) -> dict[str, float]:
-        """By any thread, between the stop and the last part: bytes per second that kernels reached, by kind."""
+        """By any thread, between the stop and the last part: bytes per second, by kind of kernel."""
         ...
 
     def discard(self) -> None:

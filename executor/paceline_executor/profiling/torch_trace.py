@@ -51,7 +51,7 @@ class TorchProfiler:
         return max(0, self._num_ended - _NUM_WARM_UP_STEPS)
 
     def prepare(self) -> None:
-        """Import what the first start of torch.profiler imports, 400 modules or more."""
+        """Import what its first start imports, hundreds of modules."""
         import torch._inductor.config  # noqa: F401
 
     def start(self, num_steps: int) -> None:
