@@ -9,7 +9,7 @@ LAYER = {"qkv", "attention", "attention_output", "norm", "gate_up", "down"}
 
 
 def test_the_kernels_of_a_real_model_are_within_their_steps(running_system, tmp_path):
-    """Each step has all layers. What kernels achieved is a metric then, of those that read much."""
+    """Each step has all layers, and each matrix its bytes."""
     file, admin = tmp_path / "trace.json", f"127.0.0.1:{running_system.port + 1}"
     asking = [BIN / "paceline", "generate", "--target", running_system.api, "--max-tokens", "400", "--raw", "Numbers:"]
     recording = [BIN / "paceline", "profile", "--admin", admin, "--steps", "6", "-o", file]

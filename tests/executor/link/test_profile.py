@@ -8,6 +8,7 @@ import pytest
 
 from both_sides.chrome_trace import NoTraceError, check_steps, read_trace, steps_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc, plan_pb2
+from paceline_executor.link.metrics import PROFILED_RATE
 from paceline_executor.profiling import host_trace
 from paceline_executor.testing.hash_executor import hash_executor
 from paceline_executor.testing.plan_client import attached, grants, info_of, request
@@ -75,6 +76,19 @@ async def test_a_profile_ends_with_the_steps_that_ran(executor):
         await decode(client, 2)
         events = read_trace(first + await rest_of(parts))
     assert len(steps_of(events)) == 2
+
+
+async def test_what_kernels_reached_is_a_metric_after_a_profile(executor):
+    """Of each kind over all steps: 9,000 bytes in 3 us."""
+    profiler = executor.runner.profiler
+    async with attached(executor.address) as client, recording(executor, 1) as (parts, _):
+        profiler.add_kernel("qkv", 0, 1000, 2000, 4000)
+        profiler.add_kernel("qkv", 1, 2000, 4000, 5000)
+        profiler.add_kernel("norm", 0, 4000, 5000, 0)
+        await client.run([(0, 3)], PLACING)
+        await rest_of(parts)
+    rates = next(one.values for one in executor.service.metrics.read() if one.definition == PROFILED_RATE)
+    assert rates == {("qkv",): pytest.approx(3e9)}
 
 
 async def test_a_profile_without_steps_says_what_to_do(executor):
