@@ -75,6 +75,47 @@ for launch in found:
 """
 
 
+# A few quick kernels, twice by several processes that get them in other orders; then what cannot be compiled.
+COMPILE = """
+import sys
+from pathlib import Path
+from paceline_kernels.activation import Gate, gate_and_multiply
+from paceline_kernels.errors import KernelCompileError
+from paceline_kernels.sampling import token_logprobs
+from paceline_kernels.take_rows import take_rows
+from paceline_kernels.warm_up.triton_launches import Launch, launches_of
+from paceline_kernels.warm_up.triton_processes import compile_launches
+
+
+def meta(*shape, dtype=torch.float16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def call():
+    take_rows(meta(8, 64), meta(2, dtype=torch.int32))
+    take_rows(meta(8, 64), meta(3, dtype=torch.int32))
+    gate_and_multiply(meta(2, 64), Gate.SILU)
+    token_logprobs(meta(2, 300), meta(2, dtype=torch.int32), meta(2, dtype=torch.int32), max_logprobs=1)
+
+
+def counts(compiled):
+    return compiled.num_compiled, compiled.num_kept, compiled.num_lost
+
+
+launches, folder, told = launches_of(call), Path(sys.argv[1]), []
+print(len(launches))
+print(*counts(compile_launches(launches, 90, folder, 2, told.append)))
+print(sorted(told) == list(range(1, len(launches) + 1)))
+kept = sorted(folder.rglob("*"))
+spoilt = Launch(launches[0].kernel, launches[1].specialization)
+try:
+    compile_launches([*launches[::-1], spoilt], 90, folder, 1)
+except KernelCompileError as error:
+    print(error)
+print(sorted(folder.rglob("*")) == kept)
+"""
+
+
 def run(code, *arguments):
     """The output of a process that compiles kernels as on a GPU."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -83,9 +124,15 @@ def run(code, *arguments):
 
 
 @pytest.fixture(scope="module")
-def found():
+def said(tmp_path_factory):
+    """What one such process says: its imports take longer than all else."""
+    return run(FIND + COMPILE, tmp_path_factory.mktemp("compiled")).splitlines()
+
+
+@pytest.fixture
+def found(said):
     """What is compiled beforehand: kernels, each with all that its code depends on."""
-    return [tuple(json.loads(line)) for line in run(FIND).splitlines()]
+    return [tuple(json.loads(line)) for line in said if line.startswith("[")]
 
 
 class Recorder:
@@ -144,53 +191,9 @@ def test_whatever_a_whole_model_launches_was_compiled_before(found, monkeypatch)
     assert kernels >= {"attend_splits", "attend_chunks", "apply_rules_kernel", "take_logprobs_kernel"}
 
 
-# A few quick kernels, twice by several processes that get them in other orders; then what cannot be compiled.
-COMPILE = """
-import sys
-from pathlib import Path
-import torch
-from paceline_kernels.activation import Gate, gate_and_multiply
-from paceline_kernels.errors import KernelCompileError
-from paceline_kernels.gpu.no_gpu import compile_for
-from paceline_kernels.sampling import token_logprobs
-from paceline_kernels.take_rows import take_rows
-from paceline_kernels.warm_up.triton_launches import Launch, launches_of
-from paceline_kernels.warm_up.triton_processes import compile_launches
-compile_for(90)
-
-
-def meta(*shape, dtype=torch.float16):
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def call():
-    take_rows(meta(8, 64), meta(2, dtype=torch.int32))
-    take_rows(meta(8, 64), meta(3, dtype=torch.int32))
-    gate_and_multiply(meta(2, 64), Gate.SILU)
-    token_logprobs(meta(2, 300), meta(2, dtype=torch.int32), meta(2, dtype=torch.int32), max_logprobs=1)
-
-
-def counts(compiled):
-    return compiled.num_compiled, compiled.num_kept, compiled.num_lost
-
-
-launches, folder, told = launches_of(call), Path(sys.argv[1]), []
-print(len(launches))
-print(*counts(compile_launches(launches, 90, folder, 2, told.append)))
-print(sorted(told) == list(range(1, len(launches) + 1)))
-kept = sorted(folder.rglob("*"))
-spoilt = Launch(launches[0].kernel, launches[1].specialization)
-try:
-    compile_launches([*launches[::-1], spoilt], 90, folder, 1)
-except KernelCompileError as error:
-    print(error)
-print(sorted(folder.rglob("*")) == kept)
-"""
-
-
-def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(tmp_path):
+def test_kernels_are_compiled_once_whoever_compiles_which_and_in_whatever_order(said):
     """What one process has compiled another finds. A refusal names its kernel, and hinders no other."""
-    num_launches, counted, is_told, refusal, is_all_kept = run(COMPILE, tmp_path).splitlines()
+    num_launches, counted, is_told, refusal, is_all_kept = (line for line in said if not line.startswith("["))
     assert (num_launches, counted) == ("4", "4 0 0")  # rows are taken in one way, however many
     assert (is_told, is_all_kept) == ("True", "True")
     assert refusal.startswith("paceline_kernels.take_rows.triton.take_rows_kernel: RuntimeError: Specialization data")
