@@ -242,8 +242,9 @@ def _work(
     group = shape.num_heads // shape.num_kv_heads
     width = units.segment_positions(keys.shape[3])
     scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
-    memory = (products, normalized, scratch)
-    _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, times, memory, worker, num_workers)
+    memory = (products, normalized, scratch, times)
+    phase_pool.stamp(times, 0, worker)
+    _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers)
 
 
 @jit.compiled
@@ -257,19 +258,14 @@ def _go_through(
     splits: Splits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
-    times: Int64Array,
-    memory: tuple[Float32Array, Float32Array, attention.Scratch],
+    memory: tuple[Float32Array, Float32Array, attention.Scratch, Int64Array],
     worker: int,
     num_workers: int,
 ) -> None:
-    """All phases, in memory for products, a normalised row and attention."""
+    """All phases, in memory for products, a normalised row and attention, and when they ended."""
     work, weights, batch, splits = borrowed(work), borrowed(weights), borrowed(batch), borrowed(splits)
     keys, values, counters, folds = borrowed(keys), borrowed(values), borrowed(counters), borrowed(folds)
-    times = borrowed(times)
-    is_timed = worker == 0 and times.shape[0] > 0
-    if is_timed:
-        phase_pool.stamp(times, 0)
-    products, normalized, scratch = borrowed(memory)
+    products, normalized, scratch, times = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
@@ -310,8 +306,7 @@ def _go_through(
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         phase_pool.finish(counters, index, num_done)
         phase_pool.wait(counters, index, num_pieces)
-        if is_timed:
-            phase_pool.stamp(times, index + 1)
+        phase_pool.stamp(times, index + 1, worker)
 
 
 _work_by_name = called_by_name(_work)

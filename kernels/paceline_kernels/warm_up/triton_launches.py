@@ -34,19 +34,21 @@ def launches_of(call: Callable[[], object]) -> list[Launch]:
 
 @contextmanager
 def _told_of_launches(tell: Callable[[Launch], object]) -> Iterator[None]:
-    def note(
-        *,
-        key: str,  # noqa: ARG001  Triton gives all of these by name
-        repr: str,  # noqa: A002, ARG001
-        fn: Any,  # noqa: ANN401
-        compile: dict[str, Any],  # noqa: A002
-        is_manual_warmup: bool,  # noqa: ARG001
-        already_compiled: bool,  # noqa: ARG001
-    ) -> bool:
-        tell(Launch(f"{fn.module}.{fn.name}", compile["specialization_data"]))
-        return True  # it is not compiled, and so not launched
+    @dataclass(frozen=True, slots=True)
+    class Compilation:
+        """One that Triton is about to begin, as it tells a hook. It is true, by which the hook takes it over."""
 
-    before, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, note
+        key: str
+        repr: str
+        fn: Any
+        compile: dict[str, Any]
+        is_manual_warmup: bool
+        already_compiled: bool
+
+        def __post_init__(self) -> None:
+            tell(Launch(f"{self.fn.module}.{self.fn.name}", self.compile["specialization_data"]))
+
+    before, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, Compilation
     try:
         yield
     finally:
