@@ -18,7 +18,8 @@
         ServiceError
             NotReadyError
             DrainingError
-            UnsupportedCallError
+            ProfileRunningError
+            NoStepsError
             MalformedMessageError
             NotAllowedError
             AttachError
@@ -127,10 +128,16 @@ class DrainingError(ServiceError):
     reason = "DRAINING"
 
 
-class UnsupportedCallError(ServiceError):
-    """The protocol has the call, but this version does not answer it."""
+class ProfileRunningError(ServiceError):
+    """One profile is recorded at a time, and one is."""
 
-    reason = "UNSUPPORTED_CALL"
+    reason = "PROFILE_RUNNING"
+
+
+class NoStepsError(ServiceError):
+    """No step ran while a profile was recorded; there is nothing to show."""
+
+    reason = "NO_STEPS"
 
 
 class MalformedMessageError(ServiceError):

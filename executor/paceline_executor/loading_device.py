@@ -82,6 +82,8 @@ def load_on_device(config: Config, kind: RunnerKind, opened: Opened, progress: P
     sizes = buckets_of(config.max_num_seqs, config.max_num_batched_tokens)
     plan, limits = plan_device(config, place, checkpoint, numerics, stored, sizes)
     log.info("memory", device=place.name, total=place.memory.total_bytes, **plan.table)
+    if place.capability is not None:
+        _compile_kernels(config, place.capability, checkpoint, numerics, stored, limits, sizes, progress)
     runner = _runner(config, place, checkpoint, numerics, limits, sizes, progress)
     with _explained("while steps were captured", "lower --max-num-batched-tokens or --max-num-seqs"):
         step_points = runner.warm_up()
@@ -199,9 +201,34 @@ def _runner(
     def on_warm_up(step: WarmUpProgress) -> None:
         progress.log("warm_up", step.step, step.index / step.num_steps)
 
-    splits = Splits.FIXED if config.batch_invariant else Splits.EVEN
+    parts = RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, _splits(config), on_warm_up)
     with _explained("for what is kept of rows", "lower --max-model-len or --max-num-seqs"):
-        return build_runner(RunnerParts(place.is_twin, model, kv_cache, geometry, limits, sizes, splits, on_warm_up))
+        return build_runner(parts)
+
+
+def _compile_kernels(
+    config: Config,
+    capability: tuple[int, int],
+    checkpoint: Checkpoint,
+    numerics: DeviceNumerics,
+    stored: Mapping[str, StoredType],
+    limits: RowLimits,
+    sizes: Buckets,
+    progress: ProgressLog,
+) -> None:
+    """Of a GPU, where Triton is."""
+    from paceline_executor.kernel_compiling import Steps, have_compiled
+
+    def on_progress(phase: str, fraction: float) -> None:
+        progress.log("warm_up", phase, fraction)
+
+    steps = Steps(checkpoint.config, numerics, stored, limits, sizes, _splits(config))
+    compiled = have_compiled(steps, capability, config.cache_dir, on_progress)
+    structlog.get_logger().info("kernels", compiled=compiled.num_compiled, kept=compiled.num_kept)
+
+
+def _splits(config: Config) -> Splits:
+    return Splits.FIXED if config.batch_invariant else Splits.EVEN
 
 
 def _limit_threads(num_threads: int | None) -> None:

@@ -17,7 +17,20 @@ from paceline_cli.commands.explain import explained
 from paceline_client import Client, Explanation, RequestState
 from paceline_client.testing import Break, Die, End, Fail, FakeServer, Hold, Tokens, echo, say, standby
 
-COMMANDS = ["up", "chat", "generate", "models", "explain", "estimate", "token", "bench", "demo", "chaos", "serve"]
+COMMANDS = [
+    "up",
+    "chat",
+    "generate",
+    "models",
+    "explain",
+    "estimate",
+    "token",
+    "profile",
+    "bench",
+    "demo",
+    "chaos",
+    "serve",
+]
 
 
 def run(*arguments, target=None, stdin=None):

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gpu.rigs import LLAMA_8B
 from paceline.plan.values import GraphSizes
-from paceline_executor import loading_device
+from paceline_executor import kernel_compiling, loading_device
 from paceline_executor.config import RunnerKind, parse_config
 from paceline_executor.device_numerics import TWIN_NUMERICS, choose_device_numerics
 from paceline_executor.errors import LimitError, ShortMemoryError
@@ -23,15 +23,18 @@ from paceline_executor.opening import Opened, ProgressLog, num_parameters, open_
 from paceline_executor.runner.memory_plan import DeviceMemory
 from paceline_executor.runner.simulated import SimulatedRunner
 from paceline_executor.testing.models import TINY_CONFIG, RandomCheckpoint, tiny_checkpoint
+from paceline_executor.upload.matrices import MatrixKind
 from paceline_executor.weights.checkpoint import KvScales
 from paceline_executor.weights.stored_tensor import FloatType
 from paceline_kernels.linear import Splits
 from paceline_kernels.scaled_linear import ScaledWeight
+from paceline_kernels.warm_up.triton_processes import Compiled
 
 GIB = 2**30
 CPU = torch.device("cpu")
 H100 = Place(CPU, "NVIDIA H100", DeviceMemory(80 * GIB, 79 * GIB), (9, 0))
 SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "128", "--kv-cache-memory", "1MiB"]
+COMPILE_KERNELS = loading_device._compile_kernels
 MEASURED = KvScales(np.full((2, 2), 3.0, np.float32), np.full((2, 2), 2.0, np.float32))
 
 
@@ -74,6 +77,7 @@ def built(monkeypatch):
     monkeypatch.setattr(loading_device, "buckets_of", lambda *_: Sizes())
     monkeypatch.setattr(loading_device, "build_runner", build)
     monkeypatch.setattr(loading_device, "this_gpu", lambda: H100)
+    monkeypatch.setattr(loading_device, "_compile_kernels", lambda *_: None)
     monkeypatch.setattr(loading_device, "measured_scales", lambda *_: MEASURED)
     return runners
 
@@ -193,6 +197,30 @@ def test_progress_is_that_of_the_bytes_uploaded():
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0, 1)
     assert len(fractions) > 5
+
+
+@pytest.mark.parametrize("kind", [RunnerKind.CUDA, RunnerKind.TWIN])
+def test_kernels_are_compiled_for_a_gpu_before_weights_are_read(monkeypatch, kind):
+    """Of these steps, in these numbers, into the cache folder; the twin has none."""
+    asked = []
+
+    def have_compiled(steps, capability, cache_dir, on_progress):
+        on_progress("compile kernels", 0.5)
+        asked.append((steps.numerics.matrices, steps.splits, steps.limits.num_rows, capability, cache_dir.name))
+        return Compiled(1, 0, 0)
+
+    monkeypatch.setattr(loading_device, "_compile_kernels", COMPILE_KERNELS)
+    monkeypatch.setattr(kernel_compiling, "have_compiled", have_compiled)
+    arguments = ["--cache-dir", "/somewhere/cache", *(["--batch-invariant"] if kind is RunnerKind.CUDA else [])]
+    with capture_logs() as events:
+        loaded(WIDE, *arguments, kind=kind)
+    phases = [(event["event"], event["phase"]) for event in events if "phase" in event]
+
+    if kind is RunnerKind.CUDA:
+        assert asked == [(MatrixKind.AS_STORED, Splits.FIXED, 2, (9, 0), "cache")]
+        assert phases[:2] == [("warm_up", "compile kernels"), ("model_load", "weights")]
+    else:
+        assert not asked
 
 
 def test_what_the_device_does_not_take_is_refused_before_weights_are_read(monkeypatch):

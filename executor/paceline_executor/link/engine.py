@@ -44,7 +44,8 @@ class Engine:
         self._in_flight: deque[Ticket] = deque()  # oldest first
         if runner.max_in_flight > 1 and table.limits.max_num_draft_tokens:
             raise ValueError("a device that keeps rows verifies no drafts: its limits must say 0")
-        table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns)
+        self.profiler = runner.profiler
+        table.drafter = self._drafter = TimedDrafter(table.drafter, clock_ns, self.profiler)
         table.begin_device()
 
     @property
@@ -64,7 +65,8 @@ class Engine:
         start_ns = self._clock_ns()
         self._drafter.take_ns()
         try:
-            launched = self.table.launch(plan, start_ns, is_carried=self.max_in_flight > 1)
+            with self.profiler.span("apply the plan"):
+                launched = self.table.launch(plan, start_ns, is_carried=self.max_in_flight > 1)
         except ServiceError:
             raise
         except Exception as error:
@@ -98,10 +100,12 @@ class Engine:
         handle, draft_ns = None, self._drafter.take_ns()
         try:
             if copies.sources.size:
-                self._runner.copy_blocks(copies.sources, copies.destinations)
+                with self.profiler.span("copy blocks"):
+                    self._runner.copy_blocks(copies.sources, copies.destinations)
             prepare_ns = self._clock_ns() - start_ns - draft_ns
             if prepared.rows.size:
-                handle = self._runner.launch(prepared.batch)
+                with self.profiler.span("compute"):
+                    handle = self._runner.launch(prepared.batch)
         except Exception as error:
             return Ticket(launched, None, error, 0, 0)
         return Ticket(launched, handle, None, prepare_ns, draft_ns)
@@ -111,7 +115,8 @@ class Engine:
             raise ticket.error
         output = _NO_OUTPUT if ticket.handle is None else self._wait(ticket.handle)
         output_ns = self._clock_ns()
-        result = self.table.land(ticket.launched, output)
+        with self.profiler.span("advance rows"):
+            result = self.table.land(ticket.launched, output)
         # What follows the device's work is this side's own.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
         timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, ticket.draft_ns)
@@ -119,7 +124,8 @@ class Engine:
 
     def _wait(self, handle: StepHandle) -> StepOutput:
         try:
-            return self._runner.wait(handle)
+            with self.profiler.span("wait for the device"):
+                return self._runner.wait(handle)
         except Exception as error:
             sentence = "the device failed while it computed a step, so this executor ends; its log says more"
             raise DeviceFaultError(sentence) from error

@@ -3,7 +3,7 @@
 Nothing is measured for it: steps carry their timings anyway.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -41,7 +41,8 @@ EPOCH = _gauge("epoch", "How often a scheduler was accepted.")
 INFO = _gauge("info", "Always 1.", *_INFO_LABELS)
 KV_BLOCKS = _gauge("kv_blocks", "Blocks of the KV cache.")
 KV_CACHE_BYTES = _gauge("kv_cache_bytes", "Bytes of the KV cache.")
-READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES)
+PROFILED_RATE = _gauge("profiled_bytes_per_second", "Bytes that kernels read, in the last profile.", "kernel")
+READ = (IS_DRIVEN, EPOCH, INFO, KV_BLOCKS, KV_CACHE_BYTES, PROFILED_RATE)
 
 
 class ExecutorMetrics:
@@ -51,9 +52,14 @@ class ExecutorMetrics:
         self._meter = Meter(COUNTED)
         self._driven = driven
         self._description: Description | None = None
+        self._rates: Mapping[str, float] = {}
 
     def describe(self, description: Description) -> None:
         self._description = description
+
+    def profiled(self, rates: Mapping[str, float]) -> None:
+        """What kernels reached in a profile: bytes per second by kind."""
+        self._rates = rates
 
     def saw(self, report: Report) -> None:
         meter = self._meter
@@ -78,6 +84,7 @@ class ExecutorMetrics:
     def read(self) -> list[Reading]:
         is_driven, epoch = self._driven()
         gauges: dict[Definition, dict[Labels, float]] = {IS_DRIVEN: {(): is_driven}, EPOCH: {(): epoch}}
+        gauges[PROFILED_RATE] = {(kind,): rate for kind, rate in self._rates.items()}
         description = self._description
         if description is not None:
             geometry = description.geometry

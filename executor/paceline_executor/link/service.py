@@ -26,6 +26,7 @@ from paceline_executor.link.description import Description, Load
 from paceline_executor.link.fence import FenceTimes
 from paceline_executor.link.interceptor import CallInterceptor
 from paceline_executor.link.metrics import ExecutorMetrics
+from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.step_loop import Report, StepLoop
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a plan that places 256 requests of 32,768 tokens is half of it
@@ -66,8 +67,8 @@ class ExecutorService:
         self._config = config
         self._health = HealthServicer(executor_service.SERVICE_NAME)
         self.attachments = Attachments(Identity.new(), config.max_plans_in_flight, config.times, config.protocols)
-        self._servicer = executor_service.ExecutorServicer(self.attachments)
         self.metrics = ExecutorMetrics(self._driven)
+        self._servicer = executor_service.ExecutorServicer(self.attachments, Profiles(self.metrics.profiled))
         self._steps = StepLoop(load, self._report)
         self._servers: list[grpc.aio.Server] = []
         self._ticker: asyncio.Task[None] | None = None

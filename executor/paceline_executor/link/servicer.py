@@ -4,6 +4,7 @@ It decides nothing: errors rise to the interceptor.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,9 +18,10 @@ from paceline.plan.codec.columns import ColumnError, MalformedError
 from paceline.plan.values import FromExecutor, Hello, StepResult, ToExecutor
 from paceline.process.callers import Role, caller_of
 from paceline.v1 import executor_pb2, executor_pb2_grpc
-from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault, UnsupportedCallError
+from paceline_executor.errors import AttachError, NotReadyError, PlanError, PlanFault
 from paceline_executor.link.attachments import Attachments
 from paceline_executor.link.description import Description
+from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer_views import check_state_request, info_of, look_at, state_of, tokenizer_parts
 from paceline_executor.link.step_loop import StepLoop
 
@@ -43,8 +45,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Until `open` it answers with UNAVAILABLE and reason LOADING."""
 
-    def __init__(self, attachments: Attachments) -> None:
+    def __init__(self, attachments: Attachments, profiles: Profiles) -> None:
         self._attachments = attachments
+        self._profiles = profiles
         self._loaded: tuple[StepLoop, Description] | None = None
 
     def open(self, steps: StepLoop, description: Description) -> None:
@@ -92,11 +95,13 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     async def Profile(  # noqa: N802
         self,
-        request: executor_pb2.ProfileRequest,  # noqa: ARG002
+        request: executor_pb2.ProfileRequest,
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[executor_pb2.ProfileResponse]:
-        raise UnsupportedCallError("Profile is not supported by this executor", {"method": "Profile"})
-        yield  # a stream, as it will be
+        steps, _ = self._require_loaded()
+        async with contextlib.aclosing(self._profiles.record(steps, request.num_steps)) as parts:
+            async for part in parts:
+                yield executor_pb2.ProfileResponse(trace=part)
 
     def _require_loaded(self) -> tuple[StepLoop, Description]:
         if self._loaded is None:

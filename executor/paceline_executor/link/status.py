@@ -11,7 +11,8 @@ _DOMAIN = "paceline"
 _CODES: dict[type[errors.ExecutorError], "code_pb2.Code"] = {
     errors.NotReadyError: code_pb2.UNAVAILABLE,
     errors.DrainingError: code_pb2.UNAVAILABLE,
-    errors.UnsupportedCallError: code_pb2.UNIMPLEMENTED,
+    errors.ProfileRunningError: code_pb2.RESOURCE_EXHAUSTED,
+    errors.NoStepsError: code_pb2.UNAVAILABLE,
     errors.MalformedMessageError: code_pb2.INVALID_ARGUMENT,
     errors.NotAllowedError: code_pb2.PERMISSION_DENIED,
     errors.AttachError: code_pb2.INVALID_ARGUMENT,

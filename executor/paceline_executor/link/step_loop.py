@@ -26,6 +26,7 @@ from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.link.failure_attribution import FailureAttribution
 from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
+from paceline_executor.profiling.profiler import Profiler, StepMark
 from paceline_executor.rows.table import RowTable
 
 T = TypeVar("T")
@@ -74,11 +75,12 @@ class _Launched:
     submitted: _Submitted
     ticket: Ticket
     idle_ns: int
+    start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    reply: Callable[[RowTable], None]
+    reply: Callable[[Engine], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +154,19 @@ class StepLoop:
 
     async def ask(self, question: Callable[[RowTable], T]) -> T:
         """At the boundary after the steps that are launched."""
+        return await self._ask(lambda engine: question(engine.table))
+
+    async def ask_profiler(self, question: Callable[[Profiler], T]) -> T:
+        return await self._ask(lambda engine: question(engine.profiler))
+
+    async def _ask(self, question: Callable[[Engine], T]) -> T:
         answer: Future[T] = Future()
 
-        def reply(table: RowTable) -> None:
+        def reply(engine: Engine) -> None:
             if not answer.set_running_or_notify_cancel():
                 return
             try:
-                answer.set_result(question(table))
+                answer.set_result(question(engine))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -193,7 +201,7 @@ class StepLoop:
                 yield from self._land_all(engine)
                 # Asked often enough, this thread is never idle.
                 engine.table.trim_records(self._clock_ns())
-                command.reply(engine.table)
+                command.reply(engine)
                 continue
             while self._is_wanted(command.plan) and not engine.can_launch(command.plan):
                 yield from self._land(engine)
@@ -227,14 +235,15 @@ class StepLoop:
         before = self._running
         self._running = (*before, RunningStep(plan.step_id, start_ns, start_ns + bound_ns))
         try:
-            ticket = engine.launch(plan)
+            with engine.profiler.span("launch"):
+                ticket = engine.launch(plan)
         except ServiceError as error:
             self._running = before
             yield from self._land_all(engine)  # they come before it, and one of them may fail
             if plan.epoch != self._failed_epoch:
                 self._refuse(engine, plan, error)
             return
-        self._in_flight.append(_Launched(submitted, ticket, idle_ns))
+        self._in_flight.append(_Launched(submitted, ticket, idle_ns, start_ns))
 
     def _land_all(self, engine: Engine) -> _Turns[None]:
         while self._in_flight:
@@ -246,7 +255,8 @@ class StepLoop:
         plan = launched.submitted.plan
         try:
             waited_ns = self._running[0].started_ns - launched.submitted.arrived_ns
-            result = engine.collect(launched.ticket, waited_ns, launched.idle_ns)
+            with engine.profiler.span("land"):
+                result = engine.collect(launched.ticket, waited_ns, launched.idle_ns)
         except (ServiceError, DeviceError) as error:
             self._in_flight.clear()
             self._running = ()
@@ -254,7 +264,10 @@ class StepLoop:
             return
         self._running = tuple(step.starting(self._clock_ns()) for step in self._running[1:2]) + self._running[2:]
         self._last_step = (plan.epoch, plan.step_id)
-        self._post(self._on_report, result)
+        with engine.profiler.span("tell"):
+            self._post(self._on_report, result)
+        if engine.profiler.is_on:
+            engine.profiler.end_step(_mark(launched, waited_ns, self._clock_ns()))
         self._attribution.succeeded(plan)
         self._idle_since_ns = self._clock_ns()
 
@@ -278,6 +291,15 @@ class StepLoop:
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has gone; so will this thread
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _mark(launched: _Launched, waited_ns: int, end_ns: int) -> StepMark:
+    plan, start_ns = launched.submitted.plan, launched.start_ns
+    num_tokens = int(launched.ticket.launched.prepared.batch.token_ids.size)
+    num_rows = len(launched.ticket.launched.prepared.rows)
+    return StepMark(
+        plan.step_id, num_rows, num_tokens, plan.predicted_ns, waited_ns, launched.idle_ns, start_ns, end_ns
+    )
 
 
 def _settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:

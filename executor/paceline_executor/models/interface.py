@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from paceline_kernels.attention import Splits
-from paceline_kernels.decoder import DecoderBatch
+from paceline_kernels.decoder import DecoderBatch, PhaseTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,28 @@ class KvCache:
 
 
 class Model(Protocol):
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    def forward(self, inputs: ForwardInputs, kv_cache: KvCache, times: list[PhaseTime] | None = None) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab].
 
         They are valid until the next call, and of the type that the device computes with. Where the batch asks for
-        those of the token -1 they are NaN. Raises KernelArgumentError for a batch that names tokens, positions or
-        blocks that do not exist; of a GPU, for shapes and types alone.
+        those of the token -1 they are NaN. times: gets the phases whose times are known. Raises KernelArgumentError for
+        a batch that names tokens, positions or blocks that do not exist; of a GPU, for shapes and types alone.
         """
         ...
 
 
 class DeviceModel(Protocol):
     """Its steps are captured in two parts: its forward pass, and the draws."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all matrices that a step multiplies with."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many positions a token sees in each layer; None for all."""
+        ...
 
     def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns [num_logits, hidden], normalised, for `logits`.

@@ -16,6 +16,9 @@ from paceline_kernels.scaled_linear import ScaledWeight, scaled_linear
 
 
 class Linear(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         """x: [num_tokens, in] of the type that is computed with. Returns [num_tokens, out] of that type.
 
@@ -31,6 +34,10 @@ class DenseLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         return linear(x, self.weight, self.bias, splits=splits)
 
@@ -41,6 +48,11 @@ class ScaledLinear:
 
     weight: ScaledWeight
     bias: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        values, scales = self.weight.values, self.weight.scales
+        return values.numel() * values.element_size() + scales.numel() * scales.element_size()
 
     def __call__(self, x: torch.Tensor, splits: Splits) -> torch.Tensor:
         return scaled_linear(x, self.weight, self.bias, splits=splits)

@@ -19,6 +19,7 @@ from paceline_executor.models.rope import rope_tables
 from paceline_executor.weights.checkpoint import Activation
 from paceline_kernels.activation import Gate, gate_and_multiply, softcap
 from paceline_kernels.attention import Splits, paged_attention
+from paceline_kernels.decoder import PhaseTime
 from paceline_kernels.rms_norm import rms_norm
 from paceline_kernels.rope import HeadNorms, rope_and_write_kv
 from paceline_kernels.take_rows import take_rows
@@ -59,7 +60,21 @@ class LlamaModel:
         tied = config.tie_word_embeddings
         self._lm_head: Linear = DenseLinear(self._embedding) if tied else weights.linear(("lm_head.weight",))
 
-    def forward(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:
+    @property
+    def weight_bytes(self) -> int:
+        matrices = [(one.qkv, one.attention_output, one.gate_up, one.down) for one in self._layers]
+        return self._lm_head.num_bytes + sum(matrix.num_bytes for layer in matrices for matrix in layer)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return tuple(layer.window for layer in self._layers)
+
+    def forward(
+        self,
+        inputs: ForwardInputs,
+        kv_cache: KvCache,
+        times: list[PhaseTime] | None = None,  # noqa: ARG002  of its operations none is timed
+    ) -> torch.Tensor:
         return self.logits(self.hidden(inputs, kv_cache), inputs.splits)
 
     def hidden(self, inputs: ForwardInputs, kv_cache: KvCache) -> torch.Tensor:

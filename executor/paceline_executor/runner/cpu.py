@@ -16,6 +16,7 @@ import torch
 from paceline_executor.errors import StartError
 from paceline_executor.models.registry import build_model
 from paceline_executor.numerics import FLOAT32_NUMERICS, KvDtype, Numerics, WeightKind
+from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, first_draws, places_of_draws
 from paceline_executor.runner.cores import usable_cores
 from paceline_executor.runner.inputs import forward_inputs, logit_rules, row_problem, sampling_parameters
@@ -37,6 +38,7 @@ from paceline_executor.runner.prompt_logprobs import Piece, by_row, cut
 from paceline_executor.weights.checkpoint import Checkpoint
 from paceline_kernels.block_copy import block_copy
 from paceline_kernels.compiler import jit
+from paceline_kernels.decoder import PhaseTime
 from paceline_kernels.sampling import SampleOutcome, Samples, sample, token_logprobs
 from paceline_kernels.vector.integers import this_processor
 from paceline_kernels.warm_up.compile_process import have_ready
@@ -67,7 +69,7 @@ class CpuRunner:
         max_model_len: int | None = None,
         num_threads: int | None = None,
         on_progress: Callable[[WarmUpProgress], None] = lambda _: None,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """max_model_len: the longest row, in tokens; None is what the model allows. Never more than the blocks hold.
         num_threads: how many threads compute, the step thread included; None is one per usable core. on_progress is
@@ -81,6 +83,7 @@ class CpuRunner:
         self._kv_cache = allocate_kv_cache(self._geometry, numerics.kv)
         self._max_model_len = min(num_blocks * block_size, max_model_len or checkpoint.config.max_model_len)
         self._model = build_model(checkpoint, self._max_model_len, numerics.weights)
+        self.profiler = HostProfiler(clock_ns)
 
     @property
     def kv_geometry(self) -> KvGeometry:
@@ -136,13 +139,17 @@ class CpuRunner:
         num_accepted, counts = counting_draws(rest, token_ids, outcomes == SampleOutcome.DRAWN)
         if problems:
             num_accepted, counts = _without(batch, list(problems), num_accepted, counts)
+        end_ns = self._clock_ns()
+        if self.profiler.is_on:
+            self.profiler.add("forward", start_ns, forwarded_ns)
+            self.profiler.add("draw", forwarded_ns, end_ns)
         return StepOutput(
             num_accepted=num_accepted,
             token_ids=token_ids[counts],
             logprobs=_logprobs(samples, batch, counts),
             problems=problems,
             forward_ns=forwarded_ns - start_ns,
-            sample_ns=self._clock_ns() - forwarded_ns,
+            sample_ns=end_ns - forwarded_ns,
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -154,7 +161,14 @@ class CpuRunner:
 
     def _logits(self, batch: StepBatch, logit_tokens: Int32Array) -> torch.Tensor:
         """They are valid until the next forward pass."""
-        return self._model.forward(forward_inputs(batch, self._geometry.block_size, logit_tokens), self._kv_cache)
+        inputs = forward_inputs(batch, self._geometry.block_size, logit_tokens)
+        if not self.profiler.is_on:
+            return self._model.forward(inputs, self._kv_cache)
+        times: list[PhaseTime] = []
+        logits = self._model.forward(inputs, self._kv_cache, times)
+        for phase in times:
+            self.profiler.add_kernel(phase.phase, phase.layer, phase.start_ns, phase.end_ns, phase.num_bytes)
+        return logits
 
     def _prompt_logprobs(self, piece: Piece) -> TokenLogprobs:
         num_tokens = piece.batch.token_ids.size

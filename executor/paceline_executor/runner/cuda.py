@@ -14,6 +14,8 @@ import torch
 
 from paceline_executor.limits import MAX_LOGPROBS, RowLimits
 from paceline_executor.models.interface import DeviceModel, KvCache
+from paceline_executor.profiling.bandwidth import ATTENTION, LINEAR, context_bytes
+from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.buckets import Bucket, Buckets
 from paceline_executor.runner.device import Device
 from paceline_executor.runner.device_steps import DeviceSteps, Rings
@@ -93,6 +95,7 @@ class DeviceRunner:
         plans = new_plan_ring(_MAX_IN_FLIGHT, num_rows, max_words, pinned=device.is_pinned)
         results = new_ring(_MAX_IN_FLIGHT, num_rows, num_rows, pinned=device.is_pinned, max_logprobs=max_logprobs)
         self._device = device
+        self._model = model
         self._kv_cache = kv_cache
         self._geometry = geometry
         self._limits = limits
@@ -114,6 +117,10 @@ class DeviceRunner:
     @property
     def max_in_flight(self) -> int:
         return _MAX_IN_FLIGHT
+
+    @property
+    def profiler(self) -> Profiler:
+        return self._device.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         buckets = list(self._buckets)
@@ -158,6 +165,8 @@ class DeviceRunner:
         while not self._reader.has_step(launched.step):
             self._device.poll()
         results = self._reader.results_of(launched.step, launched.planned.size)
+        if self._device.profiler.is_on:
+            self._count_bytes(launched.batch)
         pieces = ((piece.row, TokenLogprobs(*(values.numpy() for values in piece.values))) for piece in launched.pieces)
         prompt_logprobs, problems = by_row(pieces)
         self._failed[launched.rows[list(problems)]] = True
@@ -177,6 +186,14 @@ class DeviceRunner:
 
         self._device.launch(copy)
 
+    def _count_bytes(self, batch: StepBatch) -> None:
+        """Rows that the device has ended are counted, too: this step they were planned."""
+        geometry, profiler = self._geometry, self._device.profiler
+        per_token = geometry.bytes_per_block // (geometry.block_size * geometry.num_layers)
+        seen = context_bytes(batch.context_lens, np.diff(batch.cu_seqlens), self._model.windows, per_token)
+        profiler.add_bytes(LINEAR, self._model.weight_bytes)
+        profiler.add_bytes(ATTENTION, seen)
+
     def _run(self, batch: StepBatch) -> StepOutput:
         return self.wait(self.launch(batch))
 
@@ -190,7 +207,8 @@ class DeviceRunner:
         self._writer.write(self._next_step, planned, num_tokens, *words)
         with_logprobs = bool(batch.sampling.num_logprobs.max(initial=-1) >= 0)
         size = self._size(planned.size, rest.token_ids.size, int(num_tokens.max(initial=1)))
-        rules = self._rules.of(planned[rest.sampled].tolist())
+        with self._device.profiler.span("rules"):
+            rules = self._rules.of(planned[rest.sampled].tolist())
         self._steps.launch(size, with_logprobs=with_logprobs, rules=rules)
         return _Launched(self._next_step, batch, rows, parts.rest_rows, with_logprobs, pieces)
 

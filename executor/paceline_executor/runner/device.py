@@ -10,6 +10,9 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.profiler import ProfilerActivity
+
+from paceline_executor.profiling.torch_trace import TorchProfiler
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -41,6 +44,9 @@ class Device(Protocol):
         """For host memory that the device reads or writes."""
         ...
 
+    @property
+    def profiler(self) -> TorchProfiler: ...
+
     def launch(self, work: Callable[[], object]) -> None:
         """Raises what the work raises: memory may run out."""
         ...
@@ -71,6 +77,8 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        ranges = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+        self.profiler = TorchProfiler((ProfilerActivity.CPU, ProfilerActivity.CUDA), *ranges)
         self._pool = torch.cuda.graph_pool_handle()
         # A pool of graphs ends with its last graph, and cannot be captured into again: this one keeps it.
         self._anchor = torch.cuda.CUDAGraph()

@@ -95,16 +95,19 @@ class DeviceSteps:
 
     def launch(self, size: Bucket, *, with_logprobs: bool, rules: RowRules | None) -> None:
         """Its plan is in the ring. size: one that was captured, or any other."""
-        graphs = self._graphs.get(size)
+        graphs, span = self._graphs.get(size), self._device.profiler.span
         if graphs is None:
-            self._device.launch(lambda: self._draw(self._forward(size), with_logprobs=with_logprobs, rules=rules))
+            with span("forward and draw"):
+                self._device.launch(lambda: self._draw(self._forward(size), with_logprobs=with_logprobs, rules=rules))
             return
-        graphs.forward.replay()
-        if rules is None:
-            graphs.draws[with_logprobs].replay()
-        else:
-            forwarded = graphs.forward.outputs
-            self._device.launch(lambda: self._draw(forwarded, with_logprobs=with_logprobs, rules=rules))
+        with span("forward"):
+            graphs.forward.replay()
+        with span("draw"):
+            if rules is None:
+                graphs.draws[with_logprobs].replay()
+            else:
+                forwarded = graphs.forward.outputs
+                self._device.launch(lambda: self._draw(forwarded, with_logprobs=with_logprobs, rules=rules))
 
     def logits_of(self, plan: PlanColumns, num_tokens: int) -> torch.Tensor:
         """Computes the planned row's next tokens; returns the logits after each. To be launched."""

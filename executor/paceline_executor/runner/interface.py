@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.row_rules import NO_TOKENS, RowRules
 
 Int32Array = npt.NDArray[np.int32]
@@ -233,6 +234,11 @@ class Runner(Protocol):
     @property
     def kv_geometry(self) -> KvGeometry:
         """Returns the shape as allocated."""
+        ...
+
+    @property
+    def profiler(self) -> Profiler:
+        """Whoever records its steps, the same one always."""
         ...
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
+from paceline_executor.profiling.host_trace import HostProfiler
 from paceline_executor.runner.acceptance import counting_draws, places_of_draws
 from paceline_executor.runner.interface import (
     Int32Array,
@@ -85,6 +86,7 @@ class SimulatedRunner:
         self._clock_ns = clock_ns
         self._sleep = sleep
         self._done_ns = 0  # when the launched step has ended
+        self.profiler = HostProfiler()
 
     @property
     def max_in_flight(self) -> int:

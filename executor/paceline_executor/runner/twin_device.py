@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.profiler import ProfilerActivity
 
+from paceline_executor.profiling.torch_trace import TorchProfiler
 from paceline_executor.runner.device import Captured
 
 T = TypeVar("T")
@@ -28,6 +30,7 @@ class TwinDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
+        self.profiler = TorchProfiler((ProfilerActivity.CPU,))
         self.fail_next: Exception | None = None
         self.lose_next: Exception | None = None
         self._random = Random(0)  # noqa: S311, chance is no secret here

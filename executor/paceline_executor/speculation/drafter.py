@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import Int32Array
 
 MAX_NUM_DRAFT_TOKENS = 8
@@ -32,15 +33,17 @@ class Drafter(Protocol):
 
 
 class TimedDrafter:
-    def __init__(self, inner: Drafter, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, inner: Drafter, clock_ns: Callable[[], int], profiler: Profiler) -> None:
         self._inner = inner
         self._clock_ns = clock_ns
+        self._profiler = profiler
         self._spent_ns = 0
 
     def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
         start_ns = self._clock_ns()
         try:
-            return self._inner.draft(wanted)
+            with self._profiler.span("draft"):
+                return self._inner.draft(wanted)
         finally:
             self._spent_ns += self._clock_ns() - start_ns
 

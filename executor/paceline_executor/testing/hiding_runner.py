@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 
+from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.rows.rules import Ruled, rule_columns
 from paceline_executor.runner.interface import (
     UNKNOWN_TOKEN,
@@ -75,6 +76,10 @@ class HidingRunner:
     @property
     def kv_geometry(self) -> KvGeometry:
         return self._inner.kv_geometry
+
+    @property
+    def profiler(self) -> Profiler:
+        return self._inner.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         return self._inner.warm_up()

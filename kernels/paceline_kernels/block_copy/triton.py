@@ -24,21 +24,22 @@ def block_copy(cache: torch.Tensor, sources: torch.Tensor, destinations: torch.T
     block_copy_kernel[grid](words, sources, destinations, num_blocks, words.shape[2], block, num_warps=_NUM_WARPS)
 
 
-# Block ids lie anywhere in what the host has sent: another alignment must not be another compilation.
-@triton.jit(do_not_specialize_on_alignment=["sources", "destinations"])
+# Block ids lie anywhere in what the host has sent, and free memory says how many blocks there are: neither must be
+# another compilation.
+@triton.jit(do_not_specialize=["num_blocks"], do_not_specialize_on_alignment=["sources", "destinations"])
 def block_copy_kernel(
-    cache,  # [layers, NUM_BLOCKS, NUM_WORDS]
+    cache,  # [layers, num_blocks, NUM_WORDS]
     sources,  # and the next: [copies] int32
     destinations,
-    NUM_BLOCKS: tl.constexpr,
+    num_blocks,
     NUM_WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program per copy, layer and BLOCK words; nothing is copied where an id is no block's."""
     copy = tl.program_id(0)
     source, destination = tl.load(sources + copy), tl.load(destinations + copy)
-    exists = (source >= 0) & (source < NUM_BLOCKS) & (destination >= 0) & (destination < NUM_BLOCKS)
-    first = tl.program_id(1).to(tl.int64) * NUM_BLOCKS
+    exists = (source >= 0) & (source < num_blocks) & (destination >= 0) & (destination < num_blocks)
+    first = tl.program_id(1).to(tl.int64) * num_blocks
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = exists & (columns < NUM_WORDS)
     words = tl.load(cache + (first + source) * NUM_WORDS + columns, mask=inside)

@@ -7,10 +7,11 @@ Made of the same arithmetic as the operations around it, fused where a call, a p
 import torch
 
 from paceline_kernels.arguments import check_tensor
+from paceline_kernels.decoder.times import PhaseTime
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights, HeadNorms, PostNorms
 from paceline_kernels.errors import KernelArgumentError, UnsupportedDeviceError
 
-__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights", "HeadNorms", "PostNorms"]
+__all__ = ["Decoder", "DecoderBatch", "DecoderLayer", "DecoderWeights", "HeadNorms", "PhaseTime", "PostNorms"]
 
 # Behind the values of an int8 slot stands their scale, a float32.
 INT8_SCALE_BYTES = 4
@@ -28,10 +29,17 @@ class Decoder:
         self._weights = weights
         self._decoder = cpu.CpuDecoder(weights)
 
-    def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        batch: DecoderBatch,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        times: list[PhaseTime] | None = None,
+    ) -> torch.Tensor:
         """Write the batch's keys and values to their slots; returns the logits [num_logits, vocab] float32.
 
-        The next call may overwrite them.
+        The next call may overwrite them. times: its phases are put behind what it has.
 
         keys, values: [num_layers, num_blocks, num_kv_heads, block_size, slot] of one type: float16 with slot =
         head_dim, or int8 with slot = head_dim + 4 for blocks of 16, 32, … 256 slots and heads of at most 512; how the
@@ -63,4 +71,4 @@ class Decoder:
             raise KernelArgumentError(
                 op, f"int8 blocks of {keys.shape[3]} slots of {weights.head_dim} are not supported"
             )
-        return self._decoder.forward(batch, keys, values)
+        return self._decoder.forward(batch, keys, values, times)

@@ -20,12 +20,14 @@ from paceline_kernels.decoder.state import (
     Activations,
     Batch,
     Float32Array,
+    Int64Array,
     Shape,
     Splits,
     Weights,
     new_activations,
     new_splits,
 )
+from paceline_kernels.decoder.times import PhaseTime, phase_times
 from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
 from paceline_kernels.errors import KernelArgumentError
 from paceline_kernels.quantized_linear.packing import TILE
@@ -47,10 +49,14 @@ class CpuDecoder:
         self._vocab_columns = self._weights.lm_head.shape[0] * TILE
         self._activations = new_activations(self._shape, 1, 1, self._vocab_columns)
         self._splits = new_splits(self._shape, 1, 1, 1)
-        self._counters = phase_pool.new_counters(2 + _PHASES_PER_LAYER * self._shape.num_layers)
+        num_phases = 2 + _PHASES_PER_LAYER * self._shape.num_layers
+        self._counters = phase_pool.new_counters(num_phases)
+        self._times = np.zeros((num_phases + 1, 2), dtype=np.int64)
         self._folds = phase_pool.new_counters(self._shape.num_kv_heads)
 
-    def forward(self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, batch: DecoderBatch, keys: torch.Tensor, values: torch.Tensor, times: list[PhaseTime] | None
+    ) -> torch.Tensor:
         compiled_batch = Batch(
             batch.token_ids.numpy(),
             batch.positions.numpy(),
@@ -74,8 +80,11 @@ class CpuDecoder:
             splits,
             self._counters,
             self._folds,
+            self._times if times is not None else self._times[:0],
             jit.num_threads(),
         )
+        if times is not None:
+            times += phase_times(self._times, self._kept, batch, keys)
         num_logits = compiled_batch.logit_tokens.shape[0]
         logits = torch.from_numpy(self._activations.logits[:num_logits])
         return logits[:, : self._shape.vocab].contiguous()
@@ -222,6 +231,7 @@ def _work(
     splits: Splits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
+    times: Int64Array,
     worker: int,
     num_workers: int,
 ) -> None:
@@ -232,7 +242,8 @@ def _work(
     group = shape.num_heads // shape.num_kv_heads
     width = units.segment_positions(keys.shape[3])
     scratch = attention.new_scratch(units.tile_tokens(group) * group, shape.head_dim, width)
-    memory = (products, normalized, scratch)
+    memory = (products, normalized, scratch, times)
+    phase_pool.stamp(times, 0, worker)
     _go_through(shape, weights, batch, keys, values, work, splits, counters, folds, memory, worker, num_workers)
 
 
@@ -247,14 +258,14 @@ def _go_through(
     splits: Splits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
-    memory: tuple[Float32Array, Float32Array, attention.Scratch],
+    memory: tuple[Float32Array, Float32Array, attention.Scratch, Int64Array],
     worker: int,
     num_workers: int,
 ) -> None:
-    """All phases, in memory for products, a normalised row and attention."""
+    """All phases, in memory for products, a normalised row and attention, and when they ended."""
     work, weights, batch, splits = borrowed(work), borrowed(weights), borrowed(batch), borrowed(splits)
     keys, values, counters, folds = borrowed(keys), borrowed(values), borrowed(counters), borrowed(folds)
-    products, normalized, scratch = borrowed(memory)
+    products, normalized, scratch, times = borrowed(memory)
     num_tokens, num_logits = batch.token_ids.shape[0], batch.logit_tokens.shape[0]
     for index in range(2 + _PHASES_PER_LAYER * shape.num_layers):
         layer, phase = (index - 1) // _PHASES_PER_LAYER, (index - 1) % _PHASES_PER_LAYER + 1
@@ -295,6 +306,7 @@ def _go_through(
             piece = phase_pool.claim(counters, index, worker, num_workers, num_pieces)
         phase_pool.finish(counters, index, num_done)
         phase_pool.wait(counters, index, num_pieces)
+        phase_pool.stamp(times, index + 1, worker)
 
 
 _work_by_name = called_by_name(_work)
@@ -312,9 +324,10 @@ def run(
     splits: Splits,
     counters: phase_pool.Counters,
     folds: phase_pool.Counters,
+    times: Int64Array,
     num_workers: int,
 ) -> None:
-    """The step on arrays that were checked; counters are zero."""
+    """The step on arrays that were checked; counters are zero. times: as `phase_times` takes them, or empty."""
     for index in numba.prange(num_workers):
         worker = np.int64(index)  # of prange it is unsigned, and no name has that type
-        _work_by_name(shape, weights, batch, keys, values, work, splits, counters, folds, worker, num_workers)
+        _work_by_name(shape, weights, batch, keys, values, work, splits, counters, folds, times, worker, num_workers)

@@ -7,7 +7,7 @@ import importlib.util
 
 import torch
 
-from paceline_kernels.devices import is_cpu
+from paceline_kernels.devices import stands_for_gpu
 from paceline_kernels.errors import KernelArgumentError
 
 # What operations without an implementation for CPUs have, and those with one, for their refusals of other devices.
@@ -20,7 +20,7 @@ def has_kernels(device: torch.device) -> bool:
 
     Raises KernelArgumentError for a GPU that is not the current one: a launch goes to that one's stream.
     """
-    stands_in = device.type == "cpu" and not is_cpu(device)
+    stands_in = stands_for_gpu(device)
     if (device.type != "cuda" and not stands_in) or importlib.util.find_spec("triton") is None:
         return False
     if not stands_in and device.index != torch.cuda.current_device():

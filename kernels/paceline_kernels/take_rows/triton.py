@@ -22,13 +22,14 @@ def take_rows(table: torch.Tensor, indices: torch.Tensor, scale: float) -> torch
     return out
 
 
-@triton.jit
-def take_rows_kernel(table, indices, out, scale, NUM_ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A program per index and BLOCK columns. table: [NUM_ROWS, WIDTH]; out: [indices, WIDTH]."""
+# Hidden states are taken out of as many rows as a step has tokens: another number must not be another compilation.
+@triton.jit(do_not_specialize=["num_rows"])
+def take_rows_kernel(table, indices, out, scale, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A program per index and BLOCK columns. table: [num_rows, WIDTH]; out: [indices, WIDTH]."""
     place = tl.program_id(0).to(tl.int64)
     index = tl.load(indices + place).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    exists = (index >= 0) & (index < NUM_ROWS)
+    exists = (index >= 0) & (index < num_rows)
     values = tl.load(table + index * WIDTH + columns, mask=inside & exists, other=float("nan")).to(tl.float32)
     tl.store(out + place * WIDTH + columns, (values * scale).to(out.dtype.element_ty), mask=inside)

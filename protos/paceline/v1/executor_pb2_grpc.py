@@ -98,7 +98,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED.
+        """Profile streams a trace of the next steps, in parts; it ends with the last one, or after 60 s with those that ran.
+        UNAVAILABLE (NO_STEPS) if none did, RESOURCE_EXHAUSTED (PROFILE_RUNNING) while another profile is recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,9 @@ class ExecutorServiceStub:
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]
     """GetTokenizer streams the tokenizer of the model, so that a scheduler needs no model files."""
     Profile: _grpc.UnaryStreamMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]
-    """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
+    """Profile streams a trace of the next steps, in parts; it ends with the last one, or after 60 s with those that ran.
+    UNAVAILABLE (NO_STEPS) if none did, RESOURCE_EXHAUSTED (PROFILE_RUNNING) while another profile is recorded.
+    """
 
 @_typing.type_check_only
 class ExecutorServiceAsyncStub(ExecutorServiceStub):
@@ -65,7 +67,9 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     GetTokenizer: _aio.UnaryStreamMultiCallable[_executor_pb2.GetTokenizerRequest, _executor_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """GetTokenizer streams the tokenizer of the model, so that a scheduler needs no model files."""
     Profile: _aio.UnaryStreamMultiCallable[_executor_pb2.ProfileRequest, _executor_pb2.ProfileResponse]  # type: ignore[assignment]
-    """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
+    """Profile streams a trace of the next steps, in parts; it ends with the last one, or after 60 s with those that ran.
+    UNAVAILABLE (NO_STEPS) if none did, RESOURCE_EXHAUSTED (PROFILE_RUNNING) while another profile is recorded.
+    """
 
 class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
     """ExecutorService is the API of an executor: one plan stream at a time, and unary calls to look inside."""
@@ -111,6 +115,8 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_pb2.ProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_executor_pb2.ProfileResponse], _abc.AsyncIterator[_executor_pb2.ProfileResponse]]:
-        """Profile streams a trace of the next steps, in parts; it ends with the last one. Not supported yet: UNIMPLEMENTED."""
+        """Profile streams a trace of the next steps, in parts; it ends with the last one, or after 60 s with those that ran.
+        UNAVAILABLE (NO_STEPS) if none did, RESOURCE_EXHAUSTED (PROFILE_RUNNING) while another profile is recorded.
+        """
 
 def add_ExecutorServiceServicer_to_server(servicer: ExecutorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

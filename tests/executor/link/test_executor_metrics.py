@@ -52,6 +52,7 @@ async def test_every_metric_exists_and_moves():
             service.metrics.saw(with_drafts(verified=(3, 1), accepted=(2, 2)))
             service.metrics.saw(StepRefused(1, PlanOrderError("out of order")))
             service.metrics.saw(StepRefused(1, StepFailedError("memory ran out"), FailedStep(1, 3, "memory ran out")))
+            service.metrics.profiled({"qkv": 2e10})
             after = look(service)
     assert after.keys() == {definition.name for definition in (*READ, *COUNTED)}
     assert {name for name in after if plain(after[name]) == plain(before[name])} == CONSTANT

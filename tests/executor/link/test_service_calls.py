@@ -140,17 +140,6 @@ async def test_the_tokenizer_comes_in_parts_that_make_up_the_whole():
     assert not parts[0].HasField("chat_template")
 
 
-async def test_profile_is_refused_by_name(executor):
-    """UNIMPLEMENTED, not silence."""
-    async with _stub(executor.address) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await stub.Profile(executor_pb2.ProfileRequest(num_steps=1)).read()
-
-    info = info_of(failure.value)
-    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert (info.domain, info.reason, info.metadata["method"]) == ("paceline", "UNSUPPORTED_CALL", "Profile")
-
-
 async def test_an_unexpected_failure_leaks_no_text(executor, monkeypatch, capsys):
     """The caller learns that it was internal, the log learns what it was."""
 

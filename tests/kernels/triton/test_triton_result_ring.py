@@ -238,9 +238,10 @@ def test_what_a_slot_has_no_room_for_is_refused():
 def test_the_step_is_released_to_the_whole_system_behind_a_barrier_and_all_else(architecture):
     """As compiled: what other threads wrote comes before the number, and behind it only the next one is noted."""
     script = (
-        "from kernel_resources import draws_cases, stub_driver\n"
+        "from kernel_resources import draws_cases\n"
         "from kernel_resources.compiling import launches_compile_only\n"
-        f"stub_driver.install({architecture.removeprefix('sm_')})\n"
+        "from paceline_kernels.gpu.no_gpu import compile_for\n"
+        f"compile_for({architecture.removeprefix('sm_')})\n"
         "with launches_compile_only() as compiled:\n"
         "    draws_cases.call_results(256, with_logprobs=True)\n"
         "print(compiled[-1].asm['ptx'])\n"

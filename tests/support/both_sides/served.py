@@ -35,6 +35,7 @@ from paceline_executor.errors import (
 )
 from paceline_executor.link.attachments import Attachments, Identity
 from paceline_executor.link.fence import Fence, FenceTimes
+from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer
 from paceline_executor.link.status import status_of
 from paceline_executor.link.step_loop import StepLoop
@@ -202,7 +203,7 @@ class ServedExecutor:
         self._rows = AuditedRows(self._kind, self.failing, {}, self.violations, self._step_ns, self._now_ns)
         identity = Identity(incarnation, TAG_KEY, self._now_ns())
         self._attachments = Attachments(identity, self._max_plans_in_flight, FenceTimes(), PROTOCOLS, self._now_ns)
-        self._servicer = ExecutorServicer(self._attachments)
+        self._servicer = ExecutorServicer(self._attachments, Profiles(lambda _: None))
         self._thread = InlineThread(self._now_ns, self._rows.device.end_of)
         self._calls: set[MemoryCall] = set()
         self._opened = asyncio.Event()

@@ -4,15 +4,15 @@ import csv
 import dataclasses
 import sys
 
-from kernel_resources import stub_driver
 from kernel_resources.cases import cases
 from kernel_resources.compiling import Resources, compile_case
 from paceline_kernels.gpu.architecture import Architecture
+from paceline_kernels.gpu.no_gpu import compile_for
 
 
 def main(architecture: Architecture) -> None:
     """Print the table: a header, and a line per kernel and case."""
-    stub_driver.install(int(architecture))
+    compile_for(int(architecture))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(field.name for field in dataclasses.fields(Resources))
     for case in cases(architecture):

@@ -17,6 +17,8 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
+from paceline_kernels.devices import meta_stands_for_gpu
+
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _USAGE = re.compile(r"Function \S+:\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 
@@ -63,7 +65,8 @@ def launches_compile_only() -> Iterator[list[Any]]:
 
     JITFunction.run = compile_only
     try:
-        yield compiled
+        with meta_stands_for_gpu():
+            yield compiled
     finally:
         JITFunction.run = launch
 

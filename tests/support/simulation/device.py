@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
 from paceline_executor.link.step_thread import Wait, Work
+from paceline_executor.profiling.profiler import Profiler
 from paceline_executor.runner.interface import Int32Array, KvGeometry, Runner, StepBatch, StepHandle, StepOutput
 from paceline_executor.runner.simulated import EMPTY_SLOT
 from paceline_executor.runner.step_times import StepTimes
@@ -93,6 +94,11 @@ class TimedRunner:
     def kv_geometry(self) -> KvGeometry:
         """That of the runner inside."""
         return self._inner.kv_geometry
+
+    @property
+    def profiler(self) -> Profiler:
+        """That of the runner inside."""
+        return self._inner.profiler
 
     def warm_up(self) -> tuple[tuple[int, int], ...]:
         """How long steps take."""

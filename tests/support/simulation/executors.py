@@ -39,6 +39,7 @@ from paceline_executor.link.attachments import MAX_PART_BYTES, Attachments, Iden
 from paceline_executor.link.description import Description, Loaded
 from paceline_executor.link.engine import Engine
 from paceline_executor.link.fence import FenceTimes
+from paceline_executor.link.profiles import Profiles
 from paceline_executor.link.servicer import ExecutorServicer, GrpcTransport
 from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import status_of
@@ -134,7 +135,7 @@ class _Process:
         loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
         thread = InlineThread(clock_ns, device.end_of)
         self.steps = StepLoop(lambda: loaded, self.attachments.report, clock_ns, thread)
-        self.servicer = ExecutorServicer(self.attachments)
+        self.servicer = ExecutorServicer(self.attachments, Profiles(lambda _: None))
 
     @property
     def incarnation(self) -> int:

@@ -1,0 +1,49 @@
+"""A model's weights without numbers, on torch's device `meta`: to find out what a model launches, before there is one.
+
+Apart from `uploaded`, which reads files. Knows shapes and types; the rest of the model is the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from paceline_executor.models.layers import DenseLinear, Linear, ScaledLinear
+from paceline_executor.upload.matrices import MatrixKind
+from paceline_executor.weights.checkpoint import ModelConfig
+from paceline_executor.weights.stored_tensor import FloatType, StoredType
+from paceline_kernels.scaled_linear import ScaledWeight
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeWeights:
+    """See `models.layers.Weights`."""
+
+    config: ModelConfig
+    dtype: torch.dtype  # that is computed with
+    kind: MatrixKind
+    stored: Mapping[str, StoredType]  # how the file has them, by name; empty: all dense
+
+    def embedding(self, name: str) -> torch.Tensor:
+        return self._tensor(*self.config.tensor_shapes()[name])
+
+    def norm(self, name: str) -> torch.Tensor:
+        return self._tensor(*self.config.tensor_shapes()[name])
+
+    def bias(self, names: tuple[str, ...]) -> torch.Tensor:
+        return self._tensor(sum(self.config.tensor_shapes()[name][0] for name in names))
+
+    def linear(self, names: tuple[str, ...], bias: torch.Tensor | None = None) -> Linear:
+        """See `upload.matrices.Uploader.matrix` for which ones become 8-bit numbers."""
+        shapes = [self.config.tensor_shapes()[name] for name in names]
+        shape = sum(shape[0] for shape in shapes), shapes[0][1]
+        is_float8 = any(self.stored.get(name) is FloatType.FLOAT8_E4M3FN for name in names)
+        if self.kind is MatrixKind.DENSE or (self.kind is MatrixKind.AS_STORED and not is_float8):
+            return DenseLinear(self._tensor(*shape), bias)
+        values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=META)
+        return ScaledLinear(ScaledWeight(values, torch.empty(shape[0], device=META)), bias)
+
+    def _tensor(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=META)

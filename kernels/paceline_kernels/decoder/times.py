@@ -1,0 +1,67 @@
+"""When the phases of a step ended, in words: which of them, of which layer, and what it cannot do without reading.
+
+Knows the order of phases as `cpu` has it. It refuses to know who asked.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_kernels.decoder.weights import DecoderBatch, DecoderLayer, DecoderWeights
+from paceline_kernels.quantized_linear.packing import PackedWeight
+
+
+class PhaseTime(NamedTuple):
+    """A phase of a step, on the monotonic clock. num_bytes: of weights, or of keys and values, each once."""
+
+    phase: str
+    layer: int
+    start_ns: int
+    end_ns: int
+    num_bytes: int
+
+
+def phase_times(
+    times: npt.NDArray[np.int64], weights: DecoderWeights, batch: DecoderBatch, keys: torch.Tensor
+) -> Iterator[PhaseTime]:
+    """times: [phases + 1, 2] seconds and nanoseconds, when the first began and each ended."""
+    ends_ns = (times[:, 0] * 1_000_000_000 + times[:, 1]).tolist()
+    phases = [
+        ("embed", 0, 0),
+        *(
+            (name, index, count)
+            for index, layer in enumerate(weights.layers)
+            for name, count in _of(layer, batch, keys)
+        ),
+        ("logits", len(weights.layers) - 1, _size(weights.lm_head)),
+    ]
+    for index, (name, layer_index, num_bytes) in enumerate(phases):
+        yield PhaseTime(name, layer_index, ends_ns[index], ends_ns[index + 1], num_bytes)
+
+
+def _of(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> tuple[tuple[str, int], ...]:
+    """keys: of all layers, as the decoder takes them."""
+    return (
+        ("qkv", _size(layer.qkv)),
+        ("attention", _context_bytes(layer, batch, keys)),
+        ("attention_output", _size(layer.attention_output)),
+        ("norm", 0),
+        ("gate_up", _size(layer.gate_up)),
+        ("down", _size(layer.down)),
+        ("norm", 0),
+    )
+
+
+def _context_bytes(layer: DecoderLayer, batch: DecoderBatch, keys: torch.Tensor) -> int:
+    """Keys and values of all positions that any token of a row sees."""
+    lens, num_tokens = batch.context_lens.numpy(), np.diff(batch.cu_seqlens.numpy())
+    seen = lens if layer.window is None else np.minimum(lens, num_tokens + layer.window - 1)
+    slot_bytes = keys.shape[2] * keys.shape[4] * keys.element_size()
+    return 2 * slot_bytes * int(seen.sum())
+
+
+def _size(weight: PackedWeight) -> int:
+    return weight.data.numel() * weight.data.element_size()

@@ -1,0 +1,113 @@
+"""`paceline profile`: a file that is a trace, whatever ends the recording, and words where there is none."""
+
+import asyncio
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from both_sides.chrome_trace import check_steps, read_trace, steps_of
+from paceline.v1 import plan_pb2
+from paceline_executor.testing.hash_executor import hash_executor
+from paceline_executor.testing.plan_client import attached, grants, request
+
+COMMAND = (
+    "import sys; from paceline_cli.__main__ import main; sys.argv = ['paceline', 'profile', *sys.argv[1:]]; main()"
+)
+PLACING = plan_pb2.BatchPlan(new_requests=[request(0, [5, 6, 7])], grants=grants([(0, i, i) for i in range(8)]))
+MAX_WAIT_S = 120
+
+
+@pytest.fixture
+async def executor():
+    """One that runs what it is told to."""
+    async with hash_executor() as executor:
+        yield executor
+
+
+@asynccontextmanager
+async def profiling(*arguments):
+    """The command as a process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", COMMAND, *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def recorded(executor):
+    """Return once the executor records."""
+    while not executor.runner.profiler.is_on:
+        await asyncio.sleep(0.01)
+
+
+async def ended(process):
+    """Its exit code and what it printed."""
+    out, errors = await process.communicate()
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def test_the_next_steps_are_in_the_file(executor, tmp_path):
+    """Which the last line names, with what shows it."""
+    file = tmp_path / "trace.json"
+    options = "--executor", executor.address, "--steps", 3, "-o", file
+    async with attached(executor.address) as client, profiling(*options) as process:
+        await recorded(executor)
+        await client.run([(0, 3)], PLACING)
+        for _ in range(2):
+            await client.run([(0, 1)])
+        code, out, _ = await ended(process)
+    events = read_trace(file.read_bytes())
+    check_steps(events)
+    assert (code, out) == (0, f"3 steps in {file}: open it at https://ui.perfetto.dev\n")
+    assert len(steps_of(events)) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+async def test_what_has_come_until_ctrl_c_is_kept(executor, tmp_path):
+    """A trace of fewer steps; and while none had come it was said why."""
+    file = tmp_path / "trace.json"
+    options = "--executor", executor.address, "--steps", 500, "-o", file
+    async with attached(executor.address) as client, profiling(*options) as process:
+        assert b"no step yet: it is idle" in await process.stderr.readline()
+        await client.run([(0, 3)], PLACING)
+        while b"step 1" not in (tmp_path / "trace.json.part").read_bytes():
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        code, out, _ = await ended(process)
+    assert (code, out.split()[0]) == (130, "1")
+    assert len(steps_of(read_trace(file.read_bytes()))) == 1
+
+
+async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
+    """No executor, no admin port, no place for the file, or another profile; and no file is left."""
+    folder = tmp_path / "missing"
+    cases = {
+        ("--executor", "127.0.0.1:1"): (69, "the executor at 127.0.0.1:1 does not answer"),
+        ("--admin", "127.0.0.1:1"): (69, "the scheduler's admin port at 127.0.0.1:1 does not answer"),
+        ("--executor", executor.address, "-o", folder / "trace.json"): (65, "cannot write"),
+    }
+    for arguments, (expected, said) in cases.items():
+        output = () if "-o" in arguments else ("-o", tmp_path / "trace.json")
+        async with profiling(*arguments, *output) as process:
+            code, _, errors = await ended(process)
+        assert (code, len(errors.splitlines())) == (expected, 1), errors
+        assert errors.startswith(f"error: {said}") or said in errors
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_second_profile_is_refused(executor, tmp_path):
+    """By what to do: exit code 75, as for all that is overloaded."""
+    async with profiling("--executor", executor.address, "-o", tmp_path / "first.json"):
+        await recorded(executor)
+        async with profiling("--executor", executor.address, "-o", tmp_path / "second.json") as process:
+            code, _, errors = await ended(process)
+    assert (code, "another profile is being recorded" in errors) == (75, True)

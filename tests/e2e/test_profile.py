@@ -1,0 +1,31 @@
+"""A profile of a real model that answers, through the command and a scheduler's admin port."""
+
+import subprocess
+
+from both_sides.chrome_trace import check_steps, read_trace, steps_of
+from repository_checks.programs import BIN
+
+LAYER = {"qkv", "attention", "attention_output", "norm", "gate_up", "down"}
+
+
+def test_the_kernels_of_a_real_model_are_within_their_steps(running_system, tmp_path):
+    """Each step has all layers, and each matrix its bytes."""
+    file, admin = tmp_path / "trace.json", f"127.0.0.1:{running_system.port + 1}"
+    asking = [BIN / "paceline", "generate", "--target", running_system.api, "--max-tokens", "400", "--raw", "Numbers:"]
+    recording = [BIN / "paceline", "profile", "--admin", admin, "--steps", "6", "-o", file]
+    with subprocess.Popen(recording, stderr=subprocess.PIPE) as process:
+        while process.poll() is None:
+            subprocess.run(asking, check=True, capture_output=True)
+        assert process.returncode == 0, process.stderr.read()
+    events = read_trace(file.read_bytes())
+    check_steps(events)
+    steps = steps_of(events)
+    kernels = [event for event in events if event.category == "kernel"]
+    of_first = [kernel for kernel in kernels if kernel.is_within(steps[0])]
+
+    assert len(steps) == 6
+    assert {kernel.name for kernel in kernels} == {"embed", *LAYER, "logits"}
+    assert len([kernel for kernel in of_first if kernel.name == "down"]) == 30
+    assert {kernel.parent.name for kernel in kernels} == {"forward"}
+    assert {event.parent.name for event in events if event.name in ("forward", "draw")} == {"compute"}
+    assert all(kernel.args["bytes"] > 0 for kernel in kernels if kernel.name in ("qkv", "attention", "logits"))
