@@ -117,7 +117,7 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
     if spelt is not None:
         try:
             return TextModel(source, unpack(spelt), None)
-        except (ValueError, KeyError):
+        except ValueError:
             pass  # an older version wrote it
     try:
         tokenizer = Tokenizer.from_buffer(source.json)
