@@ -30,7 +30,7 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 	@$(BIN)/python -m pytest -m lint
 
 .PHONY: soak
-soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times. Takes hours.
+soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times, fuzzing. Takes hours.
 	@$(BIN)/python -m pytest -m "soak or hypothesis" --soak --timeout 0
 
 .PHONY: figures
