@@ -25,7 +25,7 @@ from paceline.plan.values import (
     Welcome,
 )
 from paceline.v1 import executor_pb2
-from paceline_executor.errors import ServiceError, StepFailedError
+from paceline_executor.errors import RequestError, ServiceError, StepFailedError
 from paceline_executor.link.servicer_views import check_state_request
 from paceline_executor.rows.table import RowTable
 from paceline_executor.testing.hash_executor import HASH_LIMITS
@@ -137,7 +137,7 @@ def read_answers(data: bytes) -> None:
         assert str(error)
     with suppress(MalformedError):
         decode_info(data)
-    with suppress(DecodeError, ServiceError):
+    with suppress(DecodeError, RequestError):
         check_state_request(executor_pb2.GetStateRequest.FromString(data))
 
 
