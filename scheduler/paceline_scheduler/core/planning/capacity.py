@@ -11,6 +11,7 @@ from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
+from paceline_scheduler.core.planning.shares import Shares, max_tokens_within
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.tables.blocks import BlockPool
@@ -45,12 +46,13 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """`is_own`: only this request is concerned, so those behind it may go first. `is_brief`: waiting beats going
-    elsewhere.
+    """`is_own`: only this request is concerned, so those behind it may go first. `is_of_tenant`: all requests of its
+    tenant are, and no others. `is_brief`: waiting beats going elsewhere.
     """
 
     sentence: str
     is_own: bool = False
+    is_of_tenant: bool = False
     is_brief: bool = False
 
 
@@ -62,13 +64,16 @@ class Fit:
     num_new_blocks: int
     num_cached_tokens: int
     num_revived: int  # of the hits: nobody else owns them
+    max_tokens: int  # of its output
     copied_block: int | None = None  # of another completion, filled in part: copied to the first new block
 
 
 class Capacity:
     """What is left for newcomers in one plan; `take` counts them in one by one."""
 
-    def __init__(self, view: ExecutorView, num_available: int, limits: CoreLimits) -> None:
+    def __init__(
+        self, view: ExecutorView, num_available: int, limits: CoreLimits, shares: Shares | None = None
+    ) -> None:
         self._view = view
         self._limits = limits
         self._num_available = num_available
@@ -81,6 +86,7 @@ class Capacity:
         self._revived: set[int] = set()
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
         self._has_unreserved = _has_unreserved(view.rows)
+        self._shares = shares or Shares(view.rows, view.description, limits.tenants)
 
     @property
     def num_running(self) -> int:
@@ -123,13 +129,15 @@ class Capacity:
             if not num_reserved:
                 sentence = f"it was preempted {MAX_PREEMPTIONS} times and another such request runs first"
                 return Blocker(sentence, is_own=True)
-        return self._fit_blocks(live, hits, num_reserved)
+        fit = self._fit_blocks(live, hits, num_reserved)
+        return fit if isinstance(fit, Blocker) else self._tenant_blocker(live, fit) or fit
 
     def take(self, live: LiveRequest, fit: Fit) -> None:
         self._num_taken += 1
         self._num_running += 1
         self._num_pairs += live.num_known_tokens
         self._num_available -= fit.num_new_blocks + fit.num_revived
+        self._shares.take(live.request.key.tenant, fit.num_new_blocks + fit.num_revived)
         self._num_placed_bytes += live.num_placed_bytes
         self._num_placed_tokens += live.num_known_tokens
         self._revived.update(block for block in fit.hits if self._view.pool.is_cached(block))
@@ -144,7 +152,8 @@ class Capacity:
         description = self._view.description
         num_new = -(-num_reserved // description.block_size) - len(hits)
         revived = {block for block in hits if self._view.pool.is_cached(block)} - self._revived
-        fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived)))
+        max_tokens = self._max_tokens(live)
+        fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived), max_tokens))
         needed = num_new + len(revived) + self._num_running
         if needed > self._num_available:
             return Blocker(
@@ -157,6 +166,19 @@ class Capacity:
                 f"{description.num_blocks} blocks"
             )
         return fit
+
+    def _tenant_blocker(self, live: LiveRequest, fit: Fit) -> Blocker | None:
+        """Return what of its tenant's share blocks a request; like in the pool, each running one keeps a block."""
+        tenant, description = live.request.key.tenant, self._view.description
+        most, num_running = self._shares.max_num_blocks(tenant), self._shares.num_requests(tenant)
+        if most is None or not num_running:
+            return None
+        num_held = self._shares.num_held(tenant)
+        needed = num_held + fit.num_new_blocks + fit.num_revived + num_running
+        if needed <= most:
+            return None
+        sentence = f"its tenant holds {num_held} of the {most} blocks of {description.address} that are its share"
+        return Blocker(f"{sentence}, and would need {needed} with it", is_of_tenant=True)
 
     def take_if_fits(self, live: LiveRequest) -> bool:
         fit = self.fit(live)
@@ -206,7 +228,7 @@ class Capacity:
 
     def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
         num_output = live.num_output_tokens
-        at_most = live.max_tokens_on(self._view.description) - num_output
+        at_most = self._max_tokens(live) - num_output
         held = live.num_known_tokens - num_shared * self._view.description.block_size
         return held, rest_of(self._view.output_lengths, num_output, at_most)
 
@@ -222,7 +244,10 @@ class Capacity:
         return 0 if self._has_unreserved else live.num_known_tokens
 
     def _whole(self, live: LiveRequest) -> int:
-        return live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
+        return live.num_prompt_tokens + self._max_tokens(live) - 1
+
+    def _max_tokens(self, live: LiveRequest) -> int:
+        return max_tokens_within(live, self._view.description, self._limits.tenants)
 
     @cached_property
     def _growth(self) -> Growth:
