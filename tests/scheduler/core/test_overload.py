@@ -93,8 +93,9 @@ def goodput_of_others(flood_load, limits):
         TenantLimits(max_requests_per_minute=round(0.25 * CAPACITY * 60)),
         TenantLimits(max_tokens_per_minute=round(0.25 * CAPACITY * 60 * (NUM_PROMPT + NUM_OUTPUT))),
         TenantLimits(max_num_queued_reqs=2),
+        TenantLimits(max_kv_share=0.05),
     ],
-    ids=["requests", "tokens", "queue"],
+    ids=["requests", "tokens", "queue", "blocks"],
 )
 def test_a_flood_by_one_tenant_with_bounds_leaves_the_others_their_goodput(limits):
     """Ten times what is its own, twice the capacity alone; without bounds the others are refused like it."""

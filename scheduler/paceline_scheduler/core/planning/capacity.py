@@ -86,6 +86,7 @@ class Capacity:
         self._revived: set[int] = set()
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
         self._has_unreserved = _has_unreserved(view.rows)
+        self._tenant_growth: dict[str, Growth] = {}
         self._shares = shares or Shares(view.rows, view.description, limits.tenants)
 
     @property
@@ -143,7 +144,11 @@ class Capacity:
         self._revived.update(block for block in fit.hits if self._view.pool.is_cached(block))
         if live.request.num_completions > 1 and fit.num_cached_tokens < live.num_prompt_tokens - 1:
             self._new_groups.add(live.request.key.whole)
-        self._growth.add(*self._held_and_rest(live, len(fit.hits) - fit.num_revived))
+        held_and_rest = self._held_and_rest(live, len(fit.hits) - fit.num_revived)
+        self._growth.add(*held_and_rest)
+        tenant = live.request.key.tenant
+        if (most := self._shares.max_num_blocks(tenant)) is not None:
+            self._growth_of(tenant, most).add(*held_and_rest)
         num_slots = (len(fit.hits) + fit.num_new_blocks) * self._view.description.block_size
         if is_protected(live) and num_slots < self._whole(live):
             self._has_unreserved = True
@@ -175,10 +180,18 @@ class Capacity:
             return None
         num_held = self._shares.num_held(tenant)
         needed = num_held + fit.num_new_blocks + fit.num_revived + num_running
-        if needed <= most:
+        num_shared = len(fit.hits) - fit.num_revived
+        if needed <= most and self._growth_of(tenant, most).has_room_for(*self._held_and_rest(live, num_shared)):
             return None
         sentence = f"its tenant holds {num_held} of the {most} blocks of {description.address} that are its share"
-        return Blocker(f"{sentence}, and would need {needed} with it", is_of_tenant=True)
+        return Blocker(f"{sentence}, and what it runs there is expected to need the rest", is_of_tenant=True)
+
+    def _growth_of(self, tenant: str, most: int) -> Growth:
+        if tenant not in self._tenant_growth:
+            running = np.array(self._shares.rows_of.get(tenant, ()), dtype=np.intp)
+            num_held = len({block for row in running.tolist() for block in self._view.rows.tables[row]})
+            self._tenant_growth[tenant] = self._growth_within(running, most, num_held)
+        return self._tenant_growth[tenant]
 
     def take_if_fits(self, live: LiveRequest) -> bool:
         fit = self.fit(live)
@@ -251,12 +264,16 @@ class Capacity:
 
     @cached_property
     def _growth(self) -> Growth:
-        rows, description = self._view.rows, self._view.description
-        running = (rows.state == RUNNING).nonzero()[0]
+        running = (self._view.rows.state == RUNNING).nonzero()[0]
+        return self._growth_within(running, self._view.description.num_blocks, self._view.pool.counts().used)
+
+    def _growth_within(self, running: RowIndex, num_blocks: int, num_used: int) -> Growth:
+        """Return the growth of these rows, which use so many of the blocks they may have."""
+        rows, block_size = self._view.rows, self._view.description.block_size
         held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
-        num_counted_twice = int(rows.num_slots[running].sum()) - self._view.pool.counts().used * description.block_size
-        num_slots = description.num_blocks * description.block_size + max(0, num_counted_twice)
-        return Growth(num_slots, description.block_size, held, self._view.expected_rest(running))
+        num_counted_twice = int(rows.num_slots[running].sum()) - num_used * block_size
+        num_slots = num_blocks * block_size + max(0, num_counted_twice)
+        return Growth(num_slots, block_size, held, self._view.expected_rest(running))
 
 
 def is_protected(live: LiveRequest | None) -> bool:
