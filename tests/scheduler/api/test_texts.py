@@ -253,6 +253,14 @@ async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
         await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
 
 
+async def test_a_token_far_beyond_any_vocabulary_is_refused(texts):
+    """One number would make a list of gigabytes."""
+    json = BYTE_LEVEL.to_str().replace('"a":', '"a":4000000000,"a before":')
+    source = TokenizerSource("far", json.encode(), None, None, None, (), False, GenerationDefaults())
+    with pytest.raises(UnsupportedError, match="a token of id 4000000000"):
+        await texts.prepare(source, 400)
+
+
 async def test_a_text_at_which_the_tokenizer_fails_is_refused(texts):
     """Its token for what it does not know is none of its tokens."""
     json = SENTENCE_PIECE.to_str().replace('"unk_token":"<unk>"', '"unk_token":"<none>"').replace("<0x", "<1x")
