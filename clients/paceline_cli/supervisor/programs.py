@@ -77,6 +77,10 @@ class Deployment:
     runner: str | None = None
     revision: str | None = None
     offline: bool = False
+    tls_dir: Path | None = None
+    """Certificates of schedulers and executors: then only who proves itself may call, this program no more than others.
+    """
+    tokens: Path | None = None
     insecure: bool = False
     """Whether the schedulers' API may listen where other machines reach it."""
     executor_options: tuple[str, ...] = ()
@@ -202,7 +206,13 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
         *(("--standby",) if deployment.with_standby else ()),
         *(("--insecure",) if deployment.insecure else ()),
+        *_security_options(deployment),
+        *(("--tokens", str(deployment.tokens)) if deployment.tokens is not None else ()),
     )
+
+
+def _security_options(deployment: Deployment) -> Sequence[str]:
+    return () if deployment.tls_dir is None else ("--tls-dir", str(deployment.tls_dir))
 
 
 def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[str]:
@@ -232,4 +242,4 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
             options += [name, str(value)]
     if deployment.offline:
         options.append("--offline")
-    return [*options, *deployment.executor_options]
+    return [*options, *_security_options(deployment), *deployment.executor_options]
