@@ -18,7 +18,6 @@ class TenantLimits:
     max_num_streams: int | None = None
 
     def or_else(self, others: "TenantLimits") -> "TenantLimits":
-        """Return them with the others where these say nothing."""
         pairs = {field.name: (getattr(self, field.name), getattr(others, field.name)) for field in fields(self)}
         return TenantLimits(**{name: other if own is None else own for name, (own, other) in pairs.items()})
 
@@ -28,7 +27,7 @@ NO_LIMITS = TenantLimits()
 
 @dataclass(frozen=True, slots=True)
 class TenantBounds:
-    """The bounds of all tenants: where one says nothing of its own, those of any tenant hold."""
+    """Of all tenants: where one has none of its own, those of any hold."""
 
     own: Mapping[str, TenantLimits] = field(default_factory=dict)
     any_tenant: TenantLimits = NO_LIMITS
@@ -42,6 +41,6 @@ class TenantBounds:
         return any(limits.max_kv_share is not None for limits in (self.any_tenant, *self.own.values()))
 
     def max_num_blocks(self, tenant: str, num_blocks: int) -> int | None:
-        """Return how many of an executor's blocks a tenant may hold; None: all."""
+        """None: all."""
         share = self.of(tenant).max_kv_share
         return None if share is None or share >= 1 else max(1, int(share * num_blocks))

@@ -19,7 +19,6 @@ from paceline.bytes_tokenizer import PRINTABLE
 from paceline.v1 import admin_pb2, inference_pb2
 from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
 from paceline_executor.testing.hash_runner import continuation
-from paceline_executor.testing.models import RandomCheckpoint, gguf_parts
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
 from repository_checks.programs import BIN, run
 
@@ -171,8 +170,7 @@ async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
     folder = authority.mount(tmp_path / "both", "paceline://scheduler")
     making = ("paceline", "token", "--tenant", "blue", "--tokens", str(tokens))
     (tmp_path / "token").write_text((await asyncio.to_thread(run, *making)).stdout)
-    model = gguf_parts(RandomCheckpoint()).write(tmp_path / "tiny.gguf")
-    command = ("up", "--model", str(model), "--quantization", "none", "--tls-dir", str(folder), "--tokens", str(tokens))
+    command = ("up", "--tls-dir", str(folder), "--tokens", str(tokens))
     ports = ("--port", str(first_free_port), "--executor-port", str(first_free_port + 3))
     system = await asyncio.create_subprocess_exec(BIN / "paceline", *command, *ports, stdout=asyncio.subprocess.PIPE)
     try:

@@ -161,7 +161,6 @@ def _checked(name: str, value: int) -> int:
 
 
 def _tenants(limits: pb.Limits, current: TenantBounds) -> TenantBounds:
-    """Return the bounds of all tenants, where those that are named are changed."""
     named: dict[str, TenantLimits] = {}
     for index, sent in enumerate(limits.tenants):
         path = f"tenants[{index}]"

@@ -118,7 +118,6 @@ class TextModel:
 
 @contextmanager
 def _refused_with(refusal: Callable[[str], SchedulerError]) -> Iterator[None]:
-    """Refuse what the tokenizers library fails at, in its words."""
     try:
         yield
     except (SchedulerError, KeyboardInterrupt, SystemExit):

@@ -43,7 +43,7 @@ class _Rate:
         return len(self._meters) > self._max_meters
 
     def tidy(self, rate_of: Callable[[str], int | None], now: float) -> None:
-        """Forgets those without a rate, and those that have all of it left, as one that is not known has."""
+        """Forgets those that have all of their rate left."""
         found = ((tenant, rate_of(tenant)) for tenant in self._meters)
         kept = [tenant for tenant, rate in found if rate is not None and self._left(tenant, rate, now) < _most(rate)]
         self._meters = {tenant: self._meters[tenant] for tenant in kept}

@@ -19,7 +19,7 @@ _NUM_AT_ONCE = 100
 
 
 class RawConnection:
-    """A client that opens streams and leaves them open. Use it in a `with` block."""
+    """Opens streams and leaves them open."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
@@ -36,7 +36,7 @@ class RawConnection:
         self._socket.close()
 
     def open_streams(self, method: str, number: int, data: bytes = b"") -> int:
-        """Open streams of a call, each with the beginning of a message; returns how many the server reset."""
+        """Each with the beginning of a message. Returns how many the server reset."""
         headers = call_headers(self._host, method)
         num_reset = 0
         for first in range(1, 2 * number, 2 * _NUM_AT_ONCE):
@@ -50,7 +50,6 @@ class RawConnection:
         return num_reset
 
     def _read(self, patience_s: float) -> int:
-        """Read what comes until nothing has come for so long; returns how many streams were reset."""
         num_reset = 0
         while select.select([self._socket], [], [], patience_s)[0]:
             data = b""
@@ -72,7 +71,6 @@ class RawConnection:
 
 
 def call_headers(host: str, method: str) -> bytes:
-    """Return the headers of a gRPC call."""
     return b"".join(
         _literal(name, value)
         for name, value in (

@@ -173,7 +173,7 @@ class Capacity:
         return fit
 
     def _tenant_blocker(self, live: LiveRequest, fit: Fit) -> Blocker | None:
-        """Return what of its tenant's share blocks a request; like in the pool, each running one keeps a block."""
+        """As in the pool, each running request keeps a block."""
         tenant, description = live.request.key.tenant, self._view.description
         most, num_running = self._shares.max_num_blocks(tenant), self._shares.num_requests(tenant)
         if most is None or not num_running:
@@ -268,7 +268,6 @@ class Capacity:
         return self._growth_within(running, self._view.description.num_blocks, self._view.pool.counts().used)
 
     def _growth_within(self, running: RowIndex, num_blocks: int, num_used: int) -> Growth:
-        """Return the growth of these rows, which use so many of the blocks they may have."""
         rows, block_size = self._view.rows, self._view.description.block_size
         held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
         num_counted_twice = int(rows.num_slots[running].sum()) - num_used * block_size

@@ -244,7 +244,6 @@ class _Admissions:
         budget: StepBudget,
         full_tenants: set[str],
     ) -> None:
-        """Requests of full tenants are passed over: those of others behind them may go first."""
         self.admissions: list[Admission] = []
         self.left_to_others: list[LiveRequest] = []
         self.full_tenants = full_tenants

@@ -1,4 +1,4 @@
-"""Who gives way where blocks run out, in the pool or in a tenant's share of it. Decides; changes nothing."""
+"""Who gives way where blocks run out, in the pool or in a tenant's share."""
 
 from collections.abc import Iterable, Set
 
@@ -33,7 +33,7 @@ def fit_blocks(
 def fit_shares(
     view: ExecutorView, shares: Shares, decode_rows: RowIndex, leaving: tuple[int, ...]
 ) -> tuple[tuple[int, ...], RowIndex]:
-    """Do the same inside of each tenant's share of the blocks. Returns the preempted rows and the decoding ones."""
+    """The same inside of each tenant's share. Returns preempted and decoding rows."""
     given_up: list[int] = []
     sitting_out: list[int] = []
     rows = view.rows
@@ -46,7 +46,7 @@ def fit_shares(
             continue
         preempted, without = _make_room(view, needy, _victims(rows, running, set(needy.tolist())), room)
         given_up += preempted
-        if len(running) > len(preempted) + 1:  # else it is alone, and runs whatever its share is
+        if len(running) > len(preempted) + 1:  # else it is alone
             sitting_out += without
     if not (given_up or sitting_out):
         return (), decode_rows
@@ -56,9 +56,7 @@ def fit_shares(
 def _make_room(
     view: ExecutorView, needy: RowIndex, victims: Iterable[int], num_available: int
 ) -> tuple[tuple[int, ...], list[int]]:
-    """Preempt until each needy row has its block. Returns the preempted rows, and the least urgent needy ones that have
-    none: without enough victims they sit out.
-    """
+    """Returns preempted rows, and the least urgent ones that have no block yet and sit out."""
     preempted: list[int] = []
     needing = set(needy.tolist())
     for row in victims:
@@ -67,7 +65,6 @@ def _make_room(
         preempted.append(row)
         needing.discard(row)
         num_available += view.pool.num_freed_by(view.rows.tables[row])
-    # Those that must not be preempted again end without them.
     left = view.rows.by_urgency(np.array(sorted(needing), dtype=np.intp))
     return tuple(preempted), left[max(0, num_available) :].tolist()
 

@@ -1,8 +1,7 @@
-"""What tenants with a KV share hold of an executor's blocks, and what they may. For one plan; changes nothing.
+"""What tenants with a KV share hold of an executor's blocks, and what they may, in one plan.
 
-A share is a bound, not a guarantee: who has used it up waits, also while blocks are free. Blocks that several requests
-of a tenant read count once, those that are only cached count for nobody. One request of a tenant that has nothing else
-on an executor runs there whatever the share is, so that none is stuck when a share shrinks.
+Blocks that several requests read count once, cached ones for nobody. Alone on an executor a tenant's request runs
+whatever its share is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +13,6 @@ from paceline_scheduler.tenant_limits import TenantBounds
 
 
 class Shares:
-    """The rows of tenants that have a share, and the blocks that these hold, what one plan adds included."""
-
     def __init__(self, rows: RowColumns, description: ExecutorDescription, bounds: TenantBounds) -> None:
         self._rows = rows
         self._description = description
@@ -36,7 +33,7 @@ class Shares:
         return len(self.rows_of.get(tenant, ())) + self._num_added_requests.get(tenant, 0)
 
     def room(self, tenant: str, at_least: int) -> int:
-        """Return how many more blocks a tenant may hold; where that is plenty, only that it is `at_least` as many."""
+        """In blocks; exact below `at_least`."""
         most = self.max_num_blocks(tenant)
         if most is None:
             return at_least
@@ -46,18 +43,15 @@ class Shares:
         return most - self.num_held(tenant)
 
     def least_room(self) -> int:
-        """Return how many more blocks every tenant may hold that runs something here."""
         bounds = ((tenant, self.max_num_blocks(tenant)) for tenant in self.rows_of)
         room = (most - self.num_held(tenant) for tenant, most in bounds if most is not None)
         return min(room, default=self._description.num_blocks)
 
     def grow(self, rows: Iterable[int]) -> None:
-        """Count in a block for each of these rows."""
         for tenant, own in self.rows_of.items():
             self._added[tenant] = self._added.get(tenant, 0) + len({*own} & {*rows})
 
     def take(self, tenant: str, num_blocks: int) -> None:
-        """Count in a request that is placed."""
         self._added[tenant] = self._added.get(tenant, 0) + num_blocks
         self._num_added_requests[tenant] = self._num_added_requests.get(tenant, 0) + 1
 
@@ -73,7 +67,7 @@ def _rows_of_tenants(rows: RowColumns, bounds: TenantBounds) -> dict[str, list[i
 
 
 def max_request_tokens(description: ExecutorDescription, tenant: str, bounds: TenantBounds) -> int:
-    """Return how many tokens a request of a tenant may have on an executor, prompt and output."""
+    """Prompt and output."""
     num_blocks = bounds.max_num_blocks(tenant, description.num_blocks)
     if num_blocks is None:
         return description.max_request_tokens
@@ -81,7 +75,7 @@ def max_request_tokens(description: ExecutorDescription, tenant: str, bounds: Te
 
 
 def max_tokens_within(live: LiveRequest, description: ExecutorDescription, bounds: TenantBounds) -> int:
-    """Return how many output tokens a request may have there: those it asks for, else all that its share holds."""
+    """Of output: those it asks for, else all that its share holds."""
     if live.request.max_tokens is not None:
         return live.request.max_tokens
     room = max_request_tokens(description, live.request.key.tenant, bounds) - live.num_prompt_tokens

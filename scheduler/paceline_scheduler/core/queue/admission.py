@@ -77,7 +77,7 @@ def check_queue(
 
 
 def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
-    """Return the tenants whose requests the last plan of each of these executors passed over."""
+    """Whose requests the last plan of each executor passed over."""
     return frozenset.intersection(*(executor.full_tenants for executor in serving)) if serving else frozenset()
 
 

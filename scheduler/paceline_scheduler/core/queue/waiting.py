@@ -24,7 +24,6 @@ class _ModelQueue:
         return bisect_left(self.requests, key, key=_queue_key)
 
     def ahead_of(self, key: tuple[float, int], passed_over: Set[str]) -> Ahead:
-        """Return what comes before this key, but for the requests of some tenants."""
         index = self.index(key)
         num_tokens, bounds = self.num_tokens[:index], self.max_output[:index]
         if passed_over:
