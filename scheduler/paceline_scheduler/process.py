@@ -136,8 +136,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
     runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
     if (tokens := ports.tokens) is not None:
-        runtime.feed(SetTenants(tokens.limits))
-        tokens.on_change(lambda _: runtime.feed(SetTenants(tokens.limits)))
+        runtime.feed(SetTenants(tokens.bounds))
+        tokens.on_other_bounds(lambda bounds: runtime.feed(SetTenants(bounds)))
+    ports.bounds = lambda: runtime.views.limits().tenants
     steps = StepObserver(runtime.views)
     leadership = Leadership(claim)
     executors = Executors(runtime, steps, leadership)

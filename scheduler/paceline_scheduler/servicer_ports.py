@@ -18,6 +18,7 @@ from paceline_scheduler.api.servicer_access import Access
 from paceline_scheduler.api.servicer_guard import SERVER_OPTIONS, Guard
 from paceline_scheduler.config import Config
 from paceline_scheduler.errors import PortError
+from paceline_scheduler.tenant_limits import TenantBounds
 from paceline_scheduler.tokens import TokenFile
 
 _GOODBYE_S = 0.5
@@ -80,6 +81,7 @@ class SchedulerPorts:
         self.clients, self.operators, self.probes = LateServices(), LateServices(), LateServices()
         self._config = config
         self.tokens = None if config.tokens is None else TokenFile(config.tokens)
+        self.bounds: Callable[[], TenantBounds] = TenantBounds  # in force; whoever knows them says so
         self._named = asyncio.Event()
         has_tls = config.tls_dir is not None
         self._servers = [
@@ -114,7 +116,9 @@ class SchedulerPorts:
         if self.tokens is None:
             return Access(has_certificates=asks_certificates)
         access = Access(
-            self.tokens.find, has_certificates=asks_certificates, max_num_streams=self.tokens.max_num_streams
+            self.tokens.find,
+            has_certificates=asks_certificates,
+            max_num_streams=lambda tenant: self.bounds().of(tenant).max_num_streams,
         )
         self.tokens.on_change(access.revoke)
         return access

@@ -16,7 +16,7 @@ import structlog
 
 from paceline.process.callers import Caller, Role
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.tenant_limits import TenantLimits
+from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
 RELOAD_S = 1.0
 _MAX_BYTES = 16 << 20
@@ -25,7 +25,7 @@ _HASH_FORM = "sha256:"
 _NUM_FINDING_BYTES = 4
 _TEXTS = ("hash", "name", "tenant", "role")
 _LIMITS = tuple(field.name for field in fields(TenantLimits))
-_MAX_LIMIT = 1 << 40
+_ANY_TENANT, _SHARE = "any_tenant", "max_kv_share"
 
 _log = structlog.get_logger(__name__)
 
@@ -46,12 +46,11 @@ class TokenFile:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: dict[bytes, list[Token]] = {}  # by the first bytes of their digests
-        self.limits: dict[str, TenantLimits] = {}
-        """By tenant."""
         self._listeners: list[Callable[[frozenset[bytes]], None]] = []
+        self._bounds_listeners: list[Callable[[TenantBounds], None]] = []
         found = self._read_if_changed()
         assert found is not None, "nothing was read yet"
-        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
+        self._tokens, self.bounds = _by_first_bytes(found.tokens), found.bounds
 
     def find(self, secret: str) -> Token | None:
         """Whose secret this is."""
@@ -61,13 +60,13 @@ class TokenFile:
         candidates = self._tokens.get(digest[:_NUM_FINDING_BYTES], ())
         return next((token for token in candidates if hmac.compare_digest(token.digest, digest)), None)
 
-    def max_num_streams(self, tenant: str) -> int | None:
-        limits = self.limits.get(tenant)
-        return None if limits is None else limits.max_num_streams
-
     def on_change(self, listener: Callable[[frozenset[bytes]], None]) -> None:
-        """With the digests of tokens that are gone, or mean somebody else now; limits may differ too."""
+        """With the digests of tokens that are gone, or mean somebody else now."""
         self._listeners.append(listener)
+
+    def on_other_bounds(self, listener: Callable[[TenantBounds], None]) -> None:
+        """When the file says others than before."""
+        self._bounds_listeners.append(listener)
 
     async def watch(self) -> NoReturn:
         """Whenever it has changed."""
@@ -85,16 +84,20 @@ class TokenFile:
             if found is not None:
                 self._replace(found)
 
-    def _replace(self, found: list[Token]) -> None:
+    def _replace(self, found: "TokenLines") -> None:
         before = {token.digest: token.caller for tokens in self._tokens.values() for token in tokens}
-        now = {token.digest: token.caller for token in found}
-        self._tokens, self.limits = _by_first_bytes(found), _limits_of(found)
+        now = {token.digest: token.caller for token in found.tokens}
+        self._tokens = _by_first_bytes(found.tokens)
         removed = frozenset(digest for digest, caller in before.items() if now.get(digest) != caller)
         _log.info("tokens_read", num_tokens=len(now), num_removed=len(removed))
         for listener in self._listeners:
             listener(removed)
+        if found.bounds != self.bounds:
+            self.bounds = found.bounds
+            for of_bounds in self._bounds_listeners:
+                of_bounds(found.bounds)
 
-    def _read_if_changed(self) -> list[Token] | None:
+    def _read_if_changed(self) -> "TokenLines | None":
         try:
             found = self._path.stat()
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -111,15 +114,30 @@ class TokenFile:
         return tokens
 
 
-def parse_tokens(text: str) -> list[Token]:
+@dataclass(frozen=True, slots=True)
+class TokenLines:
+    """What a file of tokens says."""
+
+    tokens: tuple[Token, ...]
+    bounds: TenantBounds
+
+
+def parse_tokens(text: str) -> TokenLines:
     """Reads one JSON object for each line. Raises TokenFileError."""
     tokens: dict[bytes, Token] = {}
     limits: dict[str | None, TenantLimits] = {}
+    any_tenant: TenantLimits | None = None
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            token = _token(json.loads(line))
+            found = json.loads(line)
+            if isinstance(found, dict) and found.keys() == {_ANY_TENANT}:
+                if any_tenant is not None:
+                    raise TokenFileError(f"{_ANY_TENANT} stands in a line above")
+                any_tenant = _read_limits(found[_ANY_TENANT], _ANY_TENANT)
+                continue
+            token = _token(found)
             if token.digest in tokens:
                 raise TokenFileError("the hash is that of a line above")
         except (TokenFileError, ValueError, RecursionError) as error:
@@ -128,14 +146,16 @@ def parse_tokens(text: str) -> list[Token]:
         known = limits.setdefault(token.caller.tenant, token.limits) if token.limits else None
         if known != token.limits:
             raise TokenFileError(f"line {number}: limits differ from those of this tenant above")
-    return list(tokens.values())
+    own = {token.caller.tenant or "": token.limits for token in tokens.values() if token.limits}
+    return TokenLines(tuple(tokens.values()), TenantBounds(own, any_tenant or NO_LIMITS))
 
 
 def _token(line: object) -> Token:
     if not isinstance(line, dict):
         raise TokenFileError("has to be a JSON object")
     if unknown := sorted(line.keys() - {*_TEXTS, "limits"}):
-        raise TokenFileError(f"{unknown[0]!r} is not known; there are {', '.join(_TEXTS)} and limits")
+        known = f"{', '.join(_TEXTS)} and limits, or {_ANY_TENANT} alone"
+        raise TokenFileError(f"{unknown[0]!r} is not known; there are {known}")
     if wrong := [name for name in _TEXTS if not isinstance(line.get(name, ""), str)]:
         raise TokenFileError(f"{wrong[0]} has to be a text")
     digest = _digest(line.get("hash", ""))
@@ -148,16 +168,24 @@ def _token(line: object) -> Token:
 
 
 def _limits(line: object, tenant: str | None) -> TenantLimits | None:
-    if not isinstance(line, dict):
-        raise TokenFileError("limits has to be a JSON object")
-    if line and tenant is None:
+    limits = _read_limits(line, "limits")
+    if limits != NO_LIMITS and tenant is None:
         raise TokenFileError("limits are of a tenant, and there is none")
+    return None if limits == NO_LIMITS else limits
+
+
+def _read_limits(line: object, what: str) -> TenantLimits:
+    if not isinstance(line, dict):
+        raise TokenFileError(f"{what} has to be a JSON object")
     for name, value in line.items():
         if name not in _LIMITS:
-            raise TokenFileError(f"limits: {name!r} is not known; there are {', '.join(_LIMITS)}")
-        if type(value) is not int or not 1 <= value <= _MAX_LIMIT:
-            raise TokenFileError(f"limits: {name} has to be a number from 1 to {_MAX_LIMIT}")
-    return TenantLimits(**line) if line else None
+            raise TokenFileError(f"{what}: {name!r} is not known; there are {', '.join(_LIMITS)}")
+        if name == _SHARE:
+            if type(value) not in (int, float) or not 0 < value <= 1:
+                raise TokenFileError(f"{what}: {name} has to be a number above 0 and at most 1")
+        elif type(value) is not int or not 1 <= value <= MAX_LIMIT:
+            raise TokenFileError(f"{what}: {name} has to be a number from 1 to {MAX_LIMIT}")
+    return TenantLimits(**line)
 
 
 def _digest(text: str) -> bytes:
@@ -180,10 +208,6 @@ def _role_and_tenant(fields: Mapping[str, Any]) -> tuple[Role, str | None]:
     if tenant is not None and not 1 <= len(tenant.encode()) <= _MAX_NAME_BYTES:
         raise TokenFileError(f"tenant has to have 1 to {_MAX_NAME_BYTES} bytes")
     return Role(role), tenant
-
-
-def _limits_of(tokens: Iterable[Token]) -> dict[str, TenantLimits]:
-    return {token.caller.tenant or "": token.limits for token in tokens if token.limits}
 
 
 def _by_first_bytes(tokens: Iterable[Token]) -> dict[bytes, list[Token]]:

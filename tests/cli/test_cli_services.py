@@ -289,6 +289,16 @@ def test_other_machines_are_let_in_only_on_purpose(use_fakes, insecure):
     assert ("--insecure" in scheduler, "--insecure" in executor) == (insecure, False)
 
 
+def test_certificates_are_those_of_both_programs_and_tokens_of_the_scheduler(use_fakes):
+    """As folder and file."""
+    plain, secure = deployment(), deployment(tls_dir=Path("certificates"), tokens=Path("tokens"))
+    assert not {"--tls-dir", "--tokens"} & {part for program in programs_of(plain) for part in program.command}
+    scheduler, executor = (program.command for program in programs_of(secure))
+    assert option(scheduler, "--tls-dir") == option(executor, "--tls-dir") == "certificates"
+    assert option(scheduler, "--tokens") == "tokens"
+    assert "--tokens" not in executor
+
+
 def test_metrics_of_other_ports_are_anywhere():
     """Two deployments on one machine do not take each other's."""
     ports = fixed_ports(50151, 50161, 2)

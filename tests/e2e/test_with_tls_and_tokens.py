@@ -20,10 +20,11 @@ from paceline.v1 import admin_pb2, inference_pb2
 from paceline_client import AccessDeniedError, AsyncClient, OverloadedError, Retry, Sampling, Stopping, Tls
 from paceline_executor.testing.hash_runner import continuation
 from paceline_scheduler.testing.measured_processes import scheduler_of, simulated_executor
-from repository_checks.programs import run
+from repository_checks.programs import BIN, run
 
 NUM_STREAMS = 8
 NUM_TOKENS = 400
+GENEROUS_S = 300
 
 
 @dataclass
@@ -161,6 +162,34 @@ async def test_the_command_shows_a_token_and_believes_a_certificate(system, monk
     assert (by_file.returncode, by_environment.returncode) == (0, 0), by_file.stdout + by_environment.stdout
     assert by_file.stdout == by_environment.stdout
     assert len(by_file.stdout) == 6
+
+
+async def test_up_runs_with_certificates_and_tokens(tmp_path, first_free_port):
+    """One folder serves both programs; who has no token is not let in."""
+    authority, tokens = Authority(), tmp_path / "tokens.jsonl"
+    folder = authority.mount(tmp_path / "both", "paceline://scheduler")
+    making = ("paceline", "token", "--tenant", "blue", "--tokens", str(tokens))
+    (tmp_path / "token").write_text((await asyncio.to_thread(run, *making)).stdout)
+    command = ("up", "--tls-dir", str(folder), "--tokens", str(tokens))
+    ports = ("--port", str(first_free_port), "--executor-port", str(first_free_port + 3))
+    system = await asyncio.create_subprocess_exec(BIN / "paceline", *command, *ports, stdout=asyncio.subprocess.PIPE)
+    try:
+        told = b""
+        async with asyncio.timeout(GENEROUS_S):
+            while b"Ctrl-C stops everything" not in told:
+                line = await system.stdout.readline()
+                assert line, told
+                told += line
+        (hint,) = [line for line in told.decode().splitlines() if "paceline generate" in line]
+        asking = hint.split('"')[0].replace("FILE", str(tmp_path / "token")).split()
+        answer = await asyncio.to_thread(run, *asking, "Hello", "--max-tokens", "5")
+        assert answer.returncode == 0, answer.stderr
+        stranger = await asyncio.to_thread(run, *asking[: asking.index("--token-file")], "Hello")
+        assert stranger.returncode == 77
+    finally:
+        if system.returncode is None:
+            system.terminate()
+        await system.communicate()
 
 
 @pytest.mark.parametrize(("num_renewals", "pause_s"), [(3, 0.0), pytest.param(100, 2.0, marks=pytest.mark.soak)])

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from paceline.process.callers import Role
 from paceline_scheduler import tokens
 from paceline_scheduler.errors import TokenFileError
-from paceline_scheduler.tenant_limits import TenantLimits
+from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.tokens import TokenFile, parse_tokens
 
 
@@ -51,12 +51,13 @@ async def until(condition):
 
 def test_a_line_says_whose_a_token_is():
     """Roles, tenant, and a name for the log."""
-    blue, ops, both = parse_tokens(
+    lines = parse_tokens(
         line("a", tenant="blue")
         + "\n"
         + line("b", role="operator", name="ops")
         + line("c", role="operator", tenant="x")
     )
+    blue, ops, both = lines.tokens
     assert (blue.caller.roles, blue.caller.tenant) == ({Role.CLIENT}, "blue")
     assert blue.caller.name == f"token {hashlib.sha256(b'a').hexdigest()[:8]}"
     assert (ops.caller.roles, ops.caller.tenant, ops.caller.name) == ({Role.OPERATOR}, None, "ops")
@@ -66,9 +67,8 @@ def test_a_line_says_whose_a_token_is():
 async def test_limits_are_those_of_a_tenant_whichever_line_says_them(file, path):
     """And change with the file."""
     path.write_text(line("one", tenant="blue") + line("two", tenant="blue", limits={"max_num_streams": 3}))
-    await until(lambda: file.limits)
-    assert file.limits == {"blue": TenantLimits(max_num_streams=3)}
-    assert [file.max_num_streams(tenant) for tenant in ("blue", "red")] == [3, None]
+    await until(lambda: file.bounds.own)
+    assert file.bounds == TenantBounds({"blue": TenantLimits(max_num_streams=3)})
     assert file.removed == [frozenset()]
 
 
@@ -113,7 +113,7 @@ def test_a_line_that_cannot_be_meant_is_named(text, complaint):
 def test_no_text_breaks_the_reader(text):
     """It is read, or refused by the line."""
     with contextlib.suppress(TokenFileError):
-        assert all(token.caller.roles for token in parse_tokens(text))
+        assert all(token.caller.roles for token in parse_tokens(text).tokens)
 
 
 def test_only_the_secret_itself_is_found(path):

@@ -19,6 +19,7 @@ from paceline_cli.bench.errors import TraceError, WorkloadError
 from paceline_cli.bench.workload import PlannedRequest, Segment
 
 BLOCK_TOKENS = 512
+MAX_TOKENS = 1 << 24  # of a prompt, and of an output
 _CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -99,7 +100,7 @@ def _scaled(length: int, scale: float) -> int:
 def _parsed(number: int, parse: Callable[[], TraceRow]) -> TraceRow:
     try:
         return parse()
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"line {number}: {error}") from None
 
 
@@ -145,6 +146,7 @@ def _json_row(line: str) -> TraceRow:
 
 
 def _checked(row: TraceRow) -> TraceRow:
-    if not math.isfinite(row.seconds) or row.input_len < 1 or row.output_len < 0:
+    is_possible = 1 <= row.input_len <= MAX_TOKENS and 0 <= row.output_len <= MAX_TOKENS
+    if not math.isfinite(row.seconds) or not is_possible:
         raise ValueError(f"no request has {row.input_len} prompt and {row.output_len} output tokens at {row.seconds} s")
     return row

@@ -20,6 +20,7 @@ from paceline_cli.options import (
     NumExecutorsOption,
     NumThreadsOption,
     OfflineOption,
+    OwnTlsDirOption,
     PortOption,
     QuantizationOption,
     RevisionOption,
@@ -27,6 +28,7 @@ from paceline_cli.options import (
     ShutdownOption,
     SpeculationOption,
     StandbyOption,
+    TokensOption,
 )
 from paceline_cli.services import run_deployment
 from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
@@ -42,6 +44,8 @@ def up(
     standby: StandbyOption = False,
     host: HostOption = LOOPBACK,
     insecure: InsecureOption = False,
+    tls_dir: OwnTlsDirOption = None,
+    tokens: TokensOption = None,
     port: PortOption = 50051,
     executor_port: ExecutorPortOption = 50061,
     max_num_seqs: MaxNumSeqsOption = None,
@@ -67,6 +71,8 @@ def up(
         model=model,
         host=host,
         insecure=insecure,
+        tls_dir=tls_dir,
+        tokens=tokens,
         ports=fixed_ports(port, executor_port, num_executors),
         shutdown_timeout_seconds=shutdown_timeout,
         max_num_seqs=max_num_seqs,
@@ -93,7 +99,7 @@ def up(
 def ready_text(deployment: Deployment, models: list[Model]) -> str:
     """What to know once everything is ready: where things are, and what to try."""
     host, schedulers = deployment.host, deployment.schedulers
-    names = ", ".join(model.name for model in models)
+    names = ", ".join(model.name for model in models) or deployment.model
     apis = _addresses(host, (scheduler.api for scheduler in schedulers))
     admins = _addresses(LOOPBACK, (scheduler.admin for scheduler in schedulers))
     healths = _addresses(host, (scheduler.health for scheduler in schedulers))
@@ -101,6 +107,10 @@ def ready_text(deployment: Deployment, models: list[Model]) -> str:
     standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
     is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
     option = "" if is_default else f" --target {deployment.target}"
+    if deployment.tls_dir is not None:
+        option += f" --tls-dir {deployment.tls_dir}"
+    if deployment.tokens is not None:
+        option += " --token-file FILE"
     return f"""
 Ready: {names}
 

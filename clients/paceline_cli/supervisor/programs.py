@@ -78,6 +78,10 @@ class Deployment:
     speculation: str | None = None
     revision: str | None = None
     offline: bool = False
+    tls_dir: Path | None = None
+    """Certificates of schedulers and executors: then only who proves itself may call, this program no more than others.
+    """
+    tokens: Path | None = None
     insecure: bool = False
     """Whether the schedulers' API may listen where other machines reach it."""
     executor_options: tuple[str, ...] = ()
@@ -204,7 +208,13 @@ def _scheduler_options(deployment: Deployment, ports: SchedulerPorts) -> Sequenc
         *(("--speculation", deployment.speculation) if deployment.speculation is not None else ()),
         *(("--standby",) if deployment.with_standby else ()),
         *(("--insecure",) if deployment.insecure else ()),
+        *_security_options(deployment),
+        *(("--tokens", str(deployment.tokens)) if deployment.tokens is not None else ()),
     )
+
+
+def _security_options(deployment: Deployment) -> Sequence[str]:
+    return () if deployment.tls_dir is None else ("--tls-dir", str(deployment.tls_dir))
 
 
 def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[str]:
@@ -234,4 +244,4 @@ def _executor_options(deployment: Deployment, ports: ExecutorPorts) -> Sequence[
             options += [name, str(value)]
     if deployment.offline:
         options.append("--offline")
-    return [*options, *deployment.executor_options]
+    return [*options, *_security_options(deployment), *deployment.executor_options]

@@ -612,15 +612,13 @@ class Limits(_message.Message):
     """max_num_batched_tokens bounds a step in tokens."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLimits]:
-        """tenants are the bounds of tenants that have some of their own, each tenant once; others keep theirs. Not supported
-        yet: set, it is refused by name.
+        """tenants are the bounds of tenants that have some of their own, each tenant once; others keep theirs. They hold until
+        the scheduler ends, or until its file of tokens says other bounds than before.
         """
 
     @_builtins.property
     def any_tenant(self) -> Global___TenantLimits:
-        """any_tenant are the bounds of every tenant, but where it has its own; its tenant stays unset. Not supported yet:
-        set, it is refused by name.
-        """
+        """any_tenant are the bounds of every tenant, but where it has its own; its tenant stays unset."""
 
     def __init__(
         self,
@@ -668,7 +666,7 @@ class TenantLimits(_message.Message):
     """tenant is whose they are."""
     weight: _builtins.float
     """weight is its share of the steps when several tenants have requests: twice the weight, twice the tokens. Above 0 up
-    to 1,000, default 1.
+    to 1,000, default 1. Not supported yet: set, it is refused by name.
     """
     max_num_queued_reqs: _builtins.int
     """max_num_queued_reqs bounds its part of the queue in requests."""
@@ -679,7 +677,9 @@ class TenantLimits(_message.Message):
     max_tokens_per_minute: _builtins.int
     """max_tokens_per_minute bounds its prompt and output tokens."""
     max_kv_share: _builtins.float
-    """max_kv_share bounds its part of each executor's KV blocks. Above 0 up to 1."""
+    """max_kv_share bounds its part of each executor's KV blocks, also while others are free. Above 0 up to 1. A request
+    that needs more is refused.
+    """
     max_num_streams: _builtins.int
     """max_num_streams bounds its open calls of Generate and Session."""
     def __init__(

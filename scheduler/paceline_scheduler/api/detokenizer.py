@@ -68,12 +68,20 @@ class Detokenizer:
         return text[num_stripped:]
 
 
+MAX_TOKEN_ID = (1 << 22) - 1
+"""What tokens spell is a list: one number in a damaged file must not make it one of gigabytes."""
+
+
 def read_spelling(tokenizer: Tokenizer, vocab_size: int) -> Spelling:
-    """Ids without a token spell nothing. Raises UnsupportedError for an unknown decoder."""
+    """Ids without a token spell nothing. Raises UnsupportedError for an unknown decoder, and for far too high ids."""
     spell, num_stripped_spaces = _spelling_rule(tokenizer)
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     spelled = {token_id: spell(token) for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
-    token_bytes = [spelled.get(token_id, b"") for token_id in range(max(vocab_size, max(spelled, default=0) + 1))]
+    highest = max(spelled, default=0)
+    if highest > MAX_TOKEN_ID:
+        sentence = f"the tokenizer has a token of id {highest}, the highest that is taken is {MAX_TOKEN_ID}"
+        raise UnsupportedError("tokenizer_json", sentence)
+    token_bytes = [spelled.get(token_id, b"") for token_id in range(max(vocab_size, highest + 1))]
     without_special = list(token_bytes)
     for token_id in special_ids:
         without_special[token_id] = b""

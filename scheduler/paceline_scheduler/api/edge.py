@@ -214,7 +214,8 @@ class Edge:
     ) -> tuple[ValidRequest, Int32Array]:
         valid = validate(request, self.executors.models(), came_s, max_seconds, self.limits)
         if valid.priority >= 0 and valid.deadline_s is None and not valid.resumption.is_begun:
-            self.backend.views.require_time(valid.model.name, self.backend.now_s())  # before it is tokenised
+            # Before it is tokenised.
+            self.backend.views.require_time(valid.model.name, self.backend.now_s(), valid.key.tenant)
         # All clients come back at once: what is known is not tokenised again.
         known = None
         if valid.resumption.is_begun:

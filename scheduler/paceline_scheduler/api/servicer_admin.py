@@ -18,17 +18,20 @@ from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.servicer_access import audited, caller
+from paceline_scheduler.api.validation import MAX_KEY_BYTES
 from paceline_scheduler.backend import Backend, Executors
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
 from paceline_scheduler.core.queue.listing import MAX_LISTED, Selection
 from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
+from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
 _MAX_WAITING_STEPS = 256
 _NUM_LISTED = 50
 _MAX_PLACE_DIGITS = 19
 _MAX_ADDRESS_BYTES = 128
+_MAX_TENANTS = 10_000
 _MAX_LIMITS = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1 << 40, "max_num_batched_tokens": 1 << 20}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -104,9 +107,16 @@ class AdminServicer(AdminServiceServicer):
     @override
     async def SetLimits(self, request: pb.SetLimitsRequest, context: _Context) -> pb.SetLimitsResponse:
         limits, current = request.limits, self._backend.views.limits()
-        changes = {field.name: _checked(field.name, value) for field, value in limits.ListFields()}
-        self._backend.feed(SetLimits(replace(current, **changes)))
-        _log.info("limits_set", **changes, **audited(caller()))
+        sent = {field.name: value for field, value in limits.ListFields()}
+        numbers = {name: _checked(name, sent[name]) for name in _MAX_LIMITS if name in sent}
+        tenants = _tenants(limits, current.tenants)
+        self._backend.feed(SetLimits(replace(current, **numbers, tenants=tenants)))
+        told: dict[str, str | int] = {**numbers}
+        if limits.tenants:
+            told["tenants"] = status.cut(" ".join(of.tenant for of in limits.tenants))
+        if limits.HasField("any_tenant"):
+            told["any_tenant"] = True
+        _log.info("limits_set", **told, **audited(caller()))
         return pb.SetLimitsResponse(limits=wire.limits(self._backend.views.limits()))
 
     @override
@@ -182,9 +192,34 @@ def _request_state(number: int) -> RequestState:
 
 
 def _checked(name: str, value: int) -> int:
-    highest = _MAX_LIMITS.get(name)
-    if highest is None:
-        raise UnsupportedError(f"limits.{name}")
+    highest = _MAX_LIMITS.get(name, MAX_LIMIT)
     if not 1 <= value <= highest:
         raise InvalidRequestError(f"limits.{name}", f"is {value}, must be at least 1 and at most {highest}")
     return value
+
+
+def _tenants(limits: pb.Limits, current: TenantBounds) -> TenantBounds:
+    named: dict[str, TenantLimits] = {}
+    for index, sent in enumerate(limits.tenants):
+        path = f"tenants[{index}]"
+        if not 1 <= len(sent.tenant.encode()) <= MAX_KEY_BYTES or sent.tenant in named:
+            sentence = f"must have 1 to {MAX_KEY_BYTES} bytes, and no tenant stands twice"
+            raise InvalidRequestError(f"limits.{path}.tenant", sentence)
+        named[sent.tenant] = _tenant_limits(sent, path)
+    own = {tenant: of for tenant, of in {**current.own, **named}.items() if of != NO_LIMITS}
+    if len(own) > _MAX_TENANTS:
+        raise InvalidRequestError("limits.tenants", f"are {len(own)}, at most {_MAX_TENANTS} have bounds of their own")
+    has_any = limits.HasField("any_tenant")
+    return TenantBounds(own, _tenant_limits(limits.any_tenant, "any_tenant") if has_any else current.any_tenant)
+
+
+def _tenant_limits(sent: pb.TenantLimits, path: str) -> TenantLimits:
+    if sent.HasField("weight"):
+        raise UnsupportedError(f"limits.{path}.weight")
+    values = {field.name: value for field, value in sent.ListFields() if field.name != "tenant"}
+    share = values.pop("max_kv_share", None)
+    if share is not None and not 0 < share <= 1:
+        raise InvalidRequestError(f"limits.{path}.max_kv_share", f"is {share:.7g}, must be above 0 and at most 1")
+    return TenantLimits(
+        **{name: _checked(f"{path}.{name}", value) for name, value in values.items()}, max_kv_share=share
+    )

@@ -32,14 +32,27 @@ def pack(texts: TokenTexts) -> bytes:
 
 
 def unpack(data: bytes) -> TokenTexts:
+    """Raises ValueError for what `pack` does not write."""
     line, _, body = data.partition(b"\n")
-    head = json.loads(line)
-    num_tokens = int(head["num_tokens"])
+    try:
+        head = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("the head is no JSON") from error
+    match head:
+        case {
+            "bos_token": str() | None as bos_token,
+            "eos_token": str() | None as eos_token,
+            "num_stripped_spaces": int(num_stripped_spaces),
+            "num_tokens": int(num_tokens),
+            "special_ids": [*special_ids],
+        } if num_tokens >= 0 and all(type(one) is int and 0 <= one < num_tokens for one in special_ids):
+            pass
+        case _:
+            raise ValueError("the head is not of this version")
     lengths = np.frombuffer(body, dtype=_LENGTH, count=num_tokens).tolist()
     ends = accumulate(lengths, initial=num_tokens * _LENGTH.itemsize)
     all_bytes = [body[start:end] for start, end in pairwise(ends)]
     without = list(all_bytes)
-    for token_id in head["special_ids"]:
+    for token_id in special_ids:
         without[token_id] = b""
-    spelling = Spelling(tuple(all_bytes), tuple(without), head["num_stripped_spaces"])
-    return TokenTexts(spelling, head["bos_token"], head["eos_token"])
+    return TokenTexts(Spelling(tuple(all_bytes), tuple(without), num_stripped_spaces), bos_token, eos_token)

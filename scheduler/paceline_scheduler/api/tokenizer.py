@@ -6,12 +6,12 @@ prompt needs it, after a moment for those who come back.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.backend import TokenizerSource
 from paceline_scheduler.disk_cache import AsyncDiskCache
-from paceline_scheduler.errors import QueueFullError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError, QueueFullError, SchedulerError, UnsupportedError
 
 _T = TypeVar("_T")
 _MAX_TOKENIZERS = 8
@@ -97,8 +97,7 @@ class TextModel:
         put a word's mark before every text, so only the last lacks it.
         """
         texts = [*words, *(f" {word}" for word in words), _BEFORE, *(_BEFORE + word for word in words)]
-        encoded = self.complete().encode_batch_fast(texts, add_special_tokens=False)
-        token_ids = [tuple(text.ids) for text in encoded]
+        token_ids = [tuple(ids) for ids in self._encode_all(texts)]
         *alone, before = token_ids[: 2 * len(words) + 1]
         behind = [ids[len(before) :] for ids in token_ids[len(alone) + 1 :] if ids[: len(before)] == before]
         return [way for way in dict.fromkeys((*alone, *behind)) if way]
@@ -108,8 +107,23 @@ class TextModel:
         return self.spelling.token_bytes[token_id].decode("utf-8", "replace")
 
     def _encode(self, text: str) -> list[int]:
-        # Only the batched calls let other threads run meanwhile.
-        return self.complete().encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return self._encode_all([text])[0]
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        tokenizer = self.complete()
+        with _refused_with(lambda why: InvalidRequestError("prompt", f"the model's tokenizer fails at it: {why}")):
+            # Only the batched calls let other threads run meanwhile.
+            return [text.ids for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@contextmanager
+def _refused_with(refusal: Callable[[str], SchedulerError]) -> Iterator[None]:
+    try:
+        yield
+    except (SchedulerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # it has no type of its own, and a panic in it is not even an Exception
+        raise refusal(readable(str(error))) from error
 
 
 def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | None = None) -> TextModel:
@@ -117,20 +131,15 @@ def read_text_model(source: TokenizerSource, vocab_size: int, spelt: bytes | Non
     if spelt is not None:
         try:
             return TextModel(source, unpack(spelt), None)
-        except (ValueError, KeyError):
+        except ValueError:
             pass  # an older version wrote it
-    try:
+    with _refused_with(lambda why: UnsupportedError("tokenizer_json", f"the tokenizers library cannot read it: {why}")):
         tokenizer = Tokenizer.from_buffer(source.json)
         bos_token, eos_token = (
             None if token_id is None else tokenizer.id_to_token(token_id)
             for token_id in (source.bos_token_id, source.eos_token_id)
         )
         texts = TokenTexts(read_spelling(tokenizer, vocab_size), bos_token, eos_token)
-    except UnsupportedError:
-        raise
-    except Exception as error:  # the library has no type for bytes that are no tokenizer
-        sentence = f"the tokenizers library cannot read it: {readable(str(error))}"
-        raise UnsupportedError("tokenizer_json", sentence) from error
     _give_back(0)
     return TextModel(source, texts, tokenizer)
 
@@ -193,7 +202,7 @@ class TextModels:
         while not model.is_complete and key in self._loading:
             await asyncio.sleep(_LOOK_FOR_REST_S)
             if self._is_at_rest():
-                with contextlib.suppress(QueueFullError):  # a prompt will
+                with suppress(QueueFullError):  # a prompt will
                     await self._threads.run(model.complete)
 
     def _drop_unfinished(self, key: tuple[str, int], done: "asyncio.Future[TextModel]") -> None:

@@ -12,6 +12,7 @@ from paceline_scheduler.backend import ExecutorStatus, ServedModel
 from paceline_scheduler.core.answers import Estimate, Explanation, ListedRequest
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.observers.steps import StepRecord, StepTotals
+from paceline_scheduler.tenant_limits import TenantLimits
 from paceline_scheduler.wire_phases import write_times
 
 
@@ -242,4 +243,18 @@ def limits(values: LimitValues) -> admin_pb2.Limits:
         max_num_queued_reqs=values.max_num_queued_reqs,
         max_num_queued_tokens=values.max_num_queued_tokens,
         max_num_batched_tokens=values.max_num_batched_tokens,
+        tenants=[_tenant_limits(limits, tenant) for tenant, limits in sorted(values.tenants.own.items())],
+        any_tenant=_tenant_limits(values.tenants.any_tenant),
+    )
+
+
+def _tenant_limits(limits: TenantLimits, tenant: str | None = None) -> admin_pb2.TenantLimits:
+    return admin_pb2.TenantLimits(
+        tenant=tenant,
+        max_num_queued_reqs=limits.max_num_queued_reqs,
+        max_num_queued_tokens=limits.max_num_queued_tokens,
+        max_requests_per_minute=limits.max_requests_per_minute,
+        max_tokens_per_minute=limits.max_tokens_per_minute,
+        max_kv_share=limits.max_kv_share,
+        max_num_streams=limits.max_num_streams,
     )

@@ -4,6 +4,7 @@ The rules are elsewhere: for requests that come in `intake`, that end `ending`, 
 `recovery`, for a step `executor/results` and `planning`. What changes several things at once is in `state`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from paceline.plan.values import BatchPlan, FinalRelease, StepResult
@@ -92,9 +93,11 @@ class Core:
             case UndrainExecutor(address):
                 state.executors.undrain(address)
             case SetLimits(limits):
-                state.limits, to_plan = changed(state.limits, state.limits_in_force, limits), None
-            case SetTenants(tenants):
-                state.tenants.set(tenants)
+                state.set_limits(changed(state.limits, state.limits_in_force, limits), now)
+                to_plan = None
+            case SetTenants(bounds):
+                state.set_limits(replace(state.limits, tenants=bounds), now)
+                to_plan = None
             case BeginDrain():
                 state.is_draining = True
             case BeginAnew():
@@ -115,6 +118,7 @@ class Core:
         queue = state.waiting.of_model(executor.description.model)
         waiting = state.executors.waiting_for(executor, queue, state.limits, now)
         decision = decide(executor.view(), waiting, state.limits)
+        executor.full_tenants = decision.full_tenants
         for live in decision.left_to_others:
             live.leave_to_others(now)
         if decision.is_empty and not (tags or releases or executor.next_plan.forgets):

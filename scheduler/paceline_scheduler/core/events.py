@@ -4,7 +4,6 @@ Knows no rule. What `Core.apply` raises it has not done. An event holds all that
 can be repeated.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,7 +15,7 @@ from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.outputs import FinishNotice, Outputs, Resumed
 from paceline_scheduler.core.request import Request, Resumption
 from paceline_scheduler.holder import Holder
-from paceline_scheduler.tenant_limits import TenantLimits
+from paceline_scheduler.tenant_limits import TenantBounds
 
 ReplyT = TypeVar("ReplyT")
 
@@ -170,9 +169,9 @@ class SetLimits(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class SetTenants(Event[None]):
-    """Tenants are keyed by name; those without have no bounds."""
+    """Of all tenants."""
 
-    limits: Mapping[str, TenantLimits]
+    bounds: TenantBounds
 
 
 @dataclass(frozen=True, slots=True)

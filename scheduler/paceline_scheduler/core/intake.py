@@ -50,7 +50,7 @@ def check_taken(state: CoreState, live: LiveRequest, now: float, *, is_returning
     """Raises a RequestRefusedError. No forecast refuses a request that another scheduler took."""
     executors = state.executors
     try:
-        check_fits(live.request, executors.by_address.values())
+        check_fits(live.request, executors.by_address.values(), state.limits)
     except InvalidRequestError as error:
         if is_returning:
             raise NoExecutorError(

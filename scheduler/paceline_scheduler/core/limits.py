@@ -1,7 +1,9 @@
 """The core's bounds. Operators or tests change each of them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from paceline_scheduler.tenant_limits import TenantBounds
 
 _MARGIN = 0.9
 """The share of a budget that predictions may spend: right up to a bound half would miss it."""
@@ -26,6 +28,7 @@ class CoreLimits:
     itl_budget_s: no request is placed beside others if the steps that decode them all would take longer.
     target_step_s: of a step that computes prompts beside decodes, the inter-token time that a long prompt causes; up
     to four times as much where decodes alone take more than a fifth of it, so that prompts go on.
+    tenants: the bounds of each tenant, among them its share of the blocks.
     """
 
     max_num_queued_reqs: int = 1024
@@ -38,6 +41,7 @@ class CoreLimits:
     max_step_s: float = 0.5
     max_num_draft_tokens: int = 63
     target_step_s: float = 0.025
+    tenants: TenantBounds = field(default_factory=TenantBounds)
 
     def mixed_step_s(self, decodes_s: float) -> float:
         """For a step with prompts whose decodes alone take `decodes_s`."""
@@ -62,6 +66,7 @@ class LimitValues:
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     max_num_batched_tokens: int
+    tenants: TenantBounds = field(default_factory=TenantBounds)
 
 
 def changed(limits: CoreLimits, before: LimitValues, wanted: LimitValues) -> CoreLimits:
@@ -72,4 +77,5 @@ def changed(limits: CoreLimits, before: LimitValues, wanted: LimitValues) -> Cor
         max_num_queued_reqs=wanted.max_num_queued_reqs,
         max_num_queued_tokens=wanted.max_num_queued_tokens,
         max_num_batched_tokens=wanted.max_num_batched_tokens if is_step_changed else limits.max_num_batched_tokens,
+        tenants=wanted.tenants,
     )

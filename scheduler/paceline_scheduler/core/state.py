@@ -46,7 +46,13 @@ class CoreState:
             max_num_queued_reqs=self.limits.max_num_queued_reqs,
             max_num_queued_tokens=self.limits.max_num_queued_tokens,
             max_num_batched_tokens=self.limits.max_num_batched_tokens or max(allowed, default=_ANY_NUM_TOKENS),
+            tenants=self.limits.tenants,
         )
+
+    def set_limits(self, limits: CoreLimits, now: float) -> None:
+        if limits.tenants != self.limits.tenants:
+            self.tenants.set(limits.tenants, now)
+        self.limits = limits
 
     def enqueue(self, live: LiveRequest) -> None:
         """Removes a former request of the same key."""

@@ -10,7 +10,7 @@ from paceline_scheduler.core.intake import check_taken
 from paceline_scheduler.core.limits import LimitValues
 from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
-from paceline_scheduler.core.queue.admission import check_wait, deadline_misses, queue_full, retry_after_s
+from paceline_scheduler.core.queue.admission import check_wait, deadline_misses, full_tenants, queue_full, retry_after_s
 from paceline_scheduler.core.queue.explain import Explainer, estimate
 from paceline_scheduler.core.queue.listing import Selection, choose
 from paceline_scheduler.core.request import Request
@@ -34,10 +34,11 @@ class CoreViews:
                 self._retry = state.num_plannings, retry_after_s(state.waiting, state.limits, state.executors)
             raise queue_full(state.waiting, state.limits, self._retry[1])
 
-    def require_time(self, model: str, now: float) -> None:
+    def require_time(self, model: str, now: float, tenant: str = "") -> None:
         """Raises QueueFullError if no usual request would get its first token in time. Costs little."""
-        ahead = self._state.waiting.ahead_of_usual(model, now)
-        check_wait(ahead, self._state.limits, self._state.executors.serving(model))
+        serving = self._state.executors.serving(model)
+        ahead = self._state.waiting.ahead_of_usual(model, tenant, now, full_tenants(serving))
+        check_wait(ahead, self._state.limits, serving)
 
     def estimate(self, request: Request, now: float) -> Estimate:
         """A refusal is part of the answer."""
@@ -51,7 +52,8 @@ class CoreViews:
                 refusal = error
         except RequestRefusedError as refused:
             refusal = refused
-        return estimate(live, serving, state.waiting.ahead_of(live), state.limits, refusal)
+        ahead = state.waiting.ahead_of(live, full_tenants(serving))
+        return estimate(live, serving, ahead, state.limits, refusal)
 
     @property
     def is_draining(self) -> bool:

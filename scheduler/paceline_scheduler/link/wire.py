@@ -83,9 +83,9 @@ def decode_refusal(sentence: str, details: bytes | None) -> LinkError:
     """`details` are the call's `grpc-status-details-bin`."""
     if details:
         for detail in parse(status_pb2.Status, details).details:
-            info = error_details_pb2.ErrorInfo()
-            if not detail.Unpack(info):
+            if not detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
                 continue
+            info = parse(error_details_pb2.ErrorInfo, detail.value)
             if info.reason == "TERM_SUPERSEDED":
                 return _superseded(info)
             if info.reason == "PROTOCOL_MISMATCH":

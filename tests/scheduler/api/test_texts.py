@@ -243,11 +243,33 @@ async def test_a_tokenizer_that_cannot_be_streamed_is_tried_once(texts):
             await texts.token_ids(GenerateRequest(text="x"), model)
 
 
-@pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}'])
+PANIC = BYTE_LEVEL.to_str().replace('"continuing_subword_prefix":null', '"continuing_subword_prefix":"xxxxx"').encode()
+
+
+@pytest.mark.parametrize("json", [b"{}", b"\xff", b"[]", b'{"version": "1.0"}', PANIC])
 async def test_bytes_that_are_no_tokenizer_are_refused_by_name(texts, json):
-    """Not as an internal error, again and again."""
+    """Not as an internal error, again and again; the last one makes the library panic, which is no Exception."""
     with pytest.raises(UnsupportedError, match="tokenizers library cannot read it"):
         await texts.prepare(TokenizerSource("digest", json, None, None, None, (), False, GenerationDefaults()), 100)
+
+
+async def test_a_token_far_beyond_any_vocabulary_is_refused(texts):
+    """One number would make a list of gigabytes."""
+    json = BYTE_LEVEL.to_str().replace('"a":', '"a":4000000000,"a before":')
+    source = TokenizerSource("far", json.encode(), None, None, None, (), False, GenerationDefaults())
+    with pytest.raises(UnsupportedError, match="a token of id 4000000000"):
+        await texts.prepare(source, 400)
+
+
+async def test_a_text_at_which_the_tokenizer_fails_is_refused(texts):
+    """Its token for what it does not know is none of its tokens."""
+    json = SENTENCE_PIECE.to_str().replace('"unk_token":"<unk>"', '"unk_token":"<none>"').replace("<0x", "<1x")
+    source = tokenizer_source(Tokenizer.from_str(json))
+    model = served_model(source, vocab_size=SENTENCE_PIECE.get_vocab_size())
+    with pytest.raises(InvalidRequestError, match="the model's tokenizer fails at it"):
+        await texts.token_ids(GenerateRequest(text="ß"), model)
+    with pytest.raises(InvalidRequestError, match="the model's tokenizer fails at it"):
+        await texts.bad_word_token_ids(("ß",), model)
 
 
 async def test_the_least_used_tokenizer_is_forgotten(texts):

@@ -11,7 +11,7 @@ import pytest
 from paceline_executor.runner.step_times import StepTimes
 from paceline_scheduler.core.events import SetTenants
 from paceline_scheduler.core.limits import CoreLimits
-from paceline_scheduler.tenant_limits import TenantLimits
+from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from scheduler_cost.open_loop import Arrival, Capacity, OpenLoop, faster, poisson
 
 EXECUTOR = Capacity(
@@ -82,7 +82,7 @@ def goodput_of_others(flood_load, limits):
         for arrival in arrivals_at(load, 8.0, seed)
     ]
     loop = OpenLoop([EXECUTOR], LIMITS)
-    loop.core.apply(SetTenants(limits), 0.0)
+    loop.core.apply(SetTenants(TenantBounds(limits)), 0.0)
     courses = loop.run(sorted(arrivals, key=lambda arrival: arrival.at_s))
     return sum(course.is_good(TTFT_S, ITL_S) for course in courses if course.arrival.tenant != "flood") / 8.0
 
@@ -93,8 +93,9 @@ def goodput_of_others(flood_load, limits):
         TenantLimits(max_requests_per_minute=round(0.25 * CAPACITY * 60)),
         TenantLimits(max_tokens_per_minute=round(0.25 * CAPACITY * 60 * (NUM_PROMPT + NUM_OUTPUT))),
         TenantLimits(max_num_queued_reqs=2),
+        TenantLimits(max_kv_share=0.05),
     ],
-    ids=["requests", "tokens", "queue"],
+    ids=["requests", "tokens", "queue", "blocks"],
 )
 def test_a_flood_by_one_tenant_with_bounds_leaves_the_others_their_goodput(limits):
     """Ten times what is its own, twice the capacity alone; without bounds the others are refused like it."""

@@ -75,6 +75,16 @@ async def test_a_welcome_without_geometry_is_refused():
         await GrpcPlanStream(Call(welcome.SerializeToString())).read()
 
 
+def test_a_refusal_with_broken_details_is_a_divergence():
+    """Also where what is broken lies inside of a sound status."""
+    status = status_pb2.Status()
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="TERM_SUPERSEDED"))
+    status.details[0].value += b"\xff"
+    for details in (b"\xff", status.SerializeToString()):
+        with pytest.raises(DivergenceError):
+            wire.decode_refusal("ABORTED: gone", details)
+
+
 def test_a_refusal_without_details_is_the_end_of_the_stream():
     """Only TERM_SUPERSEDED means that another scheduler is in charge."""
     error = wire.decode_refusal("ABORTED: gone", None)

@@ -4,6 +4,7 @@ Knows what a plan stream checks and what a step loop does, one step after anothe
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.plan.values import (
@@ -11,6 +12,7 @@ from paceline.plan.values import (
     FailedStep,
     RecordId,
     RowState,
+    SnapshotPart,
     StepResult,
     Welcome,
 )
@@ -77,15 +79,19 @@ class InlineExecutor:
         self.drop_waiting()
         self._last_step_id = 0
         self.table.begin_epoch()
-        return ExecutorDescription.of(address, self._welcome()), self.snapshot()
+        return ExecutorDescription.of(address, self.welcome()), self.snapshot()
 
     def snapshot(self) -> Snapshot:
         """Return rows, records and tags as a scheduler sees them."""
-        joiner, found = SnapshotJoiner(self._welcome()), None
-        for part in snapshot.parts_of(snapshot.Snapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES):
+        joiner, found = SnapshotJoiner(self.welcome()), None
+        for part in self.parts():
             found = joiner.add(part)
         assert found is not None, "the last part ends it"
         return found
+
+    def parts(self) -> Iterator[SnapshotPart]:
+        """Return the same as it travels."""
+        return snapshot.parts_of(snapshot.Snapshot(self.table.states(), self.table.tags()), MAX_PART_BYTES)
 
     def receive(self, plan: BatchPlan) -> None:
         """Take a plan in; it must be the next one of this epoch."""
@@ -122,7 +128,8 @@ class InlineExecutor:
         """Forget the plans that have not run, wholly."""
         self._waiting.clear()
 
-    def _welcome(self) -> Welcome:
+    def welcome(self) -> Welcome:
+        """Return what it is, as it would say now."""
         welcome = self._description.welcome(self.incarnation, TAG_KEY, self._max_plans_in_flight)
         return replace(welcome, epoch=self.epoch, failed_step=self._failed_step)
 

@@ -25,6 +25,7 @@ from paceline_scheduler.core.executor.state import ExecutorState, StepInFlight
 from paceline_scheduler.core.executors import SeenRow
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.outputs import Resumed
+from paceline_scheduler.core.planning.capacity import Capacity
 from paceline_scheduler.core.planning.planner import Decision
 from paceline_scheduler.core.prefix import PrefixChain
 from paceline_scheduler.core.request import Request, ResumePoint, Resumption
@@ -262,6 +263,7 @@ ABLATIONS: dict[str, Ablation] = {
         FaultKind.RETURN,
     ),
     "tenant": Ablation("no tenant hits another one's blocks", ((PrefixChain, "__init__", _chain_of_all_tenants),)),
+    "share": Ablation("no tenant holds more than its share", ((Capacity, "_tenant_blocker", _nothing),)),
     "suspects": Ablation(
         "what may have made a step fail runs alone",
         ((Suspicion, "is_suspect", _no),),

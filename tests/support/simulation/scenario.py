@@ -24,6 +24,7 @@ _NUM_DRAFTS = (0, 1, 3, 7)
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever is queued
+_HAVE_SHARES = 0.4
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
 _NUM_ASCII = 128
 _LETTERS = range(ord("!"), _NUM_ASCII - 1)
@@ -175,6 +176,7 @@ class Scenario:
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...]
     ready_when: frozenset[ServingStatus]  # what health says SERVING to: with --standby to waiting in the queue as well
+    max_kv_share: float | None = None  # of every tenant: what its longest request needs
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -187,6 +189,7 @@ def draw_scenario(seed: int) -> Scenario:
     config = replace(config, limits=_with_drafts(config, Random(f"drafts {seed}")))  # noqa: S311 - nothing secret
     requests = _draw_requests(random, num_clients, config.rule)
     requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret
+    has_shares = Random(f"shares {seed}").random() < _HAVE_SHARES  # noqa: S311 - nothing secret
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
     num_schedulers = max(random.choice((1, 1, 2, 2, 3)), 2 if has_standby else 1)
     return Scenario(
@@ -201,6 +204,7 @@ def draw_scenario(seed: int) -> Scenario:
         ready_when=frozenset(
             {ServingStatus.SERVING, ServingStatus.STANDBY} if has_standby else {ServingStatus.SERVING}
         ),
+        max_kv_share=(FEWEST_BLOCKS + 0.5) / (config.limits.num_blocks + 1) if has_shares else None,
     )
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import NoReturn
 
-from paceline.plan.values import RecordId
+from paceline.plan.values import BatchPlan, RecordId
 from paceline.plan.versions import ProtocolRange
 from paceline.process.callers import ANYBODY
 from paceline.v1 import inference_pb2 as pb
@@ -21,6 +21,7 @@ from paceline_scheduler.core.events import BeginAnew, BeginDrain, Effects, Event
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import MAX_PREEMPTIONS
+from paceline_scheduler.core.tables.rows import RUNNING
 from paceline_scheduler.errors import SchedulerError
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, parse_executors
@@ -42,7 +43,9 @@ _LIMITS = EdgeLimits()
 
 
 class _CheckedCore(Core):
-    """A core that looks after every event whether its tables agree, and whether attempts only rise."""
+    """A core that looks after every event whether its tables agree, and whether attempts only rise; and that no plan
+    gives a tenant more than its share of the blocks, but to a request that runs alone.
+    """
 
     def __init__(self, limits: CoreLimits) -> None:
         super().__init__(limits)
@@ -57,6 +60,30 @@ class _CheckedCore(Core):
             self.views.check()
             self._check_attempts()
         return effects
+
+    def plan(self, address: str, now: float) -> BatchPlan | None:
+        """Return the next step, after looking at what tenants hold then."""
+        bounds = self.views.limits().tenants
+        if not bounds.has_kv_shares:
+            return super().plan(address, now)
+        before = self._held(address)
+        plan = super().plan(address, now)
+        for tenant, (num_blocks, num_rows) in self._held(address).items():
+            most = bounds.max_num_blocks(tenant, self.views.executor(address).description.num_blocks)
+            is_more = most is not None and num_blocks > max(most, before.get(tenant, (0, 0))[0])
+            assert not is_more or num_rows == 1, f"{tenant} holds {num_blocks} blocks of {address}, its share is {most}"
+        return plan
+
+    def _held(self, address: str) -> dict[str, tuple[int, int]]:
+        """Return what tenants hold of an executor: blocks and rows."""
+        if self.views.description(address) is None:
+            return {}
+        rows = self.views.executor(address).rows
+        tables: dict[str, list[list[int]]] = {}
+        for row, live in enumerate(rows.live):
+            if live is not None and rows.state[row] == RUNNING:
+                tables.setdefault(live.request.key.tenant, []).append(rows.tables[row])
+        return {tenant: (len(set().union(*held)), len(held)) for tenant, held in tables.items()}
 
     def _check_attempts(self) -> None:
         before = self._attempts

@@ -17,6 +17,7 @@ from paceline_client.results import Delta, Result
 from paceline_executor.testing.hash_runner import HashRule
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.link.claim import Approach
+from paceline_scheduler.tenant_limits import TenantBounds, TenantLimits
 from simulation.clients import ClientHost
 from simulation.describe import describe, is_heartbeat
 from simulation.executors import ATTACH, ExecutorHost, address_of
@@ -81,10 +82,10 @@ class World:
             for name in executor_names
         ]
         addresses = ",".join(map(address_of, executor_names))
+        bounds = TenantBounds(any_tenant=TenantLimits(max_kv_share=scenario.max_kv_share))
+        limits = replace(_LIMITS, tenants=bounds)
         self.schedulers = [
-            SchedulerHost(
-                name, self.loop, self.network, self._own_random(name), addresses, _LIMITS, scenario.ready_when
-            )
+            SchedulerHost(name, self.loop, self.network, self._own_random(name), addresses, limits, scenario.ready_when)
             for name in scheduler_names
         ]
         self.clients = [

@@ -93,6 +93,7 @@ class ExecutorState:
         self.attached = True
         self.draining = False
         self.leaving = False  # it drains by itself: no operator can undo that
+        self.full_tenants: frozenset[str] = frozenset()  # whose requests the last plan passed over
         self._ones: Int32Array = np.ones(description.max_num_rows, dtype=np.int32)
         self._ones.setflags(write=False)  # parts travel with plans
         self._planned = _Planned()
@@ -190,6 +191,12 @@ class ExecutorState:
         for row in decision.preemptions:
             self._live(row).preemptions.plan(self._preemption_sentence(decision))
             self._take_back(row, tags, releases, now)
+        for row in decision.share_preemptions:
+            self._live(row).preemptions.plan(
+                f"its tenant's share of the blocks of {self.description.address} was taken, and a more urgent request"
+                " of that tenant needed another one"
+            )
+            self._take_back(row, tags, releases, now)
         for row in decision.moves:
             self._live(row).preemptions.reason = f"{self.description.address} is being drained"
             self._take_back(row, tags, releases, now)
@@ -249,7 +256,7 @@ class ExecutorState:
                 num_scheduled=plan.num_scheduled_tokens,
                 num_drafts=plan.num_draft_tokens,
                 released_rows=tuple(release.row for release in plan.releases),
-                num_preempted=len(decision.preemptions),
+                num_preempted=len(decision.preemptions) + len(decision.share_preemptions),
                 grant_hash=self._planned.grant_hash,
                 num_tokens=decision.num_tokens,
                 num_pairs=decision.num_pairs,
@@ -323,7 +330,7 @@ class ExecutorState:
         live.phases.enter(Phase.PREFILL, now)
         if live.num_prompt_cached_tokens is None:
             live.num_prompt_cached_tokens = num_cached
-        max_tokens = live.max_tokens_on(self.description)
+        max_tokens = admission.fit.max_tokens
         self.rows.occupy(row, live, live.known_token_ids(), num_cached, max_tokens)
         self.speculation.acceptance.begin(row)
         self.suspects.placed(row, live)

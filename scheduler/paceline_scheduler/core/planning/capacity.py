@@ -11,6 +11,7 @@ from paceline_scheduler.core.executors import ExecutorDescription
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.growth import Growth, Int64Array, OutputLengths, rest_of
+from paceline_scheduler.core.planning.shares import Shares, max_tokens_within
 from paceline_scheduler.core.planning.speculation import Speculation
 from paceline_scheduler.core.planning.step_time import StepTimeModel
 from paceline_scheduler.core.tables.blocks import BlockPool
@@ -45,12 +46,13 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """`is_own`: only this request is concerned, so those behind it may go first. `is_brief`: waiting beats going
-    elsewhere.
+    """`is_own`: only this request is concerned, so those behind it may go first. `is_of_tenant`: all requests of its
+    tenant are, and no others. `is_brief`: waiting beats going elsewhere.
     """
 
     sentence: str
     is_own: bool = False
+    is_of_tenant: bool = False
     is_brief: bool = False
 
 
@@ -62,13 +64,16 @@ class Fit:
     num_new_blocks: int
     num_cached_tokens: int
     num_revived: int  # of the hits: nobody else owns them
+    max_tokens: int  # of its output
     copied_block: int | None = None  # of another completion, filled in part: copied to the first new block
 
 
 class Capacity:
     """What is left for newcomers in one plan; `take` counts them in one by one."""
 
-    def __init__(self, view: ExecutorView, num_available: int, limits: CoreLimits) -> None:
+    def __init__(
+        self, view: ExecutorView, num_available: int, limits: CoreLimits, shares: Shares | None = None
+    ) -> None:
         self._view = view
         self._limits = limits
         self._num_available = num_available
@@ -81,6 +86,8 @@ class Capacity:
         self._revived: set[int] = set()
         self._new_groups: set[tuple[str, str]] = set()  # whose prompt is computed from here on
         self._has_unreserved = _has_unreserved(view.rows)
+        self._tenant_growth: dict[str, Growth] = {}
+        self._shares = shares or Shares(view.rows, view.description, limits.tenants)
 
     @property
     def num_running(self) -> int:
@@ -123,19 +130,25 @@ class Capacity:
             if not num_reserved:
                 sentence = f"it was preempted {MAX_PREEMPTIONS} times and another such request runs first"
                 return Blocker(sentence, is_own=True)
-        return self._fit_blocks(live, hits, num_reserved)
+        fit = self._fit_blocks(live, hits, num_reserved)
+        return fit if isinstance(fit, Blocker) else self._tenant_blocker(live, fit) or fit
 
     def take(self, live: LiveRequest, fit: Fit) -> None:
         self._num_taken += 1
         self._num_running += 1
         self._num_pairs += live.num_known_tokens
         self._num_available -= fit.num_new_blocks + fit.num_revived
+        self._shares.take(live.request.key.tenant, fit.num_new_blocks + fit.num_revived)
         self._num_placed_bytes += live.num_placed_bytes
         self._num_placed_tokens += live.num_known_tokens
         self._revived.update(block for block in fit.hits if self._view.pool.is_cached(block))
         if live.request.num_completions > 1 and fit.num_cached_tokens < live.num_prompt_tokens - 1:
             self._new_groups.add(live.request.key.whole)
-        self._growth.add(*self._held_and_rest(live, len(fit.hits) - fit.num_revived))
+        held_and_rest = self._held_and_rest(live, len(fit.hits) - fit.num_revived)
+        self._growth.add(*held_and_rest)
+        tenant = live.request.key.tenant
+        if (most := self._shares.max_num_blocks(tenant)) is not None:
+            self._growth_of(tenant, most).add(*held_and_rest)
         num_slots = (len(fit.hits) + fit.num_new_blocks) * self._view.description.block_size
         if is_protected(live) and num_slots < self._whole(live):
             self._has_unreserved = True
@@ -144,7 +157,8 @@ class Capacity:
         description = self._view.description
         num_new = -(-num_reserved // description.block_size) - len(hits)
         revived = {block for block in hits if self._view.pool.is_cached(block)} - self._revived
-        fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived)))
+        max_tokens = self._max_tokens(live)
+        fit = self._with_copy(live, Fit(hits, num_new, len(hits) * description.block_size, len(revived), max_tokens))
         needed = num_new + len(revived) + self._num_running
         if needed > self._num_available:
             return Blocker(
@@ -157,6 +171,27 @@ class Capacity:
                 f"{description.num_blocks} blocks"
             )
         return fit
+
+    def _tenant_blocker(self, live: LiveRequest, fit: Fit) -> Blocker | None:
+        """As in the pool, each running request keeps a block."""
+        tenant, description = live.request.key.tenant, self._view.description
+        most, num_running = self._shares.max_num_blocks(tenant), self._shares.num_requests(tenant)
+        if most is None or not num_running:
+            return None
+        num_held = self._shares.num_held(tenant)
+        needed = num_held + fit.num_new_blocks + fit.num_revived + num_running
+        num_shared = len(fit.hits) - fit.num_revived
+        if needed <= most and self._growth_of(tenant, most).has_room_for(*self._held_and_rest(live, num_shared)):
+            return None
+        sentence = f"its tenant holds {num_held} of the {most} blocks of {description.address} that are its share"
+        return Blocker(f"{sentence}, and what it runs there is expected to need the rest", is_of_tenant=True)
+
+    def _growth_of(self, tenant: str, most: int) -> Growth:
+        if tenant not in self._tenant_growth:
+            running = np.array(self._shares.rows_of.get(tenant, ()), dtype=np.intp)
+            num_held = len({block for row in running.tolist() for block in self._view.rows.tables[row]})
+            self._tenant_growth[tenant] = self._growth_within(running, most, num_held)
+        return self._tenant_growth[tenant]
 
     def take_if_fits(self, live: LiveRequest) -> bool:
         fit = self.fit(live)
@@ -206,7 +241,7 @@ class Capacity:
 
     def _held_and_rest(self, live: LiveRequest, num_shared: int) -> tuple[int, int]:
         num_output = live.num_output_tokens
-        at_most = live.max_tokens_on(self._view.description) - num_output
+        at_most = self._max_tokens(live) - num_output
         held = live.num_known_tokens - num_shared * self._view.description.block_size
         return held, rest_of(self._view.output_lengths, num_output, at_most)
 
@@ -222,16 +257,22 @@ class Capacity:
         return 0 if self._has_unreserved else live.num_known_tokens
 
     def _whole(self, live: LiveRequest) -> int:
-        return live.num_prompt_tokens + live.max_tokens_on(self._view.description) - 1
+        return live.num_prompt_tokens + self._max_tokens(live) - 1
+
+    def _max_tokens(self, live: LiveRequest) -> int:
+        return max_tokens_within(live, self._view.description, self._limits.tenants)
 
     @cached_property
     def _growth(self) -> Growth:
-        rows, description = self._view.rows, self._view.description
-        running = (rows.state == RUNNING).nonzero()[0]
+        running = (self._view.rows.state == RUNNING).nonzero()[0]
+        return self._growth_within(running, self._view.description.num_blocks, self._view.pool.counts().used)
+
+    def _growth_within(self, running: RowIndex, num_blocks: int, num_used: int) -> Growth:
+        rows, block_size = self._view.rows, self._view.description.block_size
         held = np.maximum(rows.num_scheduled[running], rows.target[running]).astype(np.int64)
-        num_counted_twice = int(rows.num_slots[running].sum()) - self._view.pool.counts().used * description.block_size
-        num_slots = description.num_blocks * description.block_size + max(0, num_counted_twice)
-        return Growth(num_slots, description.block_size, held, self._view.expected_rest(running))
+        num_counted_twice = int(rows.num_slots[running].sum()) - num_used * block_size
+        num_slots = num_blocks * block_size + max(0, num_counted_twice)
+        return Growth(num_slots, block_size, held, self._view.expected_rest(running))
 
 
 def is_protected(live: LiveRequest | None) -> bool:

@@ -5,7 +5,7 @@ each; prefill chunks fill what the budget leaves, running requests before waitin
 come last, where there is nothing but decodes.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
@@ -14,8 +14,10 @@ import numpy as np
 from paceline.plan.values import NO_COLUMN, Int32Array
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
-from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit, is_protected
+from paceline_scheduler.core.planning.capacity import Blocker, Capacity, ExecutorView, Fit
 from paceline_scheduler.core.planning.drafts import fit_drafts
+from paceline_scheduler.core.planning.preemption import fit_blocks, fit_shares, live_on
+from paceline_scheduler.core.planning.shares import Shares
 from paceline_scheduler.core.planning.step_budget import MIN_CHUNK, StepBudget
 from paceline_scheduler.core.suspects import in_order_of_trial
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
@@ -62,16 +64,19 @@ class Decision:
     chunk_rows: RowIndex
     chunk_tokens: Int32Array
     preemptions: tuple[int, ...]
+    share_preemptions: tuple[int, ...]  # because their tenants' shares of the blocks are full
     moves: tuple[int, ...]  # given away because the executor drains
     admissions: tuple[Admission, ...]
     left_to_others: tuple[LiveRequest, ...]  # could run here, better on another executor
+    full_tenants: frozenset[str]  # whose requests were passed over, as their share is full
     num_tokens: int
     num_pairs: int
     predicted_ns: int
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.decode_rows) or len(self.chunk_rows) or self.preemptions or self.moves)
+        given_up = self.preemptions or self.share_preemptions or self.moves
+        return not (len(self.decode_rows) or len(self.chunk_rows) or given_up)
 
 
 def decide(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Decision:
@@ -96,7 +101,7 @@ def _candidates(view: ExecutorView, waiting: Waiting, limits: CoreLimits) -> Ite
     if view.is_doubted:
         without = _without_suspects(view, decoding, prefilling, waiting, limits)
         yield without, without.num_tokens > 0
-    on_rows = [(row, _live(view.rows, row)) for row in sorted(view.suspect_rows)]
+    on_rows = [(row, live_on(view.rows, row)) for row in sorted(view.suspect_rows)]
     suspects = list(takewhile(lambda live: live.is_suspect, islice(waiting.queue, MAX_LOOKED_AT)))
     for row, live in in_order_of_trial(on_rows, suspects) if on_rows or suspects else ():
         if row is None:
@@ -128,31 +133,38 @@ def _decide(
     moves = () if waiting.takes is None else _moves(rows, waiting.takes)
     if moves:
         decoding, prefilling = (index[~np.isin(index, moves)] for index in (decoding, prefilling))
-    preemptions, decode_rows, num_available = _fit_blocks(view, decoding, moves)
+    shares = Shares(rows, view.description, limits.tenants)
+    share_preemptions, decode_rows = fit_shares(view, shares, decoding, moves)
+    preemptions, decode_rows, num_available = fit_blocks(view, decode_rows, (*moves, *share_preemptions))
     decode_rows = _fit_budget(rows, decode_rows, budget, len(prefilling))
     growing_rows = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
     num_available -= len(growing_rows)
+    shares.grow(growing_rows.tolist())
     # Who was just preempted would be admitted again first.
     queue = () if preemptions else waiting.queue
-    admitting = _Admissions(Capacity(view, num_available, limits), waiting.is_for_others, budget) if queue else None
+    admitting = None
+    if queue:
+        room = Capacity(view, num_available, limits, shares)
+        admitting = _Admissions(room, waiting.is_for_others, budget, _tenants_of(rows, share_preemptions))
     num_first = _num_ahead(rows, prefilling, queue)
     if admitting is not None and num_first:
         admitting.admit(queue[:num_first])
-    chunks = _continue_prefills(rows, prefilling, preemptions, budget)
-    if admitting is not None and len(admitting.admissions) == num_first:
+    chunks = _continue_prefills(rows, prefilling, (*preemptions, *share_preemptions), budget)
+    if admitting is not None and len(admitting.admissions) + admitting.num_passed_over == num_first:
         admitting.admit(queue[num_first:] if num_first else queue)
     admissions = () if admitting is None else tuple(admitting.admissions)
     chunks += [(admission.row, admission.num_tokens) for admission in admissions]
     decode_drafts = NO_COLUMN
     if limits.max_num_draft_tokens and np.count_nonzero(rows.max_drafts):
         has_decodes_only = not chunks and not len(prefilling) and len(decode_rows) == len(decoding)
-        if has_decodes_only and not (preemptions or view.suspect_rows or view.is_doubted):
+        if has_decodes_only and not (preemptions or share_preemptions or view.suspect_rows or view.is_doubted):
             # A block for each row's next token stays, and all that somebody waits for.
-            num_spare = 0 if queue else max(0, num_available - len(decode_rows))
+            num_spare = 0 if queue else max(0, min(num_available - len(decode_rows), shares.least_room()))
             decode_drafts, drafting_rows = fit_drafts(view, decode_rows, growing_rows, num_spare, budget, limits)
             growing_rows = np.concatenate((growing_rows, drafting_rows))
     return Decision(
         preemptions=preemptions,
+        share_preemptions=share_preemptions,
         moves=moves,
         decode_rows=decode_rows,
         decode_drafts=decode_drafts,
@@ -161,6 +173,7 @@ def _decide(
         chunk_tokens=np.array([count for _, count in chunks], dtype=np.int32) if chunks else NO_COLUMN,
         admissions=admissions,
         left_to_others=() if admitting is None else tuple(admitting.left_to_others),
+        full_tenants=frozenset() if admitting is None else frozenset(admitting.full_tenants),
         num_tokens=budget.num_tokens,
         num_pairs=budget.num_pairs,
         predicted_ns=budget.predicted_ns(),
@@ -175,13 +188,11 @@ def _moves(rows: RowColumns, takes: Callable[[LiveRequest], bool]) -> tuple[int,
 
 
 def _off_row(rows: RowColumns, row: int) -> LiveRequest:
-    return _live(rows, row).off_row_with(rows.output_token_ids(row))
+    return live_on(rows, row).off_row_with(rows.output_token_ids(row))
 
 
-def _live(rows: RowColumns, row: int) -> LiveRequest:
-    live = rows.live[row]
-    assert live is not None, "an occupied row has a request"
-    return live
+def _tenants_of(rows: RowColumns, index: Sequence[int]) -> set[str]:
+    return {live_on(rows, row).request.key.tenant for row in index}
 
 
 def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveRequest]) -> int:
@@ -191,47 +202,6 @@ def _num_ahead(rows: RowColumns, prefilling: RowIndex, queue: Sequence[LiveReque
     first = prefilling[0]
     key = (float(rows.urgency[first]), int(rows.arrival_number[first]))
     return sum(1 for _ in takewhile(lambda live: live.queue_key < key, queue))
-
-
-def _fit_blocks(
-    view: ExecutorView, decode_rows: RowIndex, moves: tuple[int, ...]
-) -> tuple[tuple[int, ...], RowIndex, int]:
-    """Preempts until every decoding row has its block. Returns preempted rows, decoding rows and the available blocks
-    before these grow.
-    """
-    rows = view.rows
-    num_available = view.pool.num_available + sum(view.pool.num_freed_by(rows.tables[row]) for row in moves)
-    if len(decode_rows) <= num_available:
-        return (), decode_rows, num_available
-    needy = decode_rows[rows.num_scheduled[decode_rows] >= rows.num_slots[decode_rows]]
-    if len(needy) <= num_available:
-        return (), decode_rows, num_available
-    preempted: list[int] = []
-    needing = set(needy.tolist())
-    # What moves gives its blocks already.
-    for row in () if moves else _victims(rows, needing):
-        if len(needing) <= num_available:
-            break
-        preempted.append(row)
-        needing.discard(row)
-        num_available += view.pool.num_freed_by(rows.tables[row])
-    # The least urgent sit out.
-    sitting_out = rows.by_urgency(np.array(sorted(needing), dtype=np.intp))[num_available:]
-    keep = ~np.isin(decode_rows, [*preempted, *sitting_out.tolist()])
-    return tuple(preempted), decode_rows[keep], num_available
-
-
-def _victims(rows: RowColumns, needing: Set[int]) -> list[int]:
-    """The least urgent row is first. For the one request that was preempted too often (see `Capacity`) everybody else
-    gives way. Otherwise the most urgent stays, so that somebody always progresses.
-    """
-    running = rows.by_urgency((rows.state == RUNNING).nonzero()[0]).tolist()
-    victims = [row for row in reversed(running) if not is_protected(rows.live[row])]
-    if not victims and needing >= set(running):
-        return list(reversed(running[1:]))  # all stand still: better a fourth preemption than a deadlock
-    if any(is_protected(rows.live[row]) for row in needing) or not victims:
-        return victims
-    return victims if victims[-1] != running[0] else victims[:-1]
 
 
 def _fit_budget(rows: RowColumns, decode_rows: RowIndex, budget: StepBudget, num_prefilling: int) -> RowIndex:
@@ -263,13 +233,21 @@ def _continue_prefills(
 
 
 def _wanted(rows: RowColumns, row: int) -> int:
-    return min(int(rows.target[row] - rows.num_scheduled[row]), _live(rows, row).largest_chunk)
+    return min(int(rows.target[row] - rows.num_scheduled[row]), live_on(rows, row).largest_chunk)
 
 
 class _Admissions:
-    def __init__(self, room: Capacity, is_for_others: Callable[[LiveRequest], bool], budget: StepBudget) -> None:
+    def __init__(
+        self,
+        room: Capacity,
+        is_for_others: Callable[[LiveRequest], bool],
+        budget: StepBudget,
+        full_tenants: set[str],
+    ) -> None:
         self.admissions: list[Admission] = []
         self.left_to_others: list[LiveRequest] = []
+        self.full_tenants = full_tenants
+        self.num_passed_over = 0
         self._room = room
         self._is_for_others = is_for_others
         self._budget = budget
@@ -280,6 +258,9 @@ class _Admissions:
         for live in islice(queue, MAX_SCANNED):
             if not self._room.has_rows or self._num_passed > MAX_LOOKED_AT:
                 return
+            if live.request.key.tenant in self.full_tenants:
+                self.num_passed_over += 1
+                continue
             if not self._room.could_ever_hold(live):
                 continue
             if self._is_for_others(live):
@@ -290,6 +271,10 @@ class _Admissions:
                 return
             fit = self._room.fit(live)
             if isinstance(fit, Blocker):
+                if fit.is_of_tenant:
+                    self.full_tenants.add(live.request.key.tenant)
+                    self.num_passed_over += 1
+                    continue
                 if not fit.is_own:
                     return
                 self._num_passed += 1

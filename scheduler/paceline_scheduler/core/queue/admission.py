@@ -1,12 +1,13 @@
 """Whether a request is taken: some executor could ever hold it, and the queue has room. Decides; changes nothing."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from paceline_scheduler.core.executor.state import ExecutorState
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.core.live import LiveRequest
 from paceline_scheduler.core.planning.capacity import ExecutorView, find_hits
 from paceline_scheduler.core.planning.forecast import Ahead, Idle, begin_s, idle, load_of
+from paceline_scheduler.core.planning.shares import max_request_tokens
 from paceline_scheduler.core.queue.outlook import outlook_of
 from paceline_scheduler.core.queue.waiting import WaitingQueue
 from paceline_scheduler.core.request import Request
@@ -23,8 +24,8 @@ _NO_EXECUTOR_RETRY_S = 1.0
 _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
 
 
-def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
-    """Raises a RequestRefusedError where no executor could hold it, or none takes it now."""
+def check_fits(request: Request, executors: Collection[ExecutorState], limits: CoreLimits) -> None:
+    """Raises a RequestRefusedError where no executor could hold it in its tenant's share, or none takes it now."""
     if not executors:
         raise NoExecutorError("no executor is attached yet; try again", _NO_EXECUTOR_RETRY_S)
     serving = [executor for executor in executors if executor.description.model == request.model]
@@ -34,7 +35,8 @@ def check_fits(request: Request, executors: Collection[ExecutorState]) -> None:
     if not serving:
         raise NoExecutorError(f"every executor of the model {request.model!r} is draining", _NO_EXECUTOR_RETRY_S)
     num_prompt = len(request.prompt_token_ids)
-    room = max(executor.description.max_request_tokens for executor in serving) - num_prompt
+    tenant = request.key.tenant
+    room = max(max_request_tokens(executor.description, tenant, limits.tenants) for executor in serving) - num_prompt
     if room < 1:
         raise InvalidRequestError(
             "prompt", f"{num_prompt} tokens leave no room for output; at most {num_prompt + room - 1} fit"
@@ -68,10 +70,15 @@ def check_queue(
             f"{waiting.num_tokens} prompt tokens are waiting, the limit is {limits.max_num_queued_tokens}",
             retry_after_s(waiting, limits, serving),
         )
-    ahead = waiting.ahead_of(live)
+    ahead = waiting.ahead_of(live, full_tenants(serving))
     fitting = [executor for executor in serving if live.fits(executor.description)]
     if ahead.num_requests and fitting and not is_returning:
         _check_first_token(outlook_of(live, fitting, ahead, limits).first_token_s, ahead, limits)
+
+
+def full_tenants(serving: Sequence[ExecutorState]) -> Set[str]:
+    """Whose requests the last plan of each executor passed over."""
+    return frozenset.intersection(*(executor.full_tenants for executor in serving)) if serving else frozenset()
 
 
 def check_wait(ahead: Ahead, limits: CoreLimits, serving: Sequence[ExecutorState]) -> None:

@@ -4,8 +4,9 @@ A request's queue key never changes, so a preempted one, or one whose executor w
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import compress
 
 from paceline_scheduler.core.live import PATIENCE_S, LiveRequest, Status
 from paceline_scheduler.core.planning.forecast import Ahead
@@ -22,10 +23,13 @@ class _ModelQueue:
     def index(self, key: tuple[float, int]) -> int:
         return bisect_left(self.requests, key, key=_queue_key)
 
-    def ahead_of(self, key: tuple[float, int]) -> Ahead:
+    def ahead_of(self, key: tuple[float, int], passed_over: Set[str]) -> Ahead:
         index = self.index(key)
-        bounds = self.max_output[:index]
-        return Ahead(index, sum(self.num_tokens[:index]), index - bounds.count(0), sum(bounds))
+        num_tokens, bounds = self.num_tokens[:index], self.max_output[:index]
+        if passed_over:
+            kept = [live.request.key.tenant not in passed_over for live in self.requests[:index]]
+            num_tokens, bounds = list(compress(num_tokens, kept)), list(compress(bounds, kept))
+        return Ahead(len(bounds), sum(num_tokens), len(bounds) - bounds.count(0), sum(bounds))
 
 
 class WaitingQueue:
@@ -80,12 +84,15 @@ class WaitingQueue:
     def models(self) -> tuple[str, ...]:
         return tuple(self._queues)
 
-    def ahead_of(self, live: LiveRequest) -> Ahead:
-        return self._queues.get(live.request.model, _ModelQueue()).ahead_of(live.queue_key)
+    def ahead_of(self, live: LiveRequest, full_tenants: Set[str] = frozenset()) -> Ahead:
+        """Those of other tenants are not whose share of the blocks is full."""
+        queue = self._queues.get(live.request.model, _ModelQueue())
+        return queue.ahead_of(live.queue_key, full_tenants - {live.request.key.tenant})
 
-    def ahead_of_usual(self, model: str, now: float) -> Ahead:
+    def ahead_of_usual(self, model: str, tenant: str, now: float, full_tenants: Set[str] = frozenset()) -> Ahead:
         """A usual request has priority 0 and no deadline."""
-        return self._queues.get(model, _ModelQueue()).ahead_of((now + PATIENCE_S, 1 << 62))
+        queue = self._queues.get(model, _ModelQueue())
+        return queue.ahead_of((now + PATIENCE_S, 1 << 62), full_tenants - {tenant})
 
     def all(self) -> tuple[LiveRequest, ...]:
         return tuple(live for queue in self._queues.values() for live in queue.requests)

@@ -1,0 +1,211 @@
+"""The files of a model: GGUF, safetensors, the JSON beside them, tokenizers. By what an executor reads at its start."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+from safetensors.numpy import save
+
+from fuzzing.target import Target, scratch
+from paceline_executor.errors import ModelError, StepTimesError
+from paceline_executor.runner.step_times import read_step_times
+from paceline_executor.testing.models import GgufParts, MetadataInput, byte_level_metadata
+from paceline_executor.weights import load_checkpoint, load_tokenizer
+from paceline_executor.weights.gguf_header import read_gguf_header
+from paceline_executor.weights.safetensors_folder import checkpoint_from_folder
+from paceline_executor.weights.tokenizer_folder import tokenizer_from_folder
+from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.backend import TokenizerSource
+from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, tokenizer_source
+
+_VOCAB_SIZE = 8
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": _VOCAB_SIZE,
+    "hidden_size": 4,
+    "intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+_Tensors = dict[str, npt.NDArray[np.generic]]
+_Metadata = dict[str, MetadataInput]
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json")
+
+
+def read_gguf(data: bytes) -> None:
+    """Be an executor with this file."""
+    path = scratch() / "model.gguf"
+    path.write_bytes(data)
+    for read in (read_gguf_header, _read_weights, load_tokenizer):
+        _refused_in_a_line(read, path)
+
+
+def _refused_in_a_line(read: Callable[[Path], object], path: Path) -> None:
+    sentence = ""
+    try:
+        read(path)
+    except ModelError as error:
+        sentence = str(error)
+    assert "\n" not in sentence, "a refusal is one line"
+
+
+def _read_weights(path: Path) -> None:
+    checkpoint = load_checkpoint(path)
+    for name in checkpoint.config.tensor_shapes():
+        checkpoint.tensor(name)
+
+
+def _sound_gguf() -> Iterator[bytes]:
+    path = scratch() / "sound.gguf"
+    llama: _Metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 16,
+        "llama.embedding_length": 4,
+        "llama.feed_forward_length": 4,
+        "llama.attention.head_count": 1,
+        "llama.attention.layer_norm_rms_epsilon": 2.0**-17,
+    }
+    floats = GGMLQuantizationType.F32
+    tensors: _Tensors = {f"blk.0.{name}.weight": np.ones((4, 4), np.float32) for name in _MATRICES}
+    tensors |= {name: np.ones(4, np.float32) for name in ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")}
+    tensors |= {"output_norm.weight": np.ones(4, np.float32), "token_embd.weight": np.ones((262, 4), np.float32)}
+    parts = GgufParts(llama | byte_level_metadata(), {name: (data, floats) for name, data in tensors.items()})
+    yield parts.write(path).read_bytes()
+    yield GgufParts({"general.architecture": "llama"} | byte_level_metadata(("h e",))).write(path).read_bytes()
+    yield GgufParts(_scored_metadata()).write(path).read_bytes()
+    yield b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<II", 4, 7)
+
+
+def _scored_metadata() -> _Metadata:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "e", "he"]
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(index) for index in range(len(tokens))],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1, 1, 1],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+@cache
+def _folder() -> Path:
+    """A sound folder, but for its tokenizer, which is another target."""
+    folder = scratch() / "folder"
+    folder.mkdir()
+    for name, data in _sound_files().items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@cache
+def _sound_files() -> dict[str, bytes]:
+    layer = "model.layers.0."
+    square, line = np.ones((4, 4), np.float32), np.ones(4, np.float32)
+    projections = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+        f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    ]
+    tensors: _Tensors = {f"{layer}{name}.weight": square for name in projections}
+    tensors |= {f"{layer}{name}.weight": line for name in ("input_layernorm", "post_attention_layernorm")}
+    tensors |= {"model.norm.weight": line, "model.embed_tokens.weight": np.ones((_VOCAB_SIZE, 4), np.float32)}
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    return {
+        "model.safetensors": save(tensors),
+        "config.json": json.dumps(_CONFIG).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": [1], "temperature": 0.7}).encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": "<|im_end|>", "chat_template": "x"}).encode(),
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "tokenizer.json": byte_level_tokenizer().to_str().encode(),
+    }
+
+
+def read_safetensors(data: bytes) -> None:
+    """Be an executor with this file in a folder that is sound otherwise."""
+    path = _folder() / "model.safetensors"
+    path.write_bytes(data)
+    _refused_in_a_line(_read_weights, _folder())
+    path.write_bytes(_sound_files()[path.name])
+
+
+def _sound_safetensors() -> Iterator[bytes]:
+    yield _sound_files()["model.safetensors"]
+
+
+def read_json_files(data: bytes) -> None:
+    """Be an executor with a file in such a folder; the first byte says which."""
+    path = _folder() / _JSON_FILES[data[0] % len(_JSON_FILES) if data else 0]
+    path.write_bytes(data[1:])
+    _refused_in_a_line(checkpoint_from_folder, _folder())
+    _refused_in_a_line(tokenizer_from_folder, _folder())
+    path.write_bytes(_sound_files()[path.name])
+
+
+def _sound_json_files() -> Iterator[bytes]:
+    for number, name in enumerate(_JSON_FILES):
+        yield bytes([number]) + _sound_files()[name]
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
+    gemma = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 4}}
+    for config in (_CONFIG | {"rope_scaling": yarn}, _CONFIG | {"model_type": "qwen3"}, _CONFIG | gemma):
+        yield b"\0" + json.dumps(config).encode()
+
+
+def read_tokenizer(data: bytes) -> None:
+    """Be an executor with this tokenizer.json, and a scheduler that is sent it."""
+    path = _folder() / "tokenizer.json"
+    path.write_bytes(data)
+    _refused_in_a_line(tokenizer_from_folder, _folder())
+    with suppress(UnsupportedError, InvalidRequestError):
+        model = read_text_model(replace(_source(), json=data), 400)
+        model.encode_text("Hello, world")
+        model.spelling.decode([1, 2, 3, 399], skip_special_tokens=True)
+
+
+@cache
+def _source() -> TokenizerSource:
+    return tokenizer_source(byte_level_tokenizer())
+
+
+def _sound_tokenizers() -> Iterator[bytes]:
+    for tokenizer in (byte_level_tokenizer(), sentence_piece_tokenizer()):
+        yield tokenizer.to_str().encode()
+    yield b'{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+
+
+def read_step_time_file(data: bytes) -> None:
+    """Be a simulated executor with this table."""
+    path = scratch() / "steps.json"
+    path.write_bytes(data)
+    with suppress(StepTimesError):
+        read_step_times(path).step_ns(7, 100)
+
+
+def _sound_step_times() -> Iterator[bytes]:
+    points = [{"num_tokens": 1, "duration_us": 5}, {"num_tokens": 9, "num_pairs": 3, "duration_us": 21.5}]
+    yield json.dumps({"points": points, "us_per_million_pairs": 40}).encode()
+
+
+TARGETS = (
+    Target("gguf", read_gguf, _sound_gguf),
+    Target("safetensors", read_safetensors, _sound_safetensors),
+    Target("model-json", read_json_files, _sound_json_files),
+    Target("tokenizer-json", read_tokenizer, _sound_tokenizers),
+    Target("step-times", read_step_time_file, _sound_step_times),
+)

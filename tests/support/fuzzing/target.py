@@ -1,0 +1,39 @@
+"""What a fuzz target is: a parser, what it may say of bytes that it does not take, and sound inputs to begin from."""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+MAX_SEED_BYTES = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`run` returns, whatever it is given: what it raises is a defect of the parser. `seeds` are sound inputs."""
+
+    name: str
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+
+
+@cache
+def scratch() -> Path:
+    """Return a folder in memory, where there is one: files are written to it thousands of times a second."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+    return Path(tempfile.mkdtemp(prefix="paceline-fuzz-", dir=memory if memory.is_dir() else None))
+
+
+def framed(messages: Iterable[bytes]) -> bytes:
+    """Return messages as one input; `unframed` takes them apart."""
+    return b"".join(len(message).to_bytes(2, "big") + message for message in messages)
+
+
+def unframed(data: bytes, at_most: int) -> list[bytes]:
+    """Return the messages of an input; the last one may be cut short."""
+    stream, messages = io.BytesIO(data), list[bytes]()
+    while len(messages) < at_most and (length := stream.read(2)):
+        messages.append(stream.read(int.from_bytes(length, "big")))
+    return messages

@@ -1,0 +1,154 @@
+"""Texts of users and models: chat templates, traces, files of tokens, options that are JSON, files of a cache."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from types import FrameType
+from typing import NoReturn
+
+from fuzzing.target import Target, scratch
+from paceline_cli.bench.errors import TraceError
+from paceline_cli.bench.traces import Scale, read_trace, replay
+from paceline_cli.supervisor.log_lines import Level, parse_line
+from paceline_scheduler.api.chat_template import ChatRefusedError, ChatTemplate, TemplateFailedError
+from paceline_scheduler.api.spelling_file import TokenTexts, pack
+from paceline_scheduler.api.tokenizer import read_text_model
+from paceline_scheduler.config import read_speculation
+from paceline_scheduler.errors import ConfigError, TokenFileError, UnsupportedError
+from paceline_scheduler.testing.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer, tokenizer_source
+from paceline_scheduler.tokens import parse_tokens
+
+_NOON = datetime(2026, 11, 21, 12, 0)  # noqa: DTZ001 - templates are told the local time
+_MESSAGES = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": ""}]
+_RENDER_S = 1.0
+
+
+class _OutOfTimeError(BaseException):
+    """What ends a template here; in a scheduler its process ends."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """End what runs on for too long, by the time that it computes."""
+
+    def end(_: int, __: FrameType | None) -> NoReturn:
+        raise _OutOfTimeError
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def render(data: bytes) -> None:
+    """Be the process that renders a template. What makes one number of two, or a text longer, is left out: to endure
+    that is for the process's bounds, which this one has not.
+    """
+    source = data.decode("utf-8", "replace")
+    if "*" in source or any(word in source for word in ("lipsum", "center", "indent", "format", "%", "<<", "range")):
+        source = "".join("7" if letter.isdecimal() else letter for letter in source.replace("*", "+"))
+        source = _without_widths(source)
+    with suppress(ChatRefusedError, TemplateFailedError, MemoryError, _OutOfTimeError), _bounded():
+        template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": None})
+        template.render(_MESSAGES, _NOON, 10_000)
+
+
+def _without_widths(source: str) -> str:
+    """Return the source with no number of more than one digit."""
+    kept: list[str] = []
+    for letter in source:
+        if not (letter in "0123456789_" and kept and kept[-1] in "0123456789_" and letter != "_"):
+            kept.append(letter)
+    return "".join(kept)
+
+
+def _sound_templates() -> Iterator[bytes]:
+    yield CHAT_TEMPLATE.encode()
+    yield (
+        b"{%- set ns = namespace(found=false) -%}{%- for m in messages if m.role != 'system' -%}{%- if loop.first -%}"
+        b"{{ bos_token }}{%- endif -%}{{ m['content'] | trim | tojson }}{%- if loop.index0 > 3 -%}{% break %}"
+        b"{%- endif -%}{%- endfor -%}{{ strftime_now('%d %b') }}{% generation %}x{% endgeneration %}"
+    )
+    yield b"{% macro say(x) %}[{{ x }}]{% endmacro %}{{ say(messages[-1].content[::-1]) }}{{ raise_exception('no') }}"
+
+
+def read_csv(data: bytes) -> None:
+    """Be the benchmark with this trace."""
+    _read_trace("trace.csv", data)
+
+
+def read_jsonl(data: bytes) -> None:
+    """The same in the other form."""
+    _read_trace("trace.jsonl", data)
+
+
+def _read_trace(name: str, data: bytes) -> None:
+    path = scratch() / name
+    path.write_bytes(data)
+    with suppress(TraceError):
+        replay(read_trace(path, 50), Scale(0.125, 2.0))
+
+
+def _sound_csv() -> Iterator[bytes]:
+    yield b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16T18:17:04Z,3,0\n"
+
+
+def _sound_jsonl() -> Iterator[bytes]:
+    yield b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
+    yield b'{"timestamp": 0.5, "input_length": 1, "output_length": 0}\n\n'
+
+
+def read_tokens(data: bytes) -> None:
+    """Be a scheduler with this file of tokens."""
+    with suppress(TokenFileError, UnicodeDecodeError):  # the second is one of the file as a whole
+        parse_tokens(data.decode())
+
+
+def _sound_tokens() -> Iterator[bytes]:
+    line = b'{"hash": "sha256:%s", "tenant": "blue", "role": "client", "name": "n", "limits": {"max_num_streams": 3}}\n'
+    yield line % (b"ab" * 32) + line % (b"cd" * 32)
+
+
+def read_option(data: bytes) -> None:
+    """Be a scheduler with this option, and a supervisor that reads this line of a log."""
+    text = "{" + data.decode("utf-8", "replace").replace("\0", "")
+    with suppress(ConfigError):
+        read_speculation(text)
+    parse_line(data, Level.INFO)
+
+
+def _sound_options() -> Iterator[bytes]:
+    yield b'"max_num_draft_tokens": 4}'
+    yield b'{"event": "loading", "fraction": 0.5, "phase": "weights", "level": "info"}'
+    yield b'{"event": "draining", "num_requests": 3}'
+
+
+def _reads_spelling(vocab_size: int) -> Callable[[bytes], None]:
+    source = tokenizer_source(byte_level_tokenizer())
+
+    def read(data: bytes) -> None:
+        """Be a scheduler that finds this in its cache: it falls back to the tokenizer itself."""
+        with suppress(UnsupportedError):
+            model = read_text_model(source, vocab_size, data)
+            model.spelling.decode([1, 2], skip_special_tokens=True)
+
+    return read
+
+
+def _sound_spelling() -> Iterator[bytes]:
+    texts = read_text_model(tokenizer_source(byte_level_tokenizer()), 400).texts
+    yield pack(TokenTexts(texts.spelling, "<s>", None))
+
+
+TARGETS = (
+    Target("chat-template", render, _sound_templates),
+    Target("trace-csv", read_csv, _sound_csv),
+    Target("trace-jsonl", read_jsonl, _sound_jsonl),
+    Target("tokens-file", read_tokens, _sound_tokens),
+    Target("json-lines", read_option, _sound_options),
+    Target("spelling-cache", _reads_spelling(400), _sound_spelling),
+)
