@@ -17,9 +17,9 @@ from paceline.v1 import admin_pb2 as pb
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.servicer_access import audited, caller
-from paceline_scheduler.backend import Backend, Executors
+from paceline_scheduler.backend import Backend, Executors, PlanRecording
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
-from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError, NoRecordDirError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
 
 _MAX_WAITING_STEPS = 256
@@ -38,12 +38,14 @@ class AdminServicer(AdminServiceServicer):
         steps: StepWatch,
         scheduler_id: str,
         num_lost_log_lines: Callable[[], int],
+        recording: PlanRecording | None,
     ) -> None:
         self._backend = backend
         self._executors = executors
         self._steps = steps
         self._scheduler_id = scheduler_id
         self._num_lost_log_lines = num_lost_log_lines
+        self._recording = recording
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
@@ -105,8 +107,14 @@ class AdminServicer(AdminServiceServicer):
     async def SetPlanRecording(
         self, request: pb.SetPlanRecordingRequest, context: _Context
     ) -> pb.SetPlanRecordingResponse:
-        call = "AdminService.SetPlanRecording"
-        raise UnsupportedError(call, f"{call} is not supported by this version")
+        if self._recording is None:
+            raise NoRecordDirError("this scheduler has no folder for recordings; start it with --record-dir")
+        if request.HasField("name"):
+            self._recording.start(request.name, is_raw=request.raw)
+        else:
+            self._recording.stop()
+        _log.info("recording_set", name=request.name or None, is_raw=request.raw, **audited(caller()))
+        return pb.SetPlanRecordingResponse()
 
     def _check_address(self, address: str) -> None:
         """Raises UnknownExecutorError."""

@@ -59,6 +59,10 @@ class Tenants:
         for rate in (self._requests, self._tokens):
             rate.keep(self._limits)
 
+    @property
+    def limits(self) -> Mapping[str, TenantLimits]:
+        return self._limits
+
     def check_rates(self, tenant: str, now: float) -> None:
         """Raises TenantLimitError while a tenant has used up its minute."""
         for rate, per_minute in self._rates(tenant):

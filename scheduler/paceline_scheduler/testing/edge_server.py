@@ -56,7 +56,9 @@ async def serve_edge(
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    add_AdminServiceServicer_to_server(AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0), server)
+    add_AdminServiceServicer_to_server(
+        AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, None), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
