@@ -1,4 +1,4 @@
-"""`paceline replay`, and `paceline explain` of a file: a scheduler's own program looks into its recordings."""
+"""`paceline replay`, and `paceline explain` of a file, by the scheduler's own program."""
 
 import importlib.util
 import subprocess
@@ -30,15 +30,13 @@ def replay(
 ) -> None:
     """Repeat what a scheduler planned, and compare.
 
-    Feeds a fresh scheduler core with what is recorded, and compares every plan; exit code 1 if one differs. With
-    --policy it simulates what other settings would have done, and shows both side by side.
+    Exit code 1 if a plan differs. With --policy, show what other settings would have done beside it.
     """
     options = () if policy is None else ("--policy", policy)
     run_recording_tool("replay", str(file), *options, *(() if plot is None else ("--plot", str(plot))))
 
 
 def run_recording_tool(*arguments: str) -> None:
-    """Run the scheduler's program for recordings; ends as that does."""
     with reported():
         if importlib.util.find_spec(_MODULE) is None:
             raise ProgramMissingError("recordings need the scheduler: pip install 'paceline[scheduler]'")
