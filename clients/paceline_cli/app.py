@@ -14,6 +14,7 @@ from paceline_cli.commands.explain import estimate, explain
 from paceline_cli.commands.generate import generate
 from paceline_cli.commands.models import models
 from paceline_cli.commands.profile import profile
+from paceline_cli.commands.replay import replay
 from paceline_cli.commands.token import token
 from paceline_cli.commands.top import top
 from paceline_cli.commands.up import up
@@ -64,6 +65,6 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
-for command in (up, chat, generate, models, top, explain, estimate, profile, token, bench, demo, chaos):
+for command in (up, chat, generate, models, top, explain, estimate, profile, replay, token, bench, demo, chaos):
     app.command(help=_paragraphs(command.__doc__ or ""))(command)
 app.command("serve", help="The same as [bold]up[/bold].")(up)

@@ -120,3 +120,13 @@ class Executors(Protocol):
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """Of all that are looked for, by address."""
         ...
+
+
+class PlanRecording(Protocol):
+    """Recordings of plans and results, one at a time, in the scheduler's own folder."""
+
+    def start(self, name: str, *, is_raw: bool) -> None:
+        """Begin a recording, and end the one before. Raises InvalidRequestError."""
+        ...
+
+    def stop(self) -> None: ...

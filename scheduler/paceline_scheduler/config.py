@@ -20,6 +20,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65535
 MAX_DRAFTS = 63  # of a row and step, by the plan protocol
 _MAX_ADDRESS_BYTES = 256  # that executors take
+_RAW = "raw:"
 _SPECULATION = '{"max_num_draft_tokens": 4}'
 _DESCRIPTION = """\
 Decides, step by step, what the executors run, and serves clients over gRPC.
@@ -57,6 +58,14 @@ class Traces(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingConfig:
+    """Where plans and results are recorded, and whether with the token ids themselves."""
+
+    folder: Path
+    is_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A port of 0 takes any free one."""
 
@@ -85,6 +94,7 @@ class Config:
     tokens: Path | None = None
     insecure: bool = False
     traces: Traces = Traces.OFF
+    recording: RecordingConfig | None = None
 
     def __post_init__(self) -> None:
         _require_host("--host", self.host)
@@ -158,6 +168,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
         tokens=options.tokens,
         insecure=options.insecure,
         traces=wanted_traces(os.environ),
+        recording=None if options.record_dir is None else _recording(options.record_dir),
     )
 
 
@@ -400,6 +411,12 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         help="How often a line in the log says how much was done, if anything was; 0: never. [default: %(default)g]",
     )
     group.add_argument(
+        "--record-dir",
+        metavar="[raw:]DIR",
+        help="Record plans and results there for 'paceline replay', from the start on, 512 MiB at most, the oldest go"
+        " first. Numbers stand for token ids, unless 'raw:' is in front. [default: nothing is recorded]",
+    )
+    group.add_argument(
         "--log-level",
         choices=LOG_LEVELS,
         default="info",
@@ -413,6 +430,12 @@ def _tls_folder(path: Path) -> TlsFolder:
         return TlsFolder(path)
     except TlsFolderError as error:
         raise ConfigError(f"--tls-dir: {error}") from error
+
+
+def _recording(text: str) -> RecordingConfig:
+    folder = text.removeprefix(_RAW)
+    _require(bool(folder), "--record-dir", "names no folder")
+    return RecordingConfig(Path(folder), is_raw=text.startswith(_RAW))
 
 
 def _reachable(text: str) -> str:

@@ -13,6 +13,7 @@ SchedulerError
         UnknownRequestError
         UnknownModelError
         UnknownExecutorError
+        NoRecordDirError
         ExecutorLeavingError
         QueueFullError
             TenantLimitError
@@ -32,6 +33,7 @@ SchedulerError
         GivenUpError
     ConfigError
         TokenFileError
+    RecordingError
     PortError
     DivergenceError
     LinkError
@@ -108,6 +110,10 @@ class UnknownModelError(RequestRefusedError):
 
 class UnknownExecutorError(RequestRefusedError):
     """The scheduler knows no executor of this address."""
+
+
+class NoRecordDirError(RequestRefusedError):
+    """Plans are to be recorded, and the scheduler was given no folder for that."""
 
 
 class ExecutorLeavingError(RequestRefusedError):
@@ -219,6 +225,10 @@ class ConfigError(SchedulerError):
 
 class TokenFileError(ConfigError):
     """The file is missing, or a line of it cannot be meant; the sentence names the line."""
+
+
+class RecordingError(SchedulerError):
+    """A file is no recording, or none that this program can read."""
 
 
 class PortError(SchedulerError):

@@ -26,11 +26,12 @@ from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
-from paceline_scheduler.config import Config
+from paceline_scheduler.config import Config, RecordingConfig
 from paceline_scheduler.core.core import Core
 from paceline_scheduler.core.events import BeginDrain, SetTenants
 from paceline_scheduler.core.limits import CoreLimits
 from paceline_scheduler.disk_cache import AsyncDiskCache, DiskCache
+from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.claim import Approach, OwnClaim
 from paceline_scheduler.link.discovery import Discovery, resolve_with_system
 from paceline_scheduler.link.executors import Executors
@@ -48,6 +49,7 @@ from paceline_scheduler.statistics import Statistics
 from paceline_scheduler.tracing import trace
 
 if TYPE_CHECKING:
+    from paceline_scheduler.recording.recorder import Recorder
     from paceline_scheduler.span_export import SpanExport
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
@@ -69,6 +71,7 @@ class _Parts:
     metrics: Metrics
     statistics: Statistics
     spans: "SpanExport | None"
+    recorder: "Recorder | None"
 
 
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
@@ -115,6 +118,8 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         telling.cancel()
         await _end(links)
         parts.metrics.close()
+        if parts.recorder is not None:
+            parts.recorder.close()
         await ports.stop()
         await edge.texts.close()
         if parts.spans is not None:
@@ -134,7 +139,9 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     )
     edge_limits = EdgeLimits()
     claim = OwnClaim(secrets.token_hex(8), Approach.TAKE_OVER if config.takeover else Approach.WAIT)
-    runtime = Runtime(Core(core_limits), clock, asyncio.get_running_loop())
+    core = Core(core_limits)
+    runtime = Runtime(core, clock, asyncio.get_running_loop())
+    recorder = None if config.recording is None else _record(config.recording, core, runtime, claim.scheduler_id)
     if (tokens := ports.tokens) is not None:
         runtime.feed(SetTenants(tokens.bounds))
         tokens.on_other_bounds(lambda bounds: runtime.feed(SetTenants(bounds)))
@@ -151,7 +158,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
     spans = trace(config.traces, runtime, edge, clock, claim.scheduler_id)
-    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost, meter)
+    admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost, meter, recorder)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
     # Reading a vocabulary keeps the event loop waiting: better before the first request.
@@ -168,7 +175,21 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     span_counts = dict[str, int] if spans is None else spans.counts
     metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost, span_counts)
     statistics = Statistics(meter, executors, lambda: runtime.views.num_waiting()[0], clock)
-    return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics, spans)
+    return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics, spans, recorder)
+
+
+def _record(config: RecordingConfig, core: Core, runtime: Runtime, scheduler_id: str) -> "Recorder":
+    """Record from the first event on. Raises ConfigError where there can be no such folder."""
+    from paceline_scheduler.recording.recorder import Recorder  # which others need not wait for
+
+    try:
+        config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--record-dir: cannot make {config.folder}: {error.strerror or error}") from error
+    recorder = Recorder(lambda: core.state, config.folder, scheduler_id)
+    recorder.start("start", is_raw=config.is_raw)
+    runtime.show_all(recorder)
+    return recorder
 
 
 async def _drain(

@@ -20,6 +20,7 @@ from paceline_scheduler.core.events import (
     Tick,
 )
 from paceline_scheduler.core.views import CoreViews
+from paceline_scheduler.errors import SchedulerError
 
 _PLANNED_AT_ONCE = (StepFinished, ExecutorAttached, ExecutorLost, ExecutorRemoved, Tick)
 """After other events what arrives in the same turn of the loop is planned together."""
@@ -50,6 +51,12 @@ class PlanObserver(Observer, Protocol):
         ...
 
 
+class RefusalObserver(PlanObserver, Protocol):
+    """Sees what did not happen as well."""
+
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> None: ...
+
+
 class Runtime:
     """It is the edge's Backend. `clock` gives monotonic seconds."""
 
@@ -61,6 +68,7 @@ class Runtime:
         self._alarm = Alarm(loop, clock, lambda at_s: self.feed(Tick(), max(at_s, clock())))
         self._observers: list[Observer] = []
         self._plan_observers: list[PlanObserver] = []
+        self._refusal_observers: list[RefusalObserver] = []
         self._outputs: OutputSink | None = None
         self._plans: PlanSink | None = None
         self._is_turn_ending = False
@@ -79,13 +87,23 @@ class Runtime:
         self._observers.append(observer)
         self._plan_observers.append(observer)
 
+    def show_all(self, observer: RefusalObserver) -> None:
+        """Let an observer see that, and what the core refuses."""
+        self.show_plans(observer)
+        self._refusal_observers.append(observer)
+
     def now_s(self) -> float:
         return self._clock()
 
     def feed(self, event: Event[ReplyT], now: float | None = None) -> ReplyT:
         """Return the answer, or raise the core's refusal."""
         now = self._clock() if now is None else now
-        effects = self._core.apply(event, now)
+        try:
+            effects = self._core.apply(event, now)
+        except SchedulerError as error:
+            for refusal_observer in self._refusal_observers:
+                refusal_observer.refused(event, now, error)
+            raise
         for observer in self._observers:
             observer.saw(event, now, effects)
         self._alarm.set(effects.wake_at)  # first: what is delivered may feed something that wakes earlier

@@ -1,12 +1,14 @@
 """`paceline explain` and `paceline estimate`: where a request is, and what would become of one."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline_cli.client import cli_client
 from paceline_cli.commands.generate import PromptArgument, as_chat, read_prompt
+from paceline_cli.commands.replay import run_recording_tool
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, reported
 from paceline_cli.options import (
@@ -25,21 +27,33 @@ from paceline_cli.waiting import WaitingNotice
 from paceline_client.requests import Scheduling, Stopping
 from paceline_client.results import Estimate, Explanation
 
+_RECORDING = ".recording"
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The request, by the id it was sent with.")],
+    what: Annotated[
+        str, typer.Argument(metavar="REQUEST|FILE", help="A request's id, or a file from the scheduler's --record-dir.")
+    ],
+    request: Annotated[
+        str | None,
+        typer.Argument(metavar="REQUEST", help="With a file: the request, or how its id begins. None: list them all."),
+    ] = None,
     tenant: TenantOption = "",
     as_json: _JsonOption = False,
     target: TargetOption = DEFAULT_TARGET,
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Say where a request is and what it waits for."""
+    """Say where a request is and what it waits for.
+
+    With a recording, tell a request's whole story step by step.
+    """
+    if request is not None or what.endswith(_RECORDING) or Path(what).is_file():
+        run_recording_tool("explain", what, *(() if request is None else (request,)))
     with reported(), cli_client(target, tls_dir, token_file) as client:
         with WaitingNotice(client):
-            explanation = client.explain(request_id, tenant=tenant)
+            explanation = client.explain(what, tenant=tenant)
         if as_json:
             echo_json(dataclasses.asdict(explanation))
         else:

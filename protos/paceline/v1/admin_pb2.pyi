@@ -951,18 +951,22 @@ class SetPlanRecordingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what the recording is called: 1 to 64 letters, digits, `-` and `_`. The folder is the scheduler's own.
     Unset turns recording off.
     """
+    raw: _builtins.bool
+    """raw records token ids themselves, in place of numbers that stand for them."""
     def __init__(
         self,
         *,
         name: _builtins.str | None = ...,
+        raw: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name", "raw", b"raw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015

@@ -134,7 +134,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetPlanRecording(self, request, context):
-        """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED.
+        """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
+        FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

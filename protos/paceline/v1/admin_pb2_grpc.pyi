@@ -54,7 +54,9 @@ class AdminServiceStub:
     WatchSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]
     """WatchSteps streams one message per finished step: what `paceline top` shows."""
     SetPlanRecording: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]
-    """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
+    """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
+    FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -82,7 +84,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     WatchSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStepsRequest, _admin_pb2.WatchStepsResponse]  # type: ignore[assignment]
     """WatchSteps streams one message per finished step: what `paceline top` shows."""
     SetPlanRecording: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPlanRecordingRequest, _admin_pb2.SetPlanRecordingResponse]  # type: ignore[assignment]
-    """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
+    """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
+    FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService is for operators; it listens on its own port of the scheduler."""
@@ -155,6 +159,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetPlanRecordingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetPlanRecordingResponse, _abc.Awaitable[_admin_pb2.SetPlanRecordingResponse]]:
-        """SetPlanRecording turns the recording of plans and results on or off. Not supported yet: UNIMPLEMENTED."""
+        """SetPlanRecording turns the recording of plans and results on or off; one that runs ends where another begins.
+        FAILED_PRECONDITION, reason NO_RECORD_DIR, when the scheduler was given no folder.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

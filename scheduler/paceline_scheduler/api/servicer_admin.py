@@ -19,11 +19,11 @@ from paceline.v1.admin_pb2_grpc import AdminServiceServicer
 from paceline_scheduler.api import status, wire
 from paceline_scheduler.api.servicer_access import audited, caller
 from paceline_scheduler.api.validation import MAX_KEY_BYTES
-from paceline_scheduler.backend import Backend, Executors
+from paceline_scheduler.backend import Backend, Executors, PlanRecording
 from paceline_scheduler.core.answers import RequestState
 from paceline_scheduler.core.events import DrainExecutor, SetLimits, UndrainExecutor
 from paceline_scheduler.core.queue.listing import MAX_LISTED, Selection
-from paceline_scheduler.errors import InvalidRequestError, UnknownExecutorError, UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError, NoRecordDirError, UnknownExecutorError, UnsupportedError
 from paceline_scheduler.observers.steps import StepRecord, StepWatch
 from paceline_scheduler.tenant_limits import MAX_LIMIT, NO_LIMITS, TenantBounds, TenantLimits
 
@@ -47,6 +47,7 @@ class AdminServicer(AdminServiceServicer):
         scheduler_id: str,
         num_lost_log_lines: Callable[[], int],
         meter: Meter,
+        recording: PlanRecording | None,
     ) -> None:
         self._backend = backend
         self._executors = executors
@@ -54,6 +55,7 @@ class AdminServicer(AdminServiceServicer):
         self._scheduler_id = scheduler_id
         self._num_lost_log_lines = num_lost_log_lines
         self._meter = meter
+        self._recording = recording
 
     @override
     async def ListExecutors(self, request: pb.ListExecutorsRequest, context: _Context) -> pb.ListExecutorsResponse:
@@ -138,8 +140,14 @@ class AdminServicer(AdminServiceServicer):
     async def SetPlanRecording(
         self, request: pb.SetPlanRecordingRequest, context: _Context
     ) -> pb.SetPlanRecordingResponse:
-        call = "AdminService.SetPlanRecording"
-        raise UnsupportedError(call, f"{call} is not supported by this version")
+        if self._recording is None:
+            raise NoRecordDirError("this scheduler has no folder for recordings; start it with --record-dir")
+        if request.HasField("name"):
+            self._recording.start(request.name, is_raw=request.raw)
+        else:
+            self._recording.stop()
+        _log.info("recording_set", name=request.name or None, is_raw=request.raw, **audited(caller()))
+        return pb.SetPlanRecordingResponse()
 
     def _check_address(self, address: str) -> None:
         """Raises UnknownExecutorError."""

@@ -48,8 +48,24 @@ class Core:
     """`now` is seconds on the injected monotonic clock."""
 
     def __init__(self, limits: CoreLimits) -> None:
-        self._state = CoreState(limits)
-        self.views = CoreViews(self._state)
+        self._go_on(CoreState(limits))
+
+    @classmethod
+    def of(cls, state: CoreState) -> "Core":
+        """Return a core that goes on from a state, which is its own from now on."""
+        core = cls(state.limits)
+        state.requests.restored()
+        core._go_on(state)
+        return core
+
+    def _go_on(self, state: CoreState) -> None:
+        self._state = state
+        self.views = CoreViews(state)
+
+    @property
+    def state(self) -> CoreState:
+        """All that it knows, to be written down; not to be changed."""
+        return self._state
 
     def apply(self, event: Event[ReplyT], now: float) -> Effects[ReplyT]:
         """What it raises has changed nothing."""

@@ -27,6 +27,11 @@ class PrefixChain:
             root.update(len(encoded).to_bytes(4, "little") + encoded)
         self._root = root.digest()
 
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """The keys that were asked for so far."""
+        return tuple(self._keys)
+
     def key(self, index: int, token_ids: Int32Array) -> bytes:
         """`token_ids` are known at least to the block's end."""
         while len(self._keys) <= index:

@@ -74,6 +74,10 @@ class Tenants:
         self._requests.tidy(lambda tenant: self._bounds.of(tenant).max_requests_per_minute, now)
         self._tokens.tidy(lambda tenant: self._bounds.of(tenant).max_tokens_per_minute, now)
 
+    @property
+    def bounds(self) -> TenantBounds:
+        return self._bounds
+
     def check_rates(self, tenant: str, now: float) -> None:
         """Raises TenantLimitError while a tenant has used up its minute."""
         for rate, per_minute in self._rates(tenant):

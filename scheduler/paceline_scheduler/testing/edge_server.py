@@ -61,7 +61,7 @@ async def serve_edge(
     backend.sink = edge.delivery
     server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
     add_InferenceServiceServicer_to_server(InferenceServicer(edge), server)
-    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter or Meter(COUNTED))
+    admin = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, meter or Meter(COUNTED), None)
     add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -343,8 +343,8 @@ async def test_a_slow_watcher_is_told_how_many_steps_it_missed(stub, backend):
     call.cancel()
 
 
-async def test_plan_recording_names_itself_as_unsupported(stub):
-    """It comes with a later version."""
+async def test_without_a_folder_no_plans_are_recorded(stub):
+    """Which option it takes is said."""
     code, details = await refusal(stub.SetPlanRecording(pb.SetPlanRecordingRequest(name="x")))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert details[ErrorInfo].metadata["feature"] == "AdminService.SetPlanRecording"
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details[ErrorInfo].reason == "NO_RECORD_DIR"

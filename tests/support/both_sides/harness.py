@@ -44,7 +44,7 @@ class CoreHarness:
         self.clock = ManualClock()
         self.drafts: Sequence[int] = ()  # that each row gets, the same numbers over and over; empty: what is best
         self.limits = limits or CoreLimits()
-        self.core = Core(self.limits)
+        self.core = self.new_core()
         self.wake_at: float | None = None  # as the last event told
         self.client = OutputCollector()
         self.executors = {f"executor-{index}": executor for index, executor in enumerate(executors)}
@@ -52,6 +52,10 @@ class CoreHarness:
         self.results: dict[str, deque[StepResult]] = {address: deque() for address in self.executors}
         for address in self.executors:
             self.attach(address)
+
+    def new_core(self) -> Core:
+        """Return the core of a scheduler that starts."""
+        return Core(self.limits)
 
     @property
     def views(self) -> CoreViews:
@@ -73,7 +77,7 @@ class CoreHarness:
 
     def succeed(self) -> None:
         """Let the scheduler die with all it knows, and another one take over; what clients have they still have."""
-        self.core = Core(self.limits)
+        self.core = self.new_core()
         self.feed(ExpectExecutors(tuple(self.executors)))
         for address in self.executors:
             self.attach(address)

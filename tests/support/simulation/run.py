@@ -58,10 +58,13 @@ class Summary:
 def run_seed(seed: int, *, whole_story: bool = False) -> tuple[Outcome, str]:
     """Run what a seed stands for; returns its outcome and its story, whole or only the end of it."""
     trace = Trace(is_kept_whole=whole_story)
-    world = World(draw_scenario(seed), trace)
+    return run_world(World(draw_scenario(seed), trace), trace), trace.story()
+
+
+def run_world(world: World, trace: Trace) -> Outcome:
+    """Run a world that its trace tells of."""
     with _logs_of(world, trace):
-        outcome = world.run()
-    return outcome, trace.story()
+        return world.run()
 
 
 def run_seeds(seeds: Sequence[int], num_processes: int) -> Summary:

@@ -1,7 +1,7 @@
 """Schedulers as nodes of the network: core, links and edge as in production, put together as the process does it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from random import Random
@@ -120,7 +120,7 @@ class SchedulerHost:
         self._network = network
         self._random = random
         self._executors = executors
-        self._limits = limits
+        self.new_core: Callable[[], Core] = lambda: _CheckedCore(limits)
         self._ready_when = ready_when
 
     def start(self, approach: Approach, protocols: ProtocolRange) -> None:
@@ -192,7 +192,7 @@ class SchedulerHost:
 
     def _assemble(self, node: Node, claim: OwnClaim) -> None:
         loop = self._loop
-        runtime = self.runtime = Runtime(_CheckedCore(self._limits), loop.time, loop)
+        runtime = self.runtime = Runtime(self.new_core(), loop.time, loop)
         leadership = Leadership(claim)
         executors = self.executors = Executors(runtime, StepObserver(runtime.views), leadership)
         listener = self._listener = Listener(runtime, executors)

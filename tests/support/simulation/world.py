@@ -36,7 +36,7 @@ _IDLE_S = 45.0  # a request that nobody listens to goes on for 30 s
 _POLL_S = 0.25
 _RESTART_S = 0.3  # what a supervisor takes
 _MANY = 3
-_LIMITS = CoreLimits(ttft_budget_s=600.0)  # nothing is refused because it would have to wait
+LIMITS = CoreLimits(ttft_budget_s=600.0)  # nothing is refused because it would have to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class World:
         ]
         addresses = ",".join(map(address_of, executor_names))
         bounds = TenantBounds(any_tenant=TenantLimits(max_kv_share=scenario.max_kv_share))
-        limits = replace(_LIMITS, tenants=bounds)
+        limits = replace(LIMITS, tenants=bounds)
         self.schedulers = [
             SchedulerHost(name, self.loop, self.network, self._own_random(name), addresses, limits, scenario.ready_when)
             for name in scheduler_names

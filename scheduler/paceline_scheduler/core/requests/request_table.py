@@ -37,14 +37,19 @@ class RequestTable:
     def __init__(self) -> None:
         self._by_handle: dict[int, LiveRequest] = {}
         self._by_key: dict[RecordId, LiveRequest] = {}
-        self._deadlines = Deadlines(lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s)
-        self._windows = Deadlines(lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s)
+        self._deadlines, self._windows = Deadlines(), Deadlines()
+        self.restored()
         self._retained: OrderedDict[RecordId, tuple[float, LiveRequest]] = OrderedDict()  # until when, oldest first
         self._num_retained_bytes = 0
         self._num_without_listener = 0
 
     def __len__(self) -> int:
         return len(self._by_handle)
+
+    def restored(self) -> None:
+        """Be asked by its own deadlines, after all its values were set from outside."""
+        self._deadlines.is_due = lambda live, at_s: self.is_open(live) and live.request.deadline_s == at_s
+        self._windows.is_due = lambda live, at_s: self.is_open(live) and live.detached_until_s == at_s
 
     def all(self) -> Iterable[LiveRequest]:
         return self._by_key.values()

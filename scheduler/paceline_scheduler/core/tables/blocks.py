@@ -8,7 +8,7 @@ A block is exactly one of: free (nothing in it), cached (owned by nobody, has a 
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +110,14 @@ class BlockPool:
         is_free[list(self._keys)] = False
         self._free = _ids(np.flatnonzero(is_free)[::-1])
         self._cached = OrderedDict((b, None) for b in sorted(self._keys) if not self._ref_counts[b])
+
+    def keys(self) -> Iterable[bytes]:
+        return self._blocks_by_key
+
+    def rename(self, keys: Mapping[bytes, bytes]) -> None:
+        """Put other keys in the place of some; no two become one."""
+        self._keys = {block: keys.get(key, key) for block, key in self._keys.items()}
+        self._blocks_by_key = {key: block for block, key in self._keys.items()}
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Asserts that every block's owners are counted; for tests and idle moments."""

@@ -14,6 +14,9 @@ How a row's tokens lie, half-open from position 0:
     [0, num_slots)                 covered by the block table: what refused drafts leave serves the next tokens
 """
 
+from collections.abc import Callable
+from copy import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -158,6 +161,15 @@ class RowColumns:
     def token_ids(self, row: int) -> Int32Array:
         """Returns a view that the next step may change."""
         return self._token_ids[row, : self.num_known[row]]
+
+    def with_tokens(self, other: Callable[[Int32Array], Int32Array]) -> "RowColumns":
+        """Return a copy that has as many other tokens in each row in use, and shares all the rest."""
+        token_ids = np.zeros_like(self._token_ids)
+        for row in np.flatnonzero(self.state != FREE).tolist():
+            token_ids[row, : self.num_known[row]] = other(self.token_ids(row))
+        copied = copy(self)
+        vars(copied)["_token_ids"] = token_ids
+        return copied
 
     def output_token_ids(self, row: int) -> Int32Array:
         """Returns a copy."""

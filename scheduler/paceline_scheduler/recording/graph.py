@@ -1,0 +1,217 @@
+"""Values of the scheduler as JSON and bytes, and back: events, and a core's whole state, with what it holds twice once.
+
+Goes by the fields of classes, so that a new field is recorded without a line here. Knows which classes there are, and
+makes no others. Refuses to know what they mean; `replace` may put another value in the place of one of a class.
+"""
+
+import dataclasses
+import json
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from paceline.plan import values
+from paceline_scheduler import holder, tenant_limits
+from paceline_scheduler.core import (
+    events,
+    executors,
+    limits,
+    live,
+    outputs,
+    phases,
+    prefix,
+    request,
+    retained,
+    state,
+    suspects,
+    tenants,
+)
+from paceline_scheduler.core.executor import group
+from paceline_scheduler.core.executor import state as executor_state
+from paceline_scheduler.core.planning import growth, speculation, step_time
+from paceline_scheduler.core.queue import deadlines, waiting
+from paceline_scheduler.core.requests import request_table
+from paceline_scheduler.core.tables import blocks, rows
+
+Value = Any  # of the scheduler's
+Node = Any  # of JSON
+Replacements = Mapping[type, Callable[[Value], Value]]
+
+_MODULES: tuple[ModuleType, ...] = (
+    *(values, holder, tenant_limits, events, executors, limits, live, outputs, phases, prefix, request, retained),
+    *(state, suspects, tenants, group, executor_state, growth, speculation, step_time, deadlines, waiting),
+    *(request_table, blocks, rows),
+)
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def _classes() -> Iterator[tuple[str, type]]:
+    for module in _MODULES:
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield _name(value), value
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__.removeprefix('paceline_scheduler.')}.{kind.__qualname__}"
+
+
+class GraphError(ValueError):
+    """A value that has no form here, or bytes that are no value."""
+
+
+class _Writer:
+    def __init__(self, replacements: Replacements) -> None:
+        self.columns = bytearray()
+        self._replacements = replacements
+        self._numbers: dict[int, int] = {}  # of objects and arrays, by identity
+        self._kept: list[object] = []  # so that no identity is used again
+
+    def node(self, value: Value) -> Node:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, Enum):
+            return ["enum", _known(kind), value.value]
+        if kind is tuple:
+            return ["tuple", *map(self.node, value)]
+        if isinstance(value, tuple):
+            return ["named", _known(kind), *map(self.node, value)]
+        if kind is bytes:
+            return ["bytes", *self._place(value)]
+        if isinstance(value, list | set | frozenset):
+            return [kind.__name__, *map(self.node, value)]
+        if isinstance(value, OrderedDict):
+            return ["ordered", *([self.node(key), self.node(each)] for key, each in value.items())]
+        if isinstance(value, Mapping):
+            return ["dict", *([self.node(key), self.node(each)] for key, each in value.items())]
+        if isinstance(value, deque):
+            return ["deque", value.maxlen, *map(self.node, value)]
+        if isinstance(value, array):
+            return ["ints", value.typecode, *self._place(value.tobytes())]
+        return self._shared(value)
+
+    def _shared(self, value: Value) -> Node:
+        """Write what two may hold: the second time its number."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return ["again", number]
+        number = self._numbers[id(value)] = len(self._numbers)
+        self._kept.append(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return ["array", number, value.dtype.str, list(value.shape), *self._place(value.tobytes())]
+        kind = type(value)
+        replace = self._replacements.get(kind)
+        if replace is not None:
+            value = replace(value)
+            self._kept.append(value)
+        return ["object", number, _known(kind), {name: self.node(each) for name, each in _fields(value)}]
+
+    def _place(self, data: bytes) -> tuple[int, int]:
+        begin = len(self.columns)
+        self.columns += data
+        return begin, len(data)
+
+
+def _known(kind: type) -> str:
+    name = _name(kind)
+    if CLASSES.get(name) is not kind:
+        raise GraphError(f"a value of {name} has no form in recordings")
+    return name
+
+
+def _fields(value: Value) -> Iterator[tuple[str, Value]]:
+    names = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    for name in (*names, *getattr(value, "__dict__", ())):
+        each = getattr(value, name)
+        # A function is put back by who restores the object; what a class notes of itself is none of its values.
+        if not isinstance(each, FunctionType | MethodType) and not name.startswith("__"):
+            yield name, each
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+class _Reader:
+    def __init__(self, columns: bytes) -> None:
+        self._columns = columns
+        self._found: dict[int, Value] = {}
+
+    def value(self, node: Node) -> Value:
+        if not isinstance(node, list):
+            return node
+        match node:
+            case ["enum", str(name), of]:
+                return _class(name)(of)
+            case ["tuple", *items]:
+                return tuple(map(self.value, items))
+            case ["named", str(name), *items]:
+                return _class(name)(*map(self.value, items))
+            case ["list", *items]:
+                return list(map(self.value, items))
+            case ["set", *items]:
+                return set(map(self.value, items))
+            case ["frozenset", *items]:
+                return frozenset(map(self.value, items))
+            case ["dict", *pairs]:
+                return {self.value(key): self.value(each) for key, each in pairs}
+            case ["ordered", *pairs]:
+                return OrderedDict((self.value(key), self.value(each)) for key, each in pairs)
+            case ["deque", most, *items]:
+                return deque(map(self.value, items), maxlen=most)
+            case ["bytes", int(begin), int(length)]:
+                return self._columns[begin : begin + length]
+            case ["ints", "i", int(begin), int(length)]:
+                return array("i", self._columns[begin : begin + length])
+            case ["again", int(number)]:
+                return self._found[number]
+            case ["array", int(number), str(dtype), list(shape), int(begin), int(length)]:
+                data = np.frombuffer(self._columns[begin : begin + length], dtype=np.dtype(dtype))
+                self._found[number] = data.reshape(shape).copy() if shape else data[0]
+                return self._found[number]
+            case ["object", int(number), str(name), dict(fields)]:
+                return self._object(number, _class(name), fields)
+        raise GraphError(f"{str(node)[:80]} is no value")
+
+    def _object(self, number: int, kind: type, fields: dict[str, Node]) -> Value:
+        made: Value = object.__new__(kind)
+        self._found[number] = made
+        for name, node in fields.items():
+            object.__setattr__(made, name, self.value(node))
+        if dataclasses.is_dataclass(kind):
+            for each in dataclasses.fields(kind):  # what an earlier version of the program did not know
+                if each.name not in fields and each.default is not dataclasses.MISSING:
+                    object.__setattr__(made, each.name, each.default)
+        return made
+
+
+def _class(name: str) -> Value:
+    kind = CLASSES.get(name)
+    if kind is None:
+        raise GraphError(f"this version of the program knows no {name}")
+    return kind
+
+
+def write_value(value: object, replacements: Replacements) -> tuple[str, bytes]:
+    """Return a value as JSON, and the arrays and bytes that this points into. Raises GraphError."""
+    writer = _Writer(replacements)
+    graph = json.dumps(writer.node(value), separators=(",", ":"))
+    return graph, bytes(writer.columns)
+
+
+def read_value(graph: str, columns: bytes) -> Value:
+    """Raises GraphError for what is no value of this program."""
+    try:
+        return _Reader(columns).value(json.loads(graph))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise GraphError(f"not a value of this version of the program: {error}") from error
+
+
+CLASSES: Mapping[str, type] = dict(_classes())

@@ -1,0 +1,220 @@
+"""Records with token ids as they are, or with stand-ins for them. Knows where tokens are in events and states."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.plan.values import BatchPlan, Int32Array, TokenLogprobs
+from paceline_scheduler.core.events import Event, ExecutorAttached, Resume, StepFinished
+from paceline_scheduler.core.executor.state import ExecutorState
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.live import LiveRequest
+from paceline_scheduler.core.outputs import Resumed
+from paceline_scheduler.core.prefix import PrefixChain
+from paceline_scheduler.core.request import Request, Resumption
+from paceline_scheduler.core.retained import RetainedLogprobs, RetainedOutput
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.core.tables.rows import FREE, RowColumns
+from paceline_scheduler.errors import SchedulerError
+from paceline_scheduler.recording import wire
+from paceline_scheduler.recording.graph import Replacements
+from paceline_scheduler.recording.standins import StandIns, columns_without_values
+from paceline_scheduler.recording.wire import TokenForm
+
+Reply = Any  # of an event
+_NO_VALUES = TokenLogprobs(0, 0.0, ())
+
+
+class Mask(Protocol):
+    """Makes the records of what happens, in order."""
+
+    form: TokenForm
+
+    def state(self, state: CoreState) -> bytes:
+        """Return the record of all that the core knows, with which a file begins."""
+        ...
+
+    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes: ...
+
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes: ...
+
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes: ...
+
+    def last(self) -> bytes:
+        """Return what has to be said before the file ends."""
+        ...
+
+
+def _without_chains(output: RetainedOutput) -> RetainedOutput:
+    return replace(output, chains={})  # they are made anew when they are asked for
+
+
+class Plain:
+    """A Mask that leaves tokens as they are."""
+
+    form = TokenForm.RAW
+
+    def state(self, state: CoreState) -> bytes:
+        return wire.encode_state(state, {RetainedOutput: _without_chains})
+
+    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+        del reply
+        if isinstance(event, StepFinished):
+            return wire.encode_result(now, event.address, event.result, is_refused=False)
+        return wire.encode_event(now, event, "", {})
+
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+        if isinstance(event, StepFinished):
+            return wire.encode_result(now, event.address, event.result, is_refused=True)
+        return wire.encode_event(now, event, type(error).__name__, {})
+
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
+        return wire.encode_planning(now, address, plan, self.form)
+
+    def last(self) -> bytes:
+        return b""
+
+
+class Masked:
+    """A Mask with stand-ins. `state` is the core's: some tokens are nowhere else."""
+
+    form = TokenForm.STAND_INS
+
+    def __init__(self, state: Callable[[], CoreState]) -> None:
+        self._state = state
+        self._stand_ins = StandIns()
+        self._unpaired: set[bytes] = set()  # keys that a core fed with stand-ins could not come to by itself
+        self._num_tagged: dict[str, Int32Array] = {}  # by address, blocks of each row at the last planning
+        self._in_requests: Replacements = {Request: self._stand_ins.request}
+        self._in_state: Replacements = {
+            Request: self._stand_ins.request,
+            ExecutorDescription: self._stand_ins.description,
+            LiveRequest: self._live,
+            RetainedOutput: _without_chains,
+            ExecutorState: self._executor,
+            RowColumns: self._rows,
+        }
+        self._model = ""  # of the executor whose rows are written
+
+    # Records
+
+    def state(self, state: CoreState) -> bytes:
+        for executor in state.executors:
+            self._stand_ins.describe(executor.description)
+            self._unpaired.update(executor.pool.keys())
+            for row in np.flatnonzero(executor.rows.state != FREE).tolist():
+                self._stand_ins.place(executor.description.address, row, executor.rows.token_ids(row))
+        return wire.encode_state(state, self._in_state)
+
+    def event(self, event: Event[Any], now: float, reply: Reply) -> bytes:
+        match event:
+            case StepFinished(address, result):
+                return wire.encode_result(now, address, self._stand_ins.result(address, result), is_refused=False)
+            case Resume(resumptions):
+                event = Resume(tuple(map(self._resumption, resumptions, reply)))
+                return wire.encode_event(now, event, "", {})
+            case ExecutorAttached():
+                return wire.encode_event(now, self._attached(event), "", {})
+        return wire.encode_event(now, event, "", self._in_requests)
+
+    def refused(self, event: Event[Any], now: float, error: SchedulerError) -> bytes:
+        match event:
+            case StepFinished(address, result):
+                nothing = replace(result, token_ids=np.zeros_like(result.token_ids), logprobs=(), prompt_logprobs=())
+                return wire.encode_result(now, address, nothing, is_refused=True)
+            case Resume(resumptions):
+                event = Resume(tuple(self._resumption(each, None) for each in resumptions))
+                return wire.encode_event(now, event, type(error).__name__, {})
+        return wire.encode_event(now, event, type(error).__name__, self._in_requests)
+
+    def planning(self, address: str, now: float, plan: BatchPlan | None) -> bytes:
+        record = wire.encode_planning(now, address, plan, self.form)
+        for new in () if plan is None else plan.new_requests:
+            self._stand_ins.place(address, new.row, new.prompt_token_ids, new.output_token_ids)
+        executor = self._state().executors.by_address.get(address)
+        if not self._unpaired or executor is None:
+            return record
+        # A row's keys are made when it is placed, as far as they are found, and when its blocks are tagged.
+        placed = set() if plan is None else {new.row for new in plan.new_requests}
+        num_tagged = executor.rows.num_tagged_blocks
+        changed = np.flatnonzero(num_tagged != self._num_tagged.get(address, 0)).tolist()
+        self._num_tagged[address] = num_tagged.copy()
+        return record + self._pairs(executor, sorted(placed.union(changed)))
+
+    def last(self) -> bytes:
+        executors = self._state().executors
+        return b"".join(self._pairs(each, np.flatnonzero(each.rows.state != FREE).tolist()) for each in executors)
+
+    # Keys
+
+    def _pairs(self, executor: ExecutorState, rows: list[int]) -> bytes:
+        """Return which keys of executors stand for what these rows hold."""
+        found: dict[bytes, bytes] = {}
+        for row in rows:
+            live, description = executor.rows.live[row], executor.description
+            if live is None:
+                continue
+            chain = live.output.chains.get((description.tag_key, description.block_size))
+            known = () if chain is None else chain.known
+            indices = [index for index, key in enumerate(known) if key in self._unpaired]
+            if not indices:
+                continue
+            hidden = PrefixChain(
+                self._stand_ins.digest(description.tag_key),
+                description.block_size,
+                self._stand_ins.request(live.request),
+            )
+            token_ids = self._stand_ins.of(description.model, executor.rows.token_ids(row))
+            found |= {known[index]: hidden.key(index, token_ids) for index in indices}
+        self._unpaired -= found.keys()
+        return wire.encode_keys(found) if found else b""
+
+    # Values
+
+    def _attached(self, event: ExecutorAttached) -> ExecutorAttached:
+        description, snapshot = event.description, event.snapshot
+        self._stand_ins.describe(description)
+        self._num_tagged.pop(description.address, None)
+        for seen in snapshot.rows:
+            if seen.row is not None:
+                self._stand_ins.place(description.address, seen.row, seen.prompt_token_ids, seen.output_token_ids)
+        self._unpaired.update(key for _, key in snapshot.tags)
+        rows = tuple(self._stand_ins.seen_row(seen, description.model) for seen in snapshot.rows)
+        return ExecutorAttached(self._stand_ins.description(description), replace(snapshot, rows=rows))
+
+    def _resumption(self, resumption: Resumption, resumed: Resumed | None) -> Resumption:
+        """A request that goes on keeps the prompt that it began with."""
+        requests, key = self._state().requests, resumption.request.key
+        live = requests.by_key(key) or requests.retained(key)
+        prompt = resumption.request.prompt_token_ids if live is None else live.request.prompt_token_ids
+        held = None if resumed is None else resumed.prefix_token_ids
+        return self._stand_ins.resumption(resumption, prompt, held)
+
+    def _live(self, live: LiveRequest) -> LiveRequest:
+        output, request = live.output, live.request
+        logprobs = None if output.logprobs is None else _without_values(output.logprobs)
+        hidden = RetainedOutput(
+            token_ids=self._stand_ins.output(request.model, request.prompt_token_ids, output.token_ids),
+            logprobs=logprobs,
+            prompt_logprobs=None if output.prompt_logprobs is None else (_NO_VALUES,) * len(output.prompt_logprobs),
+            drafts=output.drafts,
+        )
+        return replace(live, output=hidden)
+
+    def _executor(self, executor: ExecutorState) -> ExecutorState:
+        self._model = executor.description.model
+        return executor
+
+    def _rows(self, rows: RowColumns) -> RowColumns:
+        hidden = rows.with_tokens(lambda token_ids: self._stand_ins.of(self._model, token_ids))
+        hidden.output_hash = np.zeros_like(rows.output_hash)
+        hidden.prompt_logprobs = {
+            row: list(map(columns_without_values, parts)) for row, parts in rows.prompt_logprobs.items()
+        }
+        return hidden
+
+
+def _without_values(logprobs: RetainedLogprobs) -> RetainedLogprobs:
+    return RetainedLogprobs(logprobs.offset, [_NO_VALUES] * len(logprobs.tokens))

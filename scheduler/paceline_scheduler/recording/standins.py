@@ -1,0 +1,214 @@
+"""What a recording has in place of token ids: numbers below the vocabulary's size that are equal where all tokens up to
+there are equal, and differ where these first differ.
+
+Each token is moved round the vocabulary by as much as the tokens before it say, under a key that is drawn for the
+recording and written nowhere. So a core that is fed with stand-ins finds the same prefixes equal, and nobody can go
+back from them. The hash of a prefix is multilinear (Lemire and Kaser 2014, "Strongly universal string hashing is
+fast"), what it moves by a tabulation of that (Zobrist 1970): sums over columns, so that 256 rows cost about what one
+does.
+"""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+from hashlib import blake2b, shake_256
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.plan.hashes import HASH_START, rolling_hash
+from paceline.plan.values import (
+    KEY_BYTES,
+    FailedStep,
+    Float32Array,
+    Int32Array,
+    LogprobColumns,
+    RowLogprobs,
+    SamplingParams,
+    StepResult,
+    UInt64Array,
+)
+from paceline_scheduler.core.executors import ExecutorDescription, RequestContext, SeenRow
+from paceline_scheduler.core.request import Request, Resumption
+
+_NEUTRAL = SamplingParams()
+_LANES = (np.arange(8, dtype=np.intp) * 256)[:, np.newaxis]  # where each byte's table begins
+_FIRST_POSITIONS = 1024
+_ANY_VOCAB = 1 << 31
+_NO_HASH = 1  # of no tokens that there are, but by chance
+
+
+class Prefixes(NamedTuple):
+    """Hashes and lengths of what came before, of each row."""
+
+    hashes: UInt64Array
+    lengths: npt.NDArray[np.int64]
+
+
+class StandIns:
+    """The stand-ins of one recording."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._tables = np.frombuffer(self._stream(b"tables", 8 * 256), dtype=np.uint64)
+        self._factors = np.zeros(0, dtype=np.uint64)
+        self._vocab_sizes: dict[str, int] = {}  # by model
+        self._rows: dict[str, tuple[str, Prefixes]] = {}  # by address: the model, and what each row has
+
+    # Tokens
+
+    def of(self, model: str, token_ids: Int32Array) -> Int32Array:
+        """Return the stand-ins of a request's tokens, from its first."""
+        hashes = self._prefix_hashes(token_ids)
+        return self._moved(token_ids, hashes[:-1], self._vocab_size(model))
+
+    def digest(self, data: bytes, size: int = KEY_BYTES) -> bytes:
+        return blake2b(data, digest_size=size, key=self._key).digest() if data else b""
+
+    def describe(self, description: ExecutorDescription) -> None:
+        """Learn of an executor that was attached; its rows are told with `place`."""
+        self._vocab_sizes.setdefault(description.model, description.vocab_size)
+        empty = np.zeros(description.max_num_rows, dtype=np.uint64), np.zeros(description.max_num_rows, dtype=np.int64)
+        self._rows[description.address] = description.model, Prefixes(*empty)
+
+    def place(self, address: str, row: int, *parts: Int32Array) -> None:
+        """A row begins with these tokens."""
+        known = np.concatenate(parts)
+        prefixes = self._rows[address][1]
+        prefixes.hashes[row], prefixes.lengths[row] = self._prefix_hashes(known)[-1], len(known)
+
+    def result(self, address: str, result: StepResult) -> StepResult:
+        """Return a result with stand-ins."""
+        model, prefixes = self._rows[address]
+        vocab_size, num_accepted = self._vocab_size(model), result.num_accepted
+        if len(result.token_ids) == len(result.rows) == np.count_nonzero(num_accepted):
+            token_ids = self._drawn(prefixes, result.rows, result.token_ids, vocab_size)  # one each, as nearly always
+        else:
+            token_ids = np.empty_like(result.token_ids)
+            starts = np.cumsum(num_accepted) - num_accepted
+            for number in range(int(num_accepted.max(initial=0))):
+                taking = num_accepted > number
+                places = starts[taking] + number
+                drawn = result.token_ids[places]
+                token_ids[places] = self._drawn(prefixes, result.rows[taking], drawn, vocab_size)
+        return replace(
+            result,
+            token_ids=token_ids,
+            logprobs=_without_values(result.logprobs),
+            prompt_logprobs=_without_values(result.prompt_logprobs),
+        )
+
+    def _drawn(self, prefixes: Prefixes, rows: Int32Array, drawn: Int32Array, vocab_size: int) -> Int32Array:
+        """Return the stand-ins of one more token of each row, and append it."""
+        hashes, lengths = prefixes.hashes[rows], prefixes.lengths[rows]
+        self._reach(int(np.maximum.reduce(lengths, initial=0)) + 1)
+        prefixes.hashes[rows] = hashes + self._factors[lengths] * _words(drawn)
+        prefixes.lengths[rows] = lengths + 1
+        return self._moved(drawn, hashes, vocab_size)
+
+    def _moved(self, token_ids: Int32Array, hashes: UInt64Array, vocab_size: int) -> Int32Array:
+        lanes = hashes.view(np.uint8).reshape(-1, 8).T + _LANES
+        by = np.bitwise_xor.reduce(self._tables.take(lanes), axis=0) % np.uint64(vocab_size)
+        moved = token_ids + by.view(np.int64)
+        return np.where(moved < vocab_size, moved, moved - vocab_size).astype(np.int32)
+
+    def _prefix_hashes(self, token_ids: Int32Array) -> UInt64Array:
+        """Return the hash before each token, and that of all."""
+        self._reach(len(token_ids))
+        hashes = np.zeros(len(token_ids) + 1, dtype=np.uint64)
+        np.cumsum(self._factors[: len(token_ids)] * _words(token_ids), out=hashes[1:])
+        return hashes
+
+    def _reach(self, num_positions: int) -> None:
+        """Have a secret factor for so many positions."""
+        if num_positions > len(self._factors):
+            wanted = max(num_positions, 2 * len(self._factors), _FIRST_POSITIONS)
+            self._factors = np.frombuffer(self._stream(b"factors", wanted), dtype=np.uint64) | np.uint64(1)
+
+    def _stream(self, name: bytes, num_words: int) -> bytes:
+        return shake_256(self._key + name).digest(8 * num_words)
+
+    def _vocab_size(self, model: str) -> int:
+        return self._vocab_sizes.get(model, _ANY_VOCAB)
+
+    # Values that tokens are in
+
+    def request(self, request: Request) -> Request:
+        """Return a request without anything that its client wrote, but for its names."""
+        return replace(
+            request,
+            prompt_token_ids=self.of(request.model, request.prompt_token_ids),
+            sampling=_NEUTRAL,
+            end_token_ids=(),
+            ignored_end_token_ids=(),
+            bad_words=(),
+            cache_salt=self.digest(request.cache_salt.encode()).hex(),
+            origin=bytes(len(request.origin)),
+            body_digest=self.digest(request.body_digest),
+            trace_parent="",
+        )
+
+    def resumption(self, resumption: Resumption, prompt: Int32Array, held: Int32Array | None) -> Resumption:
+        """Return a request that is sent again and goes on from `prompt`; `held` is what its client has of the output,
+        if the core knew that. Of those tokens the core asks for their hash, and whether the last one is an end token.
+        """
+        request, point = self.request(resumption.request), resumption.point
+        prior = point.prior_output_token_ids
+        held = prior if prior is not None else held
+        if held is None or rolling_hash(HASH_START, held) != point.resume_hash:
+            resume_hash = _NO_HASH
+        else:
+            resume_hash = rolling_hash(HASH_START, self.output(request.model, prompt, held))
+        hidden = None if prior is None else self.output(request.model, prompt, prior)
+        ends = prior is not None and len(prior) > 0 and int(prior[-1]) in resumption.request.end_token_ids
+        return Resumption(
+            replace(request, end_token_ids=(int(hidden[-1]),) if hidden is not None and ends else ()),
+            replace(point, resume_hash=resume_hash, prior_output_token_ids=hidden),
+        )
+
+    def output(self, model: str, prompt: Int32Array, output: Int32Array) -> Int32Array:
+        return self.of(model, np.concatenate((prompt, output)))[len(prompt) :]
+
+    def seen_row(self, seen: SeenRow, model: str) -> SeenRow:
+        """Return a row or record of a snapshot."""
+        known = self.of(model, np.concatenate((seen.prompt_token_ids, seen.output_token_ids)))
+        num_prompt = len(seen.prompt_token_ids)
+        context = seen.request_context
+        return replace(
+            seen,
+            prompt_token_ids=known[:num_prompt],
+            output_token_ids=known[num_prompt:],
+            sampling=None if seen.sampling is None else _NEUTRAL,
+            end_token_ids=(),
+            context=b"",
+            logprobs=None if seen.logprobs is None else columns_without_values(seen.logprobs),
+            request_context=None if context is None else self._context(context),
+        )
+
+    def _context(self, context: RequestContext) -> RequestContext:
+        return replace(context, request=self.request(context.request))
+
+    def description(self, description: ExecutorDescription) -> ExecutorDescription:
+        failed = description.failed_step
+        return replace(
+            description,
+            tag_key=self.digest(description.tag_key),
+            failed_step=None if failed is None else FailedStep(failed.epoch, failed.step_id, failed.message),
+        )
+
+
+def _words(token_ids: Int32Array) -> UInt64Array:
+    """Above 0 each, so that a token 0 counts."""
+    return token_ids.astype(np.int64).view(np.uint64) + np.uint64(1)
+
+
+def _without_values(told: Iterable[RowLogprobs]) -> tuple[RowLogprobs, ...]:
+    return tuple(
+        RowLogprobs(each.row, np.zeros_like(each.token_ids), columns_without_values(each.columns)) for each in told
+    )
+
+
+def columns_without_values(columns: LogprobColumns) -> LogprobColumns:
+    none: Float32Array = np.zeros((columns.num_tokens, 0), dtype=np.float32)
+    return LogprobColumns(columns.offset, np.zeros_like(columns.logprobs), none.astype(np.int32), none)

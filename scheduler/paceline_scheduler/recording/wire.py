@@ -1,0 +1,243 @@
+"""Records of a recording to and from bytes (`paceline/v1/recording.proto`). Knows messages and values, no rule."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from paceline.plan.codec.columns import MalformedError
+from paceline.plan.codec.requests import read_plan, write_plan
+from paceline.plan.codec.results import read_result, write_result
+from paceline.plan.values import KEY_BYTES, BatchPlan, BlockTags, StepResult
+from paceline.v1 import plan_pb2
+from paceline.v1 import recording_pb2 as pb
+from paceline_scheduler.core.events import Event, StepFinished
+from paceline_scheduler.core.state import CoreState
+from paceline_scheduler.errors import RecordingError
+from paceline_scheduler.link.wire_contexts import with_contexts
+from paceline_scheduler.recording.graph import GraphError, Replacements, Value, read_value, write_value
+
+FORMAT = 1
+_DIGEST_BYTES = 16
+_MAX_LENGTH_BYTES = 5  # of a varint
+
+
+class TokenForm(enum.IntEnum):
+    """What a recording has in place of token ids; the numbers are those of paceline.v1.TokenForm."""
+
+    RAW = 1
+    STAND_INS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Whose recording a file is of."""
+
+    program_version: str
+    scheduler_id: str
+    token_form: TokenForm
+    begun_unix_s: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """What the core was told, and the name of the error if it refused that."""
+
+    now: float
+    event: Event[Any]
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlan:
+    """What is kept of a plan: all but what its requests bring along, and a digest of that where it says more."""
+
+    plan: BatchPlan
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlanning:
+    """What the core answered when it was asked for a step."""
+
+    now: float
+    address: str
+    recorded: RecordedPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedKeys:
+    """Prefix-cache keys of snapshots, each with the one of its tokens' stand-ins."""
+
+    stand_ins: dict[bytes, bytes]
+
+
+Record = Header | CoreState | RecordedEvent | RecordedPlanning | RecordedKeys
+
+
+def encode_header(header: Header) -> bytes:
+    return _framed(
+        pb.Record(
+            header=pb.RecordingHeader(
+                format=FORMAT,
+                program_version=header.program_version,
+                scheduler_id=header.scheduler_id,
+                token_form=pb.TokenForm.ValueType(header.token_form),
+                begun_unix_s=header.begun_unix_s,
+                number=header.number,
+            )
+        )
+    )
+
+
+def encode_state(state: CoreState, replacements: Replacements) -> bytes:
+    return _framed(pb.Record(state=_write(state, replacements)))
+
+
+def encode_event(now: float, event: Event[Any], refusal: str, replacements: Replacements) -> bytes:
+    """Return a record of any event but a step's end."""
+    recorded = pb.RecordedEvent(now=now, event=_write(event, replacements), refusal=refusal)
+    return _framed(pb.Record(event=recorded))
+
+
+def encode_result(now: float, address: str, result: StepResult, *, is_refused: bool) -> bytes:
+    recorded = pb.RecordedResult(now=now, address=address, result=write_result(result), is_refused=is_refused)
+    return _framed(pb.Record(result=recorded))
+
+
+def encode_planning(now: float, address: str, plan: BatchPlan | None, form: TokenForm) -> bytes:
+    planning = pb.RecordedPlanning(now=now, address=address)
+    if plan is not None:
+        message, digest = _outline(plan, form)
+        planning.plan.CopyFrom(message)
+        planning.digest = digest
+    return _framed(pb.Record(planning=planning))
+
+
+def encode_keys(stand_ins: dict[bytes, bytes]) -> bytes:
+    keys = pb.RecordedKeys(seen=b"".join(stand_ins), stand_ins=b"".join(stand_ins.values()))
+    return _framed(pb.Record(keys=keys))
+
+
+def recorded_plan(plan: BatchPlan, form: TokenForm) -> RecordedPlan:
+    """Return what a recording would keep of a plan."""
+    message, digest = _outline(plan, form)
+    return RecordedPlan(read_plan(message), digest)
+
+
+def decode(data: bytes) -> Iterator[Record]:
+    """Yield the records of a file, up to one that was not written to its end. Raises RecordingError."""
+    at = 0
+    while (found := _frame(data, at)) is not None:
+        begin, end = found
+        try:
+            record = _read(pb.Record.FromString(data[begin:end]))
+        except (DecodeError, MalformedError, GraphError) as error:
+            raise RecordingError(
+                f"byte {at} of the recording is no record that this program can read: {error}"
+            ) from None
+        if not at and not isinstance(record, Header):
+            raise RecordingError("this is no recording: it does not begin with a header")
+        yield record
+        at = end
+
+
+def _read(record: pb.Record) -> Record:
+    match record.WhichOneof("record"):
+        case "header":
+            return _read_header(record.header)
+        case "state":
+            state = _value(record.state)
+            assert isinstance(state, CoreState), "what the recorder writes"
+            return state
+        case "event":
+            return RecordedEvent(record.event.now, _value(record.event.event), record.event.refusal)
+        case "result":
+            found = record.result
+            refusal = "DivergenceError" if found.is_refused else ""
+            return RecordedEvent(found.now, StepFinished(found.address, read_result(found.result)), refusal)
+        case "planning":
+            planning = record.planning
+            plan = RecordedPlan(read_plan(planning.plan), planning.digest) if planning.HasField("plan") else None
+            return RecordedPlanning(planning.now, planning.address, plan)
+        case "keys":
+            return RecordedKeys(dict(zip(_keys(record.keys.seen), _keys(record.keys.stand_ins), strict=True)))
+    raise GraphError("a record of a kind that this version does not know")
+
+
+def _read_header(header: pb.RecordingHeader) -> Header:
+    if header.format != FORMAT:
+        raise RecordingError(f"the recording has form {header.format}, this program reads form {FORMAT}")
+    return Header(
+        header.program_version,
+        header.scheduler_id,
+        TokenForm(header.token_form),
+        header.begun_unix_s,
+        header.number,
+    )
+
+
+def _outline(plan: BatchPlan, form: TokenForm) -> tuple[plan_pb2.BatchPlan, bytes]:
+    """Return what is kept of a plan, and the digest of all of it where it says more, and may be known."""
+    if not plan.new_requests:
+        message = write_plan(plan if form is TokenForm.RAW else replace(plan, tags=_without_keys(plan.tags)))
+        return message, b""
+    whole, digest = write_plan(with_contexts(plan) if form is TokenForm.RAW else plan), b""
+    if form is TokenForm.RAW:
+        digest = blake2b(whole.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
+    else:
+        whole.tags.CopyFrom(plan_pb2.BlockTags(block_ids=whole.tags.block_ids, keys=bytes(len(whole.tags.keys))))
+    for new in whole.new_requests:
+        new.ClearField("prompt_token_ids")
+        new.ClearField("output_token_ids")
+        new.ClearField("sampling")
+        new.ClearField("context")
+        new.ClearField("end_token_ids")
+        new.ClearField("bad_word_token_ids")
+        new.ClearField("ignored_end_token_ids")
+    return whole, digest
+
+
+def _without_keys(tags: BlockTags) -> BlockTags:
+    return BlockTags(tags.block_ids, bytes(len(tags.keys)))
+
+
+def _keys(data: bytes) -> list[bytes]:
+    return [data[begin : begin + KEY_BYTES] for begin in range(0, len(data), KEY_BYTES)]
+
+
+def _write(value: object, replacements: Replacements) -> pb.RecordedValue:
+    graph, columns = write_value(value, replacements)
+    return pb.RecordedValue(graph=graph, columns=columns)
+
+
+def _value(message: pb.RecordedValue) -> Value:
+    return read_value(message.graph, message.columns)
+
+
+def _framed(record: pb.Record) -> bytes:
+    data = record.SerializeToString()
+    length, head = len(data), bytearray()
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + data
+
+
+def _frame(data: bytes, at: int) -> tuple[int, int] | None:
+    """Return where the record lies whose length stands here; None if it is not whole."""
+    length = 0
+    for place in range(_MAX_LENGTH_BYTES):
+        if at + place >= len(data):
+            return None
+        byte = data[at + place]
+        length |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            begin = at + place + 1
+            return (begin, begin + length) if begin + length <= len(data) else None
+    raise RecordingError(f"byte {at} of the recording is no length: the file is damaged")

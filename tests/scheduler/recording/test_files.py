@@ -1,0 +1,243 @@
+"""Files of recordings: how they are read when they are damaged, how they are bounded, what is not in them."""
+
+import contextlib
+import errno
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from both_sides.audited import make_executor
+from both_sides.recorded import RecordedHarness, Recordings
+from paceline_scheduler.core.core import Core
+from paceline_scheduler.core.events import Tick
+from paceline_scheduler.core.executors import ExecutorDescription
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.errors import InvalidRequestError, RecordingError
+from paceline_scheduler.recording import file_writer, wire
+from paceline_scheduler.recording.file_writer import SUFFIX, FileBounds, FileWriter
+from paceline_scheduler.recording.recorder import Recorder
+from paceline_scheduler.recording.replay import read_recording, replay
+from paceline_scheduler.recording.standins import StandIns
+from paceline_scheduler.testing.requests import column, make_request
+
+MARK = [31_001, 17, 31_003, 29_999, 23_456, 30_007]
+SOME_TOKENS = st.lists(st.integers(0, 6), max_size=12)
+
+
+def recorded(*requests, is_raw=True):
+    """The file of a run with these requests."""
+    recordings = Recordings(is_raw=is_raw)
+    harness = RecordedHarness([recordings], make_executor())
+    for request in requests:
+        harness.submit(request)
+    harness.finish()
+    (data,) = recordings.files()
+    return data
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A short recording."""
+    return recorded(make_request(9, 5))
+
+
+def test_a_file_that_ends_within_a_record_is_read_up_to_it(data, tmp_path):
+    """A crash or a full disk may end it anywhere."""
+    whole = list(wire.decode(data))
+    numbers = {len(list(wire.decode(data[:length]))) for length in range(len(data) + 1)}
+    assert numbers == set(range(len(whole) + 1))
+    path = tmp_path / f"torn{SUFFIX}"
+    path.write_bytes(data[:-1])
+    done = replay(read_recording(path))
+    assert done.difference is None
+    assert done.num_events > 3
+
+
+@given(noise=st.binary(max_size=64), at=st.floats(0, 1))
+def test_whatever_is_in_a_file_is_read_or_refused(data, noise, at):
+    """Never anything but a RecordingError."""
+    begin = round(at * len(data))
+    changed = data[:begin] + noise + data[begin + len(noise) :]
+    with contextlib.suppress(RecordingError):
+        assert len(list(wire.decode(changed))) <= len(changed)
+
+
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\nexit 1\n", bytes(100)])
+def test_another_file_is_refused(content, tmp_path):
+    """In one sentence."""
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError):
+        read_recording(path)
+
+
+def test_no_token_of_a_client_is_in_a_file_with_stand_ins():
+    """Neither of a prompt, nor of bad words, nor what a client wrote; in a raw file all of them are."""
+    request = replace(make_request(MARK * 3, 5, cache_salt="a-salt"), bad_words=((29_873,),))
+    marks = (column(*MARK).tobytes(), b"a-salt", b'"tuple",29873]', request.origin)
+    assert all(mark in recorded(request) for mark in marks)
+    hidden = recorded(request, is_raw=False)
+    assert not any(mark in hidden for mark in marks)
+    assert request.key.request_id.encode() in hidden
+    tokens = column(*MARK).tobytes()
+    pairs = [tokens[begin : begin + 8] for begin in range(0, len(tokens) - 4, 4)]
+    assert not any(pair in hidden for pair in pairs)
+
+
+def stand_ins(vocab_size=7):
+    """Stand-ins for a model with a small vocabulary, so that tokens often meet."""
+    made = StandIns()
+    made.describe(ExecutorDescription("e", 1, 1, "m", 8, 4, 4, 64, 64, 4, b"key", vocab_size))
+    return made
+
+
+@given(first=SOME_TOKENS, second=SOME_TOKENS)
+def test_stand_ins_are_equal_as_far_as_the_tokens_are(first, second):
+    """And differ where these first differ; all are below the vocabulary's size."""
+    made = stand_ins()
+    hidden_first, hidden_second = (made.of("m", column(*tokens)).tolist() for tokens in (first, second))
+    assert num_equal(first, second) == num_equal(hidden_first, hidden_second)
+    assert all(0 <= token < 7 for token in hidden_first)
+
+
+def num_equal(first, second):
+    """How many items two lists begin with alike."""
+    return next(
+        (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
+        min(len(first), len(second)),
+    )
+
+
+def test_stand_ins_of_two_recordings_have_nothing_in_common():
+    """Each has a key of its own."""
+    tokens = column(*range(1000))
+    hidden = [stand_ins(1000).of("m", tokens) for _ in range(2)]
+    assert np.count_nonzero(hidden[0] == hidden[1]) < 20
+    assert np.count_nonzero(hidden[0] == tokens) < 20
+
+
+@given(prompt=SOME_TOKENS, drawn=st.lists(st.lists(st.integers(0, 6), max_size=3), max_size=6))
+def test_tokens_of_results_get_the_stand_ins_of_the_whole_sequence(prompt, drawn):
+    """However many each step gives."""
+    made, known = stand_ins(), list(prompt)
+    made.place("e", 2, column(*prompt))
+    result = next(each for each in wire.decode(recorded(make_request(1, 1))) if _is_result(each)).event.result
+    for tokens in drawn:
+        changed = made.result(
+            "e",
+            replace(result, rows=column(1, 2), num_accepted=column(0, len(tokens)), token_ids=column(*tokens)),
+        )
+        known += tokens
+        assert changed.token_ids.tolist() == made.of("m", column(*known))[len(known) - len(tokens) :].tolist()
+
+
+def _is_result(record):
+    return hasattr(record, "event") and hasattr(record.event, "result")
+
+
+class Ended:
+    """What is told of a FileWriter's end."""
+
+    def __init__(self):
+        self.failure, self.num_lost = None, 0
+        self.has_come = threading.Event()
+
+    def __call__(self, failure, num_lost):
+        self.failure, self.num_lost = failure, num_lost
+        self.has_come.set()
+
+
+def test_older_files_go_when_there_are_too_many(tmp_path):
+    """By number and by size; files of others stay."""
+    (tmp_path / "notes.txt").write_text("mine")
+    bounds = FileBounds(max_file_bytes=10, max_bytes=45, max_files=3)
+    for number in range(8):
+        ended = Ended()
+        writer = FileWriter(tmp_path, bounds, ended)
+        writer.begin(tmp_path / f"{number}{SUFFIX}")
+        writer.write(bytes(10))
+        writer.end()
+        writer.join()
+        assert ended.has_come.is_set()
+        os.utime(tmp_path / f"{number}{SUFFIX}", (number, number))
+    assert sorted(each.name for each in tmp_path.iterdir()) == [*(f"{each}{SUFFIX}" for each in (5, 6, 7)), "notes.txt"]
+
+
+def test_a_full_disk_ends_the_recording_and_says_what_is_lost(tmp_path, monkeypatch):
+    """What was written before stays."""
+    written = []
+
+    def write(file, data):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(bytes(data[:3]))
+        return 3
+
+    ended = Ended()
+    monkeypatch.setattr(file_writer.os, "write", write)
+    writer = FileWriter(tmp_path, FileBounds(), ended)
+    writer.begin(tmp_path / f"a{SUFFIX}")
+    writer.write(b"12345")
+    assert ended.has_come.wait(60)
+    assert "No space left on device" in ended.failure
+    assert written == [b"123"]
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path, monkeypatch):
+    """More than so much does not wait in memory."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(file_writer.os, "write", lambda _, data: goes_on.wait(60) and len(data))
+    ended = Ended()
+    writer = FileWriter(tmp_path, FileBounds(max_waiting_bytes=100), ended)
+    writer.begin(tmp_path / f"a{SUFFIX}")
+    for _ in range(30):
+        writer.write(bytes(10))
+    assert writer.failure is not None
+    goes_on.set()
+    assert ended.has_come.wait(60)
+    assert ended.num_lost >= 100
+
+
+def recorder_in(folder, core):
+    """A Recorder with a folder."""
+    return Recorder(lambda: core.state, folder, "scheduler-1")
+
+
+def test_a_recording_is_ended_by_another_and_both_can_be_repeated(tmp_path):
+    """Each has a file of its own name."""
+    core = Core(CoreLimits())
+    recorder = recorder_in(tmp_path, core)
+    for name, is_raw in (("one", True), ("two", False)):
+        recorder.start(name, is_raw=is_raw)
+        recorder.saw(Tick(), 1.0, core.apply(Tick(), 1.0))
+    recorder.close()
+    files = sorted(tmp_path.iterdir())
+    assert [each.name.split("-")[0] for each in files] == ["one", "two"]
+    assert [each.stat().st_mode & 0o777 for each in files] == [0o600, 0o600]
+    assert [replay(read_recording(each)).num_events for each in files] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "ä", "x" * 65, "a\n"])
+def test_a_name_that_could_lead_out_of_the_folder_is_refused(tmp_path, name):
+    """Nothing is begun."""
+    with pytest.raises(InvalidRequestError):
+        recorder_in(tmp_path, Core(CoreLimits())).start(name, is_raw=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_recorded_ends_the_recording_alone(tmp_path):
+    """Whoever feeds the core does not hear of it."""
+    core = Core(CoreLimits())
+    recorder = recorder_in(tmp_path, core)
+    recorder.start("x", is_raw=True)
+    recorder.saw(object(), 1.0, core.apply(Tick(), 1.0))
+    recorder.saw(Tick(), 2.0, core.apply(Tick(), 2.0))
+    recorder.close()
+    (file,) = Path(tmp_path).iterdir()
+    assert replay(read_recording(file)).num_events == 0

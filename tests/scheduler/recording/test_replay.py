@@ -1,0 +1,220 @@
+"""What was recorded of a core is done again by a fresh one, plan by plan; what is done otherwise is found."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from both_sides.audited import make_executor
+from both_sides.recorded import RecordedHarness, Recordings, record_seed
+from paceline_scheduler.core.events import (
+    BeginAnew,
+    Cancel,
+    Detach,
+    ExecutorLost,
+    StreamEnded,
+)
+from paceline_scheduler.core.limits import CoreLimits
+from paceline_scheduler.core.planning import growth
+from paceline_scheduler.core.planning.growth import OutputLengths
+from paceline_scheduler.errors import SchedulerError
+from paceline_scheduler.recording.replay import Recording, replay
+from paceline_scheduler.recording.wire import RecordedEvent, RecordedKeys, RecordedPlanning
+from paceline_scheduler.testing.requests import make_request
+
+FORMS = pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "stand-ins"])
+SMALL_FILE = 6_000
+NUM_REQUESTS = 1_000
+
+
+def differences(recordings):
+    """What replaying each file finds."""
+    return [done.difference for done in map(replay, recordings.read()) if done.difference is not None]
+
+
+def serve_a_thousand(*recordings):
+    """Serve 1,000 requests on two small executors with all that can happen to them; returns how often each did."""
+    random, counts = Random(5), Counter()  # noqa: S311 - nothing secret
+    executors = [make_executor(num_blocks=30, incarnation=number, end_probability=0.4) for number in (1, 2)]
+    harness = RecordedHarness(recordings, *executors, limits=CoreLimits(max_num_queued_reqs=12))
+    shared = [[random.randrange(1000) for _ in range(12)] for _ in range(4)]
+
+    def take_over():
+        harness.feed(BeginAnew("another scheduler has them", None, tuple(harness.executors)))
+        for address in harness.executors:
+            harness.attach(address)
+
+    def lose(address):
+        harness.feed(ExecutorLost(address))
+        harness.executors[address].restart()
+        harness.attach(address)
+
+    def break_stream(address):
+        harness.feed(StreamEnded(address))
+        harness.executors[address].drop_waiting()
+        harness.attach(address)
+
+    faults = {"takeover": lambda _: take_over(), "death": lose, "broken": break_stream}
+    requests = []
+    for number in range(NUM_REQUESTS):
+        prompt = random.choice(shared)[: random.randint(4, 12)] + [number % 997] * random.randint(1, 20)
+        request = make_request(
+            prompt,
+            30,
+            tenant=random.choice("ab"),
+            is_resumable=number % 2 == 0,
+            end_token_ids=(0,) if number % 4 else (),
+        )
+        requests.append(request)
+        try:
+            harness.submit(request)
+        except SchedulerError as error:
+            counts[type(error).__name__] += 1
+        address = random.choice(list(harness.executors))
+        if random.random() < 0.1:
+            earlier = random.choice(requests[-12:])
+            counts["cancels"] += tried(harness, Cancel(earlier.key))
+        if random.random() < 0.1:
+            harness.feed(Detach(random.choice(requests).handle))
+        if random.random() < 0.04:
+            fault = random.choice(list(faults))
+            counts[fault] += 1
+            faults[fault](address)
+        for _ in range(random.randint(0, 2)):
+            harness.clock.advance(random.random() * 0.05)
+            for each in harness.executors:
+                plan = harness.step(each)
+                if plan is not None:
+                    counts["preemptions"] += sum(release.final is None for release in plan.releases)
+    harness.finish()
+    return counts
+
+
+def tried(harness, event):
+    """Whether it was not refused."""
+    try:
+        harness.feed(event)
+    except SchedulerError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """The recordings of one run: raw in one file, and with stand-ins in several."""
+    whole, in_parts = Recordings(is_raw=True), Recordings(is_raw=False, max_file_bytes=500_000)
+    with pytest.MonkeyPatch.context() as patched:
+        # A core that always expects short outputs admits more than the pool can hold; the one that repeats it too.
+        patched.setattr(OutputLengths, "observe", lambda lengths, _: None)
+        patched.setattr(growth, "_FIRST_MEAN", 1.0)
+        patched.setattr(growth, "_FIRST_DEVIATION", 1.0)
+        counts = serve_a_thousand(whole, in_parts)
+        yield checked(counts, whole, in_parts)
+
+
+def checked(counts, *recordings):
+    """These recordings, if everything was in them."""
+    assert min(counts[what] for what in ("takeover", "death", "broken", "cancels", "preemptions")) >= 5, counts
+    assert counts["QueueFullError"] >= 5, counts
+    return recordings
+
+
+def test_a_thousand_requests_with_faults_are_planned_again_bit_for_bit(thousand):
+    """Executors die, streams break, another scheduler takes over, requests are cancelled, preempted and refused."""
+    (recording,) = thousand[0].read()
+    done = replay(recording)
+    assert done.difference is None
+    assert done.num_plans > NUM_REQUESTS
+
+
+def test_every_file_is_repeated_alone_and_with_stand_ins(thousand):
+    """It begins with all that the core knows."""
+    files = thousand[1].files()
+    assert len(files) > 2
+    assert differences(thousand[1]) == []
+
+
+@FORMS
+@settings(max_examples=settings.default.max_examples // 20, deadline=None)
+@given(seed=st.integers(0, 100_000), max_file_bytes=st.sampled_from([SMALL_FILE, 1 << 30]))
+def test_every_scheduler_of_a_simulated_system_is_repeated(is_raw, seed, max_file_bytes):
+    """Whatever goes wrong there."""
+    recordings = Recordings(is_raw=is_raw, max_file_bytes=max_file_bytes)
+    record_seed(seed, recordings)
+    assert recordings.files()
+    assert differences(recordings) == []
+
+
+def test_a_core_that_decides_otherwise_is_found_with_the_first_step(thousand):
+    """Here one that takes fewer tokens into a step: the first plan that had more differs, if none before it does."""
+    (recording,) = thousand[0].read()
+    most = 40
+    plans = [each for each in recording.records if isinstance(each, RecordedPlanning) and each.recorded is not None]
+    larger = next(each for each in plans if each.recorded.plan.num_tokens > most)
+    core = recording.fresh_core()
+    core.state.limits = replace(core.state.limits, max_num_batched_tokens=most)
+    found = replay(recording, core=core).difference
+    assert found is not None
+    assert (found.now, found.address, found.step_id) == (larger.now, larger.address, larger.recorded.plan.step_id)
+    assert any(sentence.startswith("num_scheduled_tokens: then") for sentence in found.sentences)
+
+
+@pytest.mark.parametrize("refusal", ["", "DrainingError"])
+def test_an_event_that_the_core_refuses_now_is_a_difference(thousand, refusal):
+    """As one is that it refuses for another reason."""
+    (recording,) = thousand[0].read()
+    records = list(recording.records)
+    refused = [isinstance(each, RecordedEvent) and each.refusal == "QueueFullError" for each in records]
+    index = refused.index(True)
+    records[index] = replace(records[index], refusal=refusal)
+    found = replay(Recording(recording.header, tuple(records))).difference
+    assert found is not None
+    assert found.now == records[index].now
+    assert found.sentences[0].startswith("Submit, which was")
+
+
+def served_twice():
+    """The second scheduler's recording, with stand-ins, of two that served the same prompt one after the other."""
+    recordings = Recordings(is_raw=False)
+    harness = RecordedHarness([recordings], make_executor())
+    for _ in range(2):
+        harness.submit(make_request(range(17), 9, seed=1))
+        harness.finish()
+        harness.succeed()
+    return list(recordings.read())[1]
+
+
+def test_cached_blocks_of_a_former_scheduler_are_found_by_stand_ins_too():
+    """Their keys are of tokens that nobody wrote down: what is hit is paired with the keys of stand-ins."""
+    recording = served_twice()
+    assert replay(recording).difference is None
+
+
+def test_without_these_pairs_the_hit_would_be_missed():
+    """The same recording, with the pairs left out."""
+    recording = served_twice()
+    bare = tuple(each for each in recording.records if not isinstance(each, RecordedKeys))
+    assert len(bare) < len(recording.records)
+    found = replay(Recording(recording.header, bare)).difference
+    assert found is not None
+    assert any(sentence.startswith("shared: then") for sentence in found.sentences)
+
+
+@pytest.mark.parametrize("holds_tokens", [True, False])
+def test_a_client_that_comes_back_is_found_again_by_the_hash_of_its_stand_ins(holds_tokens):
+    """Whether or not it sends its tokens; its prompt may be another one by then."""
+    recordings = Recordings(is_raw=False)
+    harness = RecordedHarness([recordings], make_executor())
+    request = make_request(9, 12, is_resumable=True)
+    harness.submit(request)
+    for _ in range(6):
+        harness.step()
+    harness.feed(Detach(request.handle))
+    again = replace(request, attachment=2, prompt_token_ids=request.prompt_token_ids + 1)
+    harness.resume(again, holds_tokens=holds_tokens)
+    harness.finish()
+    assert len(harness.client.token_ids[request.handle]) == 12
+    assert differences(recordings) == []
