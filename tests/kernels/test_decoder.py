@@ -6,7 +6,6 @@ Twice: as Llama has it, and with everything that other families have besides, al
 import dataclasses
 import functools
 import sys
-import time
 
 import pytest
 import torch
@@ -277,19 +276,16 @@ def test_the_embedding_may_serve_as_output_matrix():
 
 @KINDS
 def test_a_timed_step_says_when_each_phase_was_and_what_it_had_to_read(weights):
-    """Phase behind phase, within the call. A layer that sees 50 positions reads those, and its matrices."""
+    """Phase behind phase. A layer that sees 50 positions reads those, and its matrices."""
     decoder, caches, (context,) = Decoder(weights), new_caches(torch.int8), random_contexts(70)
     decoder.forward(batch_of((context, 0, 70)), *caches)
     step = batch_of((context, 69, 70))
-    begun_ns, times = time.monotonic_ns(), []
+    times = []
     timed = decoder.forward(step, *caches, times=times).clone()
-    ended_ns = time.monotonic_ns()
     layer = ["qkv", "attention", "attention_output", "norm", "gate_up", "down", "norm"]
     seen = [min(70, each.window or 70) for each in weights.layers]
 
     assert [one.phase for one in times] == ["embed", *layer * NUM_LAYERS, "logits"]
-    assert begun_ns <= times[0].start_ns
-    assert times[-1].end_ns <= ended_ns
     assert [one.end_ns for one in times[:-1]] == [one.start_ns for one in times[1:]]
     assert [one.end_ns for one in times] == sorted(one.end_ns for one in times)
     assert [one.num_bytes for one in times if one.phase == "down"] == [

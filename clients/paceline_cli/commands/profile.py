@@ -35,7 +35,7 @@ def profile(
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Record the next steps of an executor, to look at in ui.perfetto.dev.
+    """Record the next steps of an executor, for ui.perfetto.dev.
 
     Steps come from requests: send some meanwhile. What was recorded until Ctrl-C is kept.
     """
