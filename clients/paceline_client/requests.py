@@ -5,6 +5,7 @@ what would be a different request than the one meant is refused here.
 """
 
 import dataclasses
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,8 @@ class Request:
     output: Output
     scheduling: Scheduling
     timeout: Timeout
+    trace_parent: str | None = None
+    trace_state: str | None = None
 
     @property
     def num_completions(self) -> int:
@@ -162,6 +165,7 @@ def make_request(
     request_id: str | None = None,
 ) -> Request:
     """`InvalidRequestError` for what is of another type."""
+    trace = _current_trace()
     return Request(
         prompt=prompt,
         request_id=request_id or new_request_id(),
@@ -172,6 +176,8 @@ def make_request(
         output=_as_value("output", Output, output),
         scheduling=_as_value("scheduling", Scheduling, scheduling),
         timeout=timeout,
+        trace_parent=trace.get("traceparent"),
+        trace_state=trace.get("tracestate"),
     )
 
 
@@ -216,6 +222,16 @@ def invalid(name: str, description: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"{name}: {description}", reason="INVALID_FIELD", violations=(FieldViolation(name, description),)
     )
+
+
+def _current_trace() -> Mapping[str, str]:
+    """The W3C headers of the caller's span, where the caller uses OpenTelemetry."""
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 def _as_value(name: str, kind: type[Value], given: Value | Mapping[str, Any] | None) -> Value:

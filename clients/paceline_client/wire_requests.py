@@ -28,6 +28,8 @@ def generate_request(request: Request, *, max_bytes: int) -> pb.GenerateRequest:
     _set_part(message.stopping, request.stopping, "stopping.")
     _set_part(message.output, request.output, "output.")
     _set_scheduling(message, request.scheduling)
+    set_field(message, "trace_parent", request.trace_parent)
+    set_field(message, "trace_state", request.trace_state)
     if request.timeout.total_seconds is not None:
         message.timeout.CopyFrom(_duration(request.timeout.total_seconds))
     if (size := message.ByteSize()) > max_bytes:

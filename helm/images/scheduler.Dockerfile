@@ -10,7 +10,7 @@ COPY kernels kernels
 COPY executor executor
 COPY scheduler scheduler
 RUN python -m venv /opt/paceline \
- && /opt/paceline/bin/pip install --no-cache-dir ./protos ./clients '.[cli,scheduler]'
+ && /opt/paceline/bin/pip install --no-cache-dir ./protos ./clients '.[cli,scheduler,tracing]'
 
 FROM python:${PYTHON}-slim-bookworm
 COPY --from=build /opt/paceline /opt/paceline

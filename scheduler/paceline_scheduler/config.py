@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from paceline.process.help import HelpParser, port_or_off
@@ -40,10 +41,19 @@ _PANELS = (
         "Environment",
         (
             ("PACELINE_CACHE_DIR", "Default of --cache-dir; else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "Where traces go; other OTEL_* variables say which. [default: no traces]"),
             ("GRPC_VERBOSITY", "What gRPC itself says on stderr: NONE, ERROR, INFO or DEBUG. [default: NONE]"),
         ),
     ),
 )
+
+
+class Traces(Enum):
+    """What the `OTEL_*` variables say of traces; the SDK reads the rest of them."""
+
+    OFF = "off"
+    OTLP = "otlp"
+    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ class Config:
     tls_dir: TlsFolder | None = None
     tokens: Path | None = None
     insecure: bool = False
+    traces: Traces = Traces.OFF
 
     def __post_init__(self) -> None:
         _require_host("--host", self.host)
@@ -146,6 +157,7 @@ def parse_config(arguments: Sequence[str]) -> Config:
         tls_dir=None if options.tls_dir is None else _tls_folder(options.tls_dir),
         tokens=options.tokens,
         insecure=options.insecure,
+        traces=wanted_traces(os.environ),
     )
 
 
@@ -157,6 +169,21 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
     xdg = Path(environ.get("XDG_CACHE_HOME", ""))
     home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises where there is none
     return (xdg if xdg.is_absolute() else home / ".cache") / "paceline"
+
+
+def wanted_traces(environ: Mapping[str, str]) -> Traces:
+    """Return what OpenTelemetry's variables ask for. Unlike its SDK, this asks for nothing where none is set."""
+
+    def value(name: str) -> str:
+        return environ.get(name, "").strip().lower()
+
+    exporter = value("OTEL_TRACES_EXPORTER")
+    has_endpoint = value("OTEL_EXPORTER_OTLP_ENDPOINT") or value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if value("OTEL_SDK_DISABLED") == "true" or exporter == "none" or not (exporter or has_endpoint):
+        return Traces.OFF
+    protocol = value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or value("OTEL_EXPORTER_OTLP_PROTOCOL")
+    is_known = exporter in ("", "otlp") and protocol in ("", "grpc")
+    return Traces.OTLP if is_known else Traces.UNSUPPORTED
 
 
 def prepare_grpc() -> None:

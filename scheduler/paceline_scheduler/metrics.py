@@ -4,7 +4,7 @@ Keeps nothing from one look to the next.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from paceline.plan.values import RecordId
 from paceline.process import ports
@@ -25,12 +25,18 @@ from paceline_scheduler.runtime import Runtime
 
 class Metrics:
     def __init__(
-        self, meter: Meter, views: CoreViews, executors: Executors, num_lost_log_lines: Callable[[], int]
+        self,
+        meter: Meter,
+        views: CoreViews,
+        executors: Executors,
+        num_lost_log_lines: Callable[[], int],
+        span_counts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._meter = meter
         self._views = views
         self._executors = executors
         self._num_lost_log_lines = num_lost_log_lines
+        self._span_counts = span_counts
         self._port = MetricsPort(self.read)
 
     async def listen(self, host: str, port: int | None) -> int | None:
@@ -49,6 +55,7 @@ class Metrics:
         statuses = self._executors.statuses()
         gauges: dict[Definition, dict[Labels, float]] = {definition: {} for definition in definitions.READ}
         gauges[definitions.LOG_LINES_LOST][()] = self._num_lost_log_lines()
+        gauges[definitions.SPANS].update({(state,): count for state, count in self._span_counts().items()})
         states = Counter(ExecutorState(status.state).name.lower() for status in statuses)
         for state in ExecutorState:
             gauges[definitions.EXECUTORS][state.name.lower(),] = states[state.name.lower()]

@@ -13,7 +13,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -45,9 +45,14 @@ from paceline_scheduler.runtime import Runtime
 from paceline_scheduler.servicer_ports import SchedulerPorts
 from paceline_scheduler.servicer_services import Services
 from paceline_scheduler.statistics import Statistics
+from paceline_scheduler.tracing import trace
+
+if TYPE_CHECKING:
+    from paceline_scheduler.span_export import SpanExport
 
 _GIVE_UP_S = 1.0  # for clients to read that their request was given up
 _TELL_S = 1.0
+_LAST_SPANS_S = 1.0
 _SETTLE_S = 0.5  # for executors to hear how the last requests ended
 
 _log = structlog.get_logger(__name__)
@@ -63,6 +68,7 @@ class _Parts:
     fleet: Fleet
     metrics: Metrics
     statistics: Statistics
+    spans: "SpanExport | None"
 
 
 async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
@@ -111,6 +117,8 @@ async def run(config: Config, log: LineWriter, ports: SchedulerPorts) -> bool:
         parts.metrics.close()
         await ports.stop()
         await edge.texts.close()
+        if parts.spans is not None:
+            parts.spans.close(_LAST_SPANS_S)
         _log.info("stopped")
 
 
@@ -141,6 +149,7 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
     edge = Edge(runtime, executors, texts, edge_limits)
     runtime.deliver_to(edge.delivery)
     meter = observe(runtime, edge, config.log_requests)
+    spans = trace(config.traces, runtime, edge, clock, claim.scheduler_id)
     admin = AdminServicer(runtime, executors, steps.watch, claim.scheduler_id, lambda: log.num_lost)
     services = Services(ports, InferenceServicer(edge), admin)
     discovery = Discovery(config.executors, resolve_with_system)
@@ -155,9 +164,10 @@ def _assemble(config: Config, log: LineWriter, ports: SchedulerPorts) -> _Parts:
         random.random,
         tokenizers,
     )
-    metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost)
+    span_counts = dict[str, int] if spans is None else spans.counts
+    metrics = Metrics(meter, runtime.views, executors, lambda: log.num_lost, span_counts)
     statistics = Statistics(meter, executors, lambda: runtime.views.num_waiting()[0], clock)
-    return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics)
+    return _Parts(runtime, executors, listener, edge, services, fleet, metrics, statistics, spans)
 
 
 async def _drain(

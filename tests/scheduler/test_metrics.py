@@ -51,7 +51,13 @@ class Watched:
         self.num_lost_lines = 0
         self.edge = Edge(rig.runtime, rig.executors, Texts(EdgeLimits(), datetime.now), EdgeLimits())
         self.meter = observe(rig.runtime, self.edge, 0.0)
-        self.metrics = Metrics(self.meter, rig.runtime.views, rig.executors, lambda: self.num_lost_lines)
+        self.metrics = Metrics(
+            self.meter,
+            rig.runtime.views,
+            rig.executors,
+            lambda: self.num_lost_lines,
+            lambda: {"sent": self.num_lost_lines},
+        )
         self.seen = {}  # by name: all that was read
 
     def look(self):

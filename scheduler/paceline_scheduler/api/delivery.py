@@ -124,8 +124,10 @@ class Delivery:
                 return
             # What waits for it makes room for saying so.
             self._drop(stream)
+            error = SlowConsumerError(_SLOW_CONSUMER)
+            stream.span.end(error)
             self._let_go(stream, FinishReason.ERROR)
-            outbox.fail(stream.key.request_id, SlowConsumerError(_SLOW_CONSUMER))
+            outbox.fail(stream.key.request_id, error)
 
     def go_on(self, stream: RequestStream, resumptions: Sequence[Resumption], found: tuple[Resumed, ...]) -> None:
         """Each completion goes on where its client's copy ends."""
@@ -171,7 +173,7 @@ class Delivery:
         """A stop text comes before whatever the device saw."""
         self._requests.end_completion(completion)
         known = notice or self._backend.feed(End(completion.handle, completion.num_tokens, FinishReason.STOP))
-        return Finish(
+        finish = Finish(
             reason=FinishReason.STOP if match is not None or notice is None else FinishReason(notice.reason),
             stop_text=None if match is None else match.stop_text,
             stop_token_id=None if match is not None or notice is None else notice.stop_token_id,
@@ -181,11 +183,16 @@ class Delivery:
             times=None if known is None else known.times,
             drafts=NO_DRAFTS if known is None else known.drafts,
         )
+        completion.stream.span.finished(finish)
+        if completion.stream.state is StreamState.ENDED:
+            completion.stream.span.end()
+        return finish
 
     def fail(self, stream: RequestStream, error: RequestFailedError) -> None:
         """The output before the error goes first."""
         self._release_held(stream)
         self._end(stream, FinishReason.ERROR)
+        stream.span.end(error)
         stream.outbox.fail(stream.key.request_id, error)
 
     def cancel_unsubmitted(self, stream: RequestStream) -> None:
@@ -201,6 +208,7 @@ class Delivery:
             finish = Finish(FinishReason.CANCELLED, None, None, 0, 0, offset)
             outbox.put(handle, PendingDelta(request_id, offset, 0, hash_, [], "", finish=finish, index=index))
         self._requests.forget(stream)
+        stream.span.leave()
         outbox.end_step()
 
     def leave(self, stream: RequestStream) -> None:
@@ -222,6 +230,7 @@ class Delivery:
             stream.outbox.fail(stream.key.request_id, SupersededError(_SUPERSEDED))
 
     def _let_go(self, stream: RequestStream, reason: FinishReason) -> None:
+        stream.span.leave()
         if not stream.request.resumable:
             self._end(stream, reason)
             return

@@ -15,13 +15,13 @@ from random import SystemRandom
 
 from paceline.plan.values import Int32Array, RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
-from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.delivery import Delivery
 from paceline_scheduler.api.detokenizer import Detokenizer
 from paceline_scheduler.api.fan_out import core_requests
 from paceline_scheduler.api.limits import EdgeLimits
 from paceline_scheduler.api.outbox import DrainNotice, Outbox
 from paceline_scheduler.api.registry import OpenRequests
+from paceline_scheduler.api.request_spans import RequestSpans
 from paceline_scheduler.api.resumption import is_begun, number_of
 from paceline_scheduler.api.stream import Completion, RequestStream, StreamState
 from paceline_scheduler.api.texts import Texts
@@ -84,11 +84,15 @@ class Edge:
         self._handles = itertools.count(1)
         self._drain_notice: DrainNotice | None = None
         self._on_refusal: OnRefusal = lambda *_: None
+        self._spans: RequestSpans | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     def on_refusal(self, tell: OnRefusal) -> None:
         self._on_refusal = tell
+
+    def trace_with(self, spans: RequestSpans) -> None:
+        self._spans = spans
 
     def open_outbox(self, max_bytes_per_request: int = 0) -> Outbox:
         """`close_outbox` must follow."""
@@ -137,6 +141,8 @@ class Edge:
             return self._open(request, outbox)
         except SchedulerError as error:
             self._refused(request, error)
+            if self._spans is not None:
+                self._spans.begin(request, key_of(request), self.backend.now_s()).end(error)
             raise
 
     def _open(self, request: GenerateRequest, outbox: Outbox) -> RequestStream:
@@ -182,6 +188,8 @@ class Edge:
         try:
             arrival = Arrival.BACK if is_begun(stream.request) else Arrival.NEW
             await self.executors.until_synced(arrival)
+            if self._spans is not None:
+                stream.span = self._spans.begin(stream.request, stream.key, came_s)
             valid, token_ids = await self._prepare(stream.request, came_s, max_seconds)
             text_model = await self.texts.model(valid.model)
             await self.executors.until_synced(arrival)  # lost meanwhile, perhaps
@@ -191,9 +199,11 @@ class Edge:
             if stream.state is not StreamState.ENDED:
                 self.requests.forget(stream)
                 self._refused(stream.request, error)
+                stream.span.end(error)
                 raise
         except BaseException:
             self.requests.forget(stream)
+            stream.span.leave()
             raise
 
     def _refused(self, request: GenerateRequest, error: SchedulerError) -> None:
@@ -222,6 +232,7 @@ class Edge:
 
     def _run(self, stream: RequestStream, valid: ValidRequest, token_ids: Int32Array, text_model: TextModel) -> None:
         stream.num_prompt_tokens = len(token_ids)
+        stream.span.prepared(valid.model.name, len(token_ids))
         stream.num_tokens_per_delta = min(valid.stream_interval, self.limits.max_held_tokens)
         resumption = valid.resumption
         parts = list(zip(core_requests(valid, token_ids, stream.handles), resumption.is_finished, strict=True))
@@ -330,5 +341,5 @@ class Edge:
 
 def _completion(stream: RequestStream, request: Request, valid: ValidRequest, text_model: TextModel) -> Completion:
     detokenizer = Detokenizer(text_model.spelling, valid.skip_special_tokens)
-    text = CompletionText(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
+    text = stream.span.new_text(detokenizer, valid.stop_texts, valid.matched_text, valid.min_tokens)
     return Completion(stream, request.handle, request.key, text)

@@ -24,8 +24,13 @@ from paceline_scheduler.api.stream import StreamState
 from paceline_scheduler.api.validation import check_prompt, choose_model
 from paceline_scheduler.backend import ServedModel
 from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_TRACE_FIELDS = {
+    "traceparent": ("trace_parent", MAX_TRACE_PARENT_BYTES),
+    "tracestate": ("trace_state", MAX_TRACE_STATE_BYTES),
+}
 _log = structlog.get_logger(__name__)
 
 
@@ -39,6 +44,7 @@ class InferenceServicer(InferenceServiceServicer):
         request.tenant = tenant_of(request.tenant, caller())
         if not request.request_id:
             request.request_id = secrets.token_hex(16)
+        _take_trace(request, context)
         outbox = edge.open_outbox()
         try:
             stream = edge.open(request, outbox)
@@ -114,3 +120,15 @@ class InferenceServicer(InferenceServiceServicer):
     def _model(self, name: str) -> ServedModel:
         self._edge.executors.require_lead()
         return choose_model(name, self._edge.executors.models())
+
+
+def _take_trace(request: pb.GenerateRequest, context: _Context) -> None:
+    """Take the trace from the call's metadata where the request names none. Of a session the requests' own count: it
+    lives longer than any span.
+    """
+    if request.trace_parent:
+        return
+    for key, value in context.invocation_metadata() or ():
+        name, at_most = _TRACE_FIELDS.get(key, ("", 0))
+        if name and isinstance(value, str) and len(value) <= at_most:
+            setattr(request, name, value)

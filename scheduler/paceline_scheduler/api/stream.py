@@ -8,6 +8,7 @@ from paceline.plan.values import RecordId
 from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_scheduler.api.completion import CompletionText
 from paceline_scheduler.api.outbox import Outbox
+from paceline_scheduler.api.request_spans import NO_SPAN, RequestSpan
 
 
 class StreamState(Enum):
@@ -32,6 +33,7 @@ class RequestStream:
     state: StreamState = StreamState.PREPARING
     num_tokens_per_delta: int = 1
     num_prompt_tokens: int = 0
+    span: RequestSpan = NO_SPAN
     running: "list[Completion]" = field(default_factory=list)
     before: "RequestStream | None" = None
     """A refused comeback changes nothing: until then this one has the request."""

@@ -29,13 +29,12 @@ from paceline_scheduler.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from paceline_scheduler.trace_ids import MAX_TRACE_PARENT_BYTES, MAX_TRACE_STATE_BYTES
 
 Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 MAX_MODEL_NAME_BYTES = 256
 MAX_KEY_BYTES = 128  # of tenant, request_id and cache_salt each
-MAX_TRACE_PARENT_BYTES = 128
-MAX_TRACE_STATE_BYTES = 512
 MAX_COMPLETIONS = 16
 MAX_TIMEOUT_S = 366 * 86_400
 MAX_PRIORITY = 100  # and down to its negative

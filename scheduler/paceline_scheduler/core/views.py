@@ -64,6 +64,11 @@ class CoreViews:
         live = self._state.requests.by_key(key) or self._state.requests.retained(key)
         return live.request if live is not None and live.request.is_of(body_digest, model) else None
 
+    def open_request(self, key: RecordId) -> LiveRequest | None:
+        """Return a request that has no end yet."""
+        live = self._state.requests.by_key(key)
+        return live if live is not None and self._state.requests.is_open(live) else None
+
     def explain(self, key: RecordId, now: float) -> Explanation:
         """Raises UnknownRequestError."""
         state = self._state

@@ -77,7 +77,8 @@ PLANS_IN_FLIGHT = _gauge("plans_in_flight", "Plans without a result.", *_EXECUTO
 IDLE = _counter("step_idle_seconds_total", "Time without a step.", *_EXECUTOR)
 STARVED = _counter("step_starved_seconds_total", "The part of it that waited for a late plan.", *_EXECUTOR)
 LOG_LINES_LOST = _counter("log_lines_lost_total", "Log lines that found no room.")
+SPANS = _counter("trace_spans_total", "Spans by what became of them.", "state")
 READ = (
     *(NUM_RUNNING, NUM_WAITING, KV_USAGE, CACHE_INFO, EXECUTORS, KV_BLOCKS, KV_SLOTS_FILLED, PLANS_IN_FLIGHT),
-    *(IDLE, STARVED, LOG_LINES_LOST),
+    *(IDLE, STARVED, LOG_LINES_LOST, SPANS),
 )
