@@ -36,7 +36,7 @@ def measure(num_rows: int, num_steps: int, num_waiting: int = 0) -> list[tuple[f
         max_num_queued_reqs=1 << 20, max_num_queued_tokens=1 << 40, ttft_budget_s=1e9, itl_budget_s=10.0
     )
     core, observer = Core(limits), ServingObserver(Meter(COUNTED))
-    attached = ExecutorAttached(_description(num_rows, num_steps), Snapshot())
+    attached = ExecutorAttached(describe(num_rows, num_steps), Snapshot())
     observer.saw(attached, 0.0, core.apply(attached, 0.0))
     for handle in range(num_rows):
         # Prompts of different lengths, so that about as many rows begin a new block in every step.
@@ -90,7 +90,8 @@ def main() -> None:
         )
 
 
-def _description(num_rows: int, num_steps: int) -> ExecutorDescription:
+def describe(num_rows: int, num_steps: int) -> ExecutorDescription:
+    """Return an executor with room for so many requests of so many steps."""
     max_model_len = max(_PROMPT_TOKENS + num_steps + 80, 2 * _WAITING_PROMPT_TOKENS)
     return ExecutorDescription(
         address=_ADDRESS,

@@ -15,6 +15,12 @@ def write_generate(text: str, n: int) -> bytes:
     return inference_pb2.GenerateRequest(text=text, sampling=sampling_pb2.SamplingParams(n=n)).SerializeToString()
 
 
+def generate_request(request_id: str, max_tokens: int) -> inference_pb2.GenerateRequest:
+    """Return a client's request, without a prompt."""
+    stopping = sampling_pb2.StoppingParams(max_tokens=max_tokens)
+    return inference_pb2.GenerateRequest(request_id=request_id, stopping=stopping)
+
+
 def read_step_totals(data: bytes) -> StepTotals:
     """Return the sums of steps of the only executor in a ListExecutorsResponse."""
     (executor,) = admin_pb2.ListExecutorsResponse.FromString(data).executors
