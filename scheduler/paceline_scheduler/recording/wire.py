@@ -184,8 +184,8 @@ def _read_header(header: pb.RecordingHeader) -> Header:
 def _outline(plan: BatchPlan, form: TokenForm) -> tuple[plan_pb2.BatchPlan, bytes]:
     """Return what is kept of a plan, and the digest of all of it where it says more, and may be known."""
     if not plan.new_requests:
-        message = write_plan(plan if form is TokenForm.RAW else replace(plan, tags=_without_keys(plan.tags)))
-        return message, b""
+        is_whole = form is TokenForm.RAW or not len(plan.tags.block_ids)
+        return write_plan(plan if is_whole else replace(plan, tags=_without_keys(plan.tags))), b""
     whole, digest = write_plan(with_contexts(plan) if form is TokenForm.RAW else plan), b""
     if form is TokenForm.RAW:
         digest = blake2b(whole.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()

@@ -35,8 +35,8 @@ def differences(recordings):
     return [done.difference for done in map(replay, recordings.read()) if done.difference is not None]
 
 
-def serve_a_thousand(*recordings):
-    """Serve 1,000 requests on two small executors with all that can happen to them; returns how often each did."""
+def serve(num_requests, *recordings):
+    """Serve requests on two small executors with all that can happen to them; returns how often each did."""
     random, counts = Random(5), Counter()  # noqa: S311 - nothing secret
     executors = [make_executor(num_blocks=30, incarnation=number, end_probability=0.4) for number in (1, 2)]
     harness = RecordedHarness(recordings, *executors, limits=CoreLimits(max_num_queued_reqs=12))
@@ -59,7 +59,7 @@ def serve_a_thousand(*recordings):
 
     faults = {"takeover": lambda _: take_over(), "death": lose, "broken": break_stream}
     requests = []
-    for number in range(NUM_REQUESTS):
+    for number in range(num_requests):
         prompt = random.choice(shared)[: random.randint(4, 12)] + [number % 997] * random.randint(1, 20)
         request = make_request(
             prompt,
@@ -102,39 +102,30 @@ def tried(harness, event):
     return True
 
 
-@pytest.fixture(scope="module")
-def thousand():
-    """The recordings of one run: raw in one file, and with stand-ins in several."""
+@pytest.fixture
+def expecting_short_outputs(monkeypatch):
+    """A core that always expects short outputs admits more than the pool can hold; the one that repeats it too."""
+    monkeypatch.setattr(OutputLengths, "observe", lambda lengths, _: None)
+    monkeypatch.setattr(growth, "_FIRST_MEAN", 1.0)
+    monkeypatch.setattr(growth, "_FIRST_DEVIATION", 1.0)
+
+
+@pytest.mark.usefixtures("expecting_short_outputs")
+def test_a_thousand_requests_with_faults_are_planned_again_bit_for_bit():
+    """Executors die, streams break, another scheduler takes over, requests are cancelled, preempted and refused.
+
+    With stand-ins every file is repeated alone: each begins with all that the core knows.
+    """
     whole, in_parts = Recordings(is_raw=True), Recordings(is_raw=False, max_file_bytes=500_000)
-    with pytest.MonkeyPatch.context() as patched:
-        # A core that always expects short outputs admits more than the pool can hold; the one that repeats it too.
-        patched.setattr(OutputLengths, "observe", lambda lengths, _: None)
-        patched.setattr(growth, "_FIRST_MEAN", 1.0)
-        patched.setattr(growth, "_FIRST_DEVIATION", 1.0)
-        counts = serve_a_thousand(whole, in_parts)
-        yield checked(counts, whole, in_parts)
-
-
-def checked(counts, *recordings):
-    """These recordings, if everything was in them."""
+    counts = serve(NUM_REQUESTS, whole, in_parts)
     assert min(counts[what] for what in ("takeover", "death", "broken", "cancels", "preemptions")) >= 5, counts
     assert counts["QueueFullError"] >= 5, counts
-    return recordings
-
-
-def test_a_thousand_requests_with_faults_are_planned_again_bit_for_bit(thousand):
-    """Executors die, streams break, another scheduler takes over, requests are cancelled, preempted and refused."""
-    (recording,) = thousand[0].read()
+    (recording,) = whole.read()
     done = replay(recording)
     assert done.difference is None
     assert done.num_plans > NUM_REQUESTS
-
-
-def test_every_file_is_repeated_alone_and_with_stand_ins(thousand):
-    """It begins with all that the core knows."""
-    files = thousand[1].files()
-    assert len(files) > 2
-    assert differences(thousand[1]) == []
+    assert len(in_parts.files()) > 2
+    assert differences(in_parts) == []
 
 
 @FORMS
@@ -148,9 +139,17 @@ def test_every_scheduler_of_a_simulated_system_is_repeated(is_raw, seed, max_fil
     assert differences(recordings) == []
 
 
-def test_a_core_that_decides_otherwise_is_found_with_the_first_step(thousand):
+@pytest.fixture(scope="module")
+def recording():
+    """A recording of some requests."""
+    recordings = Recordings(is_raw=True)
+    assert serve(100, recordings)["QueueFullError"]
+    (made,) = recordings.read()
+    return made
+
+
+def test_a_core_that_decides_otherwise_is_found_with_the_first_step(recording):
     """Here one that takes fewer tokens into a step: the first plan that had more differs, if none before it does."""
-    (recording,) = thousand[0].read()
     most = 40
     plans = [each for each in recording.records if isinstance(each, RecordedPlanning) and each.recorded is not None]
     larger = next(each for each in plans if each.recorded.plan.num_tokens > most)
@@ -163,9 +162,8 @@ def test_a_core_that_decides_otherwise_is_found_with_the_first_step(thousand):
 
 
 @pytest.mark.parametrize("refusal", ["", "DrainingError"])
-def test_an_event_that_the_core_refuses_now_is_a_difference(thousand, refusal):
+def test_an_event_that_the_core_refuses_now_is_a_difference(recording, refusal):
     """As one is that it refuses for another reason."""
-    (recording,) = thousand[0].read()
     records = list(recording.records)
     refused = [isinstance(each, RecordedEvent) and each.refusal == "QueueFullError" for each in records]
     index = refused.index(True)
