@@ -92,7 +92,7 @@ async def test_what_cannot_be_recorded_is_one_line(executor, tmp_path):
     folder = tmp_path / "missing"
     cases = {
         ("--executor", "127.0.0.1:1"): (69, "the executor at 127.0.0.1:1 does not answer"),
-        ("--admin", "127.0.0.1:1"): (69, "the scheduler's admin port at 127.0.0.1:1 does not answer"),
+        ("--admin-target", "127.0.0.1:1"): (69, "the scheduler's admin port at 127.0.0.1:1 does not answer"),
         ("--executor", executor.address, "-o", folder / "trace.json"): (65, "cannot write"),
     }
     for arguments, (expected, said) in cases.items():

@@ -30,7 +30,8 @@ def profile(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Unset, a name with the time of day.")
     ] = None,
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="The scheduler's admin port, which knows executors.")
+        str,
+        typer.Option("--admin-target", metavar="HOST:PORT", help="The scheduler's admin port, which knows executors."),
     ] = "localhost:50052",
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,

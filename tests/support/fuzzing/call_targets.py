@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from fuzzing.target import Target, framed, unframed
+from paceline.process.metrics import Meter
 from paceline.v1 import admin_pb2, sampling_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
@@ -28,6 +29,7 @@ from paceline_scheduler.api.servicer_admin import AdminServicer
 from paceline_scheduler.api.servicer_guard import Guard
 from paceline_scheduler.api.servicer_inference import InferenceServicer
 from paceline_scheduler.api.texts import Texts
+from paceline_scheduler.observers.definitions import COUNTED
 from paceline_scheduler.testing.scripted_backend import ScriptedBackend
 from paceline_scheduler.testing.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 
@@ -129,7 +131,7 @@ class _Services:
         backend.sink = edge.delivery
         await self._texts.model(model)
         add_InferenceServiceServicer_to_server(InferenceServicer(edge), recorder)
-        servicer = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0)
+        servicer = AdminServicer(backend, backend, backend.watch, "scheduler-1", lambda: 0, Meter(COUNTED), None)
         add_AdminServiceServicer_to_server(servicer, recorder)
         self._behaviours, self._kinds = [], []
         for method in METHODS:
