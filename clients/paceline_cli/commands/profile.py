@@ -31,7 +31,7 @@ def profile(
     ] = None,
     admin: Annotated[
         str,
-        typer.Option("--admin-target", metavar="HOST:PORT", help="The scheduler's admin port, which knows executors."),
+        typer.Option("--admin-target", metavar="HOST:PORT", help="The scheduler's admin port: it knows executors."),
     ] = "localhost:50052",
     tls_dir: TlsDirOption = None,
     token_file: TokenFileOption = None,
