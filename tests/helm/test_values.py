@@ -156,6 +156,7 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"pools.small.gpu.count": 2}, "count"),
         (MINIMAL, {"pools.small.gpu.memoryUtilization": 90}, "memoryUtilization"),
         (MINIMAL, {"pools.small.args": ["--port=1"]}, "pools.small.args: the chart sets --port=1 itself"),
+        (MINIMAL, {"scheduler.args": ["--metrics-port=off"]}, "the chart sets --metrics-port=off itself"),
         (GPUS, {"pools.slice.args": ["--runner=cpu"]}, "pools.slice.args: the chart sets --runner=cpu itself"),
         (MINIMAL, {"pools.small.args": ["--max-num-seqs", "4"]}, "args"),
         (MINIMAL, {"scheduler.args": ["--takeover", "--standby"]}, "scheduler.args: the chart sets --standby itself"),
