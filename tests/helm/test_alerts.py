@@ -104,7 +104,7 @@ STAYS_AWAY = {
     "queue is short and grows": ("PacelineQueueGrowing", [waiting("0+2x40")]),
     "a scheduler takes a long queue over": (
         "PacelineQueueGrowing",
-        [waiting("500x20 stale"), waiting("_x21 500x20", pod="b")],
+        [waiting("500x20 stale"), waiting("_x21 0 500x18", pod="b")],  # clients come back within a minute
     ),
     "another release has a queue": ("PacelineQueueGrowing", [waiting("0+20x40", namespace="other")]),
     "cache is full and nobody waits": ("PacelineKvCacheFull", [KV_FULL, waiting("0x40")]),
