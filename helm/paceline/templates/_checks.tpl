@@ -26,10 +26,13 @@
 {{- if not .Values.pools -}}
 {{- fail "name at least one pool of executors, such as --set pools.small.model.name=smollm2-135m-instruct" -}}
 {{- end -}}
-{{- include "paceline.checkArgs" (dict "where" "scheduler.args" "args" .Values.scheduler.args "own" (list "executors" "standby" "host" "port" "admin-host" "admin-port" "health-port" "advertise" "shutdown-timeout" "cache-dir" "tls-dir" "tokens" "insecure")) -}}
+{{- include "paceline.checkArgs" (dict "where" "scheduler.args" "args" .Values.scheduler.args "own" (list "executors" "standby" "host" "port" "admin-host" "admin-port" "health-port" "metrics-port" "advertise" "shutdown-timeout" "cache-dir" "tls-dir" "tokens" "insecure")) -}}
 {{- range $name, $values := .Values.pools -}}
 {{- $pool := mustMergeOverwrite (deepCopy $.Values.poolDefaults) $values -}}
 {{- include "paceline.checkPool" (dict "root" $ "name" $name "pool" $pool) -}}
+{{- if $pool.autoscaling.enabled -}}
+{{- include "paceline.checkAutoscaling" (dict "root" $ "name" $name "pool" $pool) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -57,8 +60,21 @@
 {{- if and (not .pool.gpu.count) (not (kindIs "invalid" .pool.gpu.memoryUtilization)) -}}
 {{- fail (printf "pools.%s: gpu.memoryUtilization needs gpu.count 1" .name) -}}
 {{- end -}}
-{{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "shutdown-timeout" "cache-dir" "offline" "tls-dir" "insecure" "gpu-memory-utilization" -}}
+{{- $own := list "model" "revision" "served-model-name" "host" "port" "health-port" "metrics-port" "shutdown-timeout" "cache-dir" "offline" "tls-dir" "insecure" "gpu-memory-utilization" -}}
 {{- include "paceline.checkArgs" (dict "where" (printf "pools.%s.args" .name) "args" .pool.args "own" (empty .pool.gpu.count | ternary $own (append $own "runner"))) -}}
+{{- end -}}
+
+{{- define "paceline.checkAutoscaling" -}}
+{{- $scaling := .pool.autoscaling -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "pools.%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
+{{- end -}}
+{{- range $name, $values := .root.Values.pools -}}
+{{- $other := mustMergeOverwrite (deepCopy $.root.Values.poolDefaults) $values -}}
+{{- if and (ne $name $.name) (eq $other.model.servedName $.pool.model.servedName) -}}
+{{- fail (printf "pools.%s: pools.%s has the same model, and autoscaling counts the requests of a model: give it one pool, or set replicas" $.name $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "paceline.checkArgs" -}}

@@ -29,6 +29,20 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* What the Prometheus operator labels the schedulers' metrics with: its job is the name of their Service. */}}
+{{- define "paceline.ofSchedulers" -}}
+{{ printf "namespace=%q,job=%q" .Release.Namespace (include "paceline.fullname" .) }}
+{{- end -}}
+
+{{/* Seconds until every pool must be ready. */}}
+{{- define "paceline.startupBudgetSeconds" -}}
+{{- $budget := 0 -}}
+{{- range .Values.pools -}}
+{{- $budget = max $budget (mustMergeOverwrite (deepCopy $.Values.poolDefaults) .).startupBudgetSeconds -}}
+{{- end -}}
+{{- $budget -}}
+{{- end -}}
+
 {{/* .name of an image that `helm/images` builds, and .own, a whole reference in its place. */}}
 {{- define "paceline.image" -}}
 {{- $image := .root.Values.image -}}

@@ -37,8 +37,8 @@ class Cluster:
 
     def targets(self, service: str) -> str:
         """The same with the port, as clients take them."""
-        (port,) = [item["port"] for item in named(self.objects, "Service", service)["spec"]["ports"]]
-        return ",".join(f"{address}:{port}" for address in self._services[service])
+        ports = {item["name"]: item["port"] for item in named(self.objects, "Service", service)["spec"]["ports"]}
+        return ",".join(f"{address}:{ports['grpc']}" for address in self._services[service])
 
     async def install(self, objects: list[Object]) -> None:
         """Start the pods of every object, all at once, and wait until they are ready."""

@@ -1,4 +1,4 @@
-"""Strict schemas: of Kubernetes as each version publishes them, and of the cert-manager fields that the chart uses."""
+"""Strict schemas: of Kubernetes as each version publishes them, of custom resources the fields that the chart uses."""
 
 from typing import Any
 
@@ -17,11 +17,15 @@ def _fields(required: list[str], **properties: object) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
 
 
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_METADATA = _fields(["name"], name=_NAME, labels=_TEXTS)
+_DURATION = {"type": "string", "pattern": "^([0-9]+(ms|[smhd]))+$"}
+
 CERTIFICATE = _fields(
     ["apiVersion", "kind", "metadata", "spec"],
     apiVersion={"const": "cert-manager.io/v1"},
     kind={"const": "Certificate"},
-    metadata=_fields(["name"], name=_NAME, labels={"type": "object"}),
+    metadata=_METADATA,
     spec=_fields(
         ["secretName", "issuerRef"],
         secretName=_NAME,
@@ -40,12 +44,71 @@ CERTIFICATE = _fields(
 )
 """Of https://cert-manager.io/docs/reference/api-docs/#cert-manager.io/v1.Certificate, what the chart uses."""
 
+SERVICE_MONITOR = _fields(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "ServiceMonitor"},
+    metadata=_METADATA,
+    spec=_fields(
+        ["selector", "endpoints"],
+        selector=_fields(["matchLabels"], matchLabels=_TEXTS),
+        endpoints={"type": "array", "minItems": 1, "items": _fields(["port"], port=_NAME, interval=_DURATION)},
+    ),
+)
+_ALERT = _fields(["alert", "expr"], alert=_NAME, expr=_NAME, labels=_TEXTS, annotations=_TEXTS, **{"for": _DURATION})
+PROMETHEUS_RULE = _fields(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PrometheusRule"},
+    metadata=_METADATA,
+    spec=_fields(
+        ["groups"],
+        groups={"type": "array", "items": _fields(["name"], name=_NAME, rules={"type": "array", "items": _ALERT})},
+    ),
+)
+"""Both of https://prometheus-operator.dev/docs/api-reference/api, what the chart uses."""
+
+_TRIGGER = _fields(
+    ["type", "metadata"],
+    type={"const": "prometheus"},
+    name=_NAME,
+    metricType={"enum": ["AverageValue", "Value", "Utilization"]},
+    metadata=_fields(
+        ["serverAddress", "query", "threshold"],
+        serverAddress=_NAME,
+        query=_NAME,
+        threshold={"type": "string", "pattern": "^[0-9.]+$"},
+        ignoreNullValues={"enum": ["true", "false"]},
+    ),
+)
+SCALED_OBJECT = _fields(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "keda.sh/v1alpha1"},
+    kind={"const": "ScaledObject"},
+    metadata=_METADATA,
+    spec=_fields(
+        ["scaleTargetRef", "triggers"],
+        scaleTargetRef=_fields(["name"], apiVersion=_NAME, kind=_NAME, name=_NAME),
+        minReplicaCount={"type": "integer"},
+        maxReplicaCount={"type": "integer"},
+        triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
+    ),
+)
+"""Of https://keda.sh/docs/latest/reference/scaledobject-spec and /scalers/prometheus, what the chart uses."""
+
+CUSTOM = {
+    "cert-manager.io": {"Certificate": CERTIFICATE},
+    "monitoring.coreos.com": {"ServiceMonitor": SERVICE_MONITOR, "PrometheusRule": PROMETHEUS_RULE},
+    "keda.sh": {"ScaledObject": SCALED_OBJECT},
+}
+
 
 def problem_of(found: Object, version: str) -> str:
     """What a Kubernetes of this version would refuse of an object; empty if nothing."""
     try:
-        if found["apiVersion"].startswith("cert-manager.io/"):
-            jsonschema.validate(found, CERTIFICATE)
+        group = found["apiVersion"].partition("/")[0]
+        if group in CUSTOM:
+            jsonschema.validate(found, CUSTOM[group][found["kind"]])
         else:
             kubernetes_validate.validate(found, version, strict=True)
     except (jsonschema.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
