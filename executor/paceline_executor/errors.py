@@ -11,6 +11,7 @@
     │   ├── PortError               a port in use, or an address that is not this machine's
     │   ├── ShortMemoryError        too little memory for weights and KV cache
     │   ├── LimitError              a limit or option asked for that model or device does not allow
+    │   │   └── DrafterError        a drafter that cannot draft for the model
     │   ├── MissingDeviceError      a GPU asked for that is not there or cannot be used
     │   └── StepTimesError          a file of step times that cannot be read or used
     ├── DeviceError                 steps fail whatever is in them; the process ends
@@ -87,6 +88,10 @@ class ShortMemoryError(StartError):
 
 class LimitError(StartError):
     """A limit or an option was asked for that the model or the device does not allow."""
+
+
+class DrafterError(LimitError):
+    """The drafter asked for cannot draft for this model: it has other tokens, or would be no faster."""
 
 
 class MissingDeviceError(StartError):

@@ -1,29 +1,55 @@
-"""The seam between rows and drafters. Knows rows by number, and tokens."""
+"""The seam between rows and drafters. Knows rows by number, tokens, blocks, and how tokens are drawn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline_executor.runner.interface import Int32Array
+from paceline_executor.runner.interface import Int32Array, SamplingColumns
+from paceline_executor.runner.row_rules import RowRules
 
 MAX_NUM_DRAFT_TOKENS = 8
 """Of a row and step; MEASURED.md says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedDrafts:
-    """A row that may have drafts. token_ids: all known ones; they may change after the call."""
+class WantingRow:
+    """A row that may have drafts. Its arrays may change after the call.
+
+    token_ids: all known ones, the prompt's first. block_ids: its table, with slots for these and `num_wanted` more.
+    rules: what the target draws by beside the parameters; None where the row has none.
+    """
 
     row: int
-    token_ids: Int32Array
+    token_ids: Int32Array  # [num_known]
     num_wanted: int  # at most, and at least 1
+    block_ids: Int32Array
+    num_prompt: int  # tokens; the others are output
+    rules: RowRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDrafts:
+    """Rows that may have drafts in one step, and how each one's next token is drawn: without `rules`, in the same
+    order. The draw behind a draft has the next offset.
+    """
+
+    rows: Sequence[WantingRow]
+    sampling: SamplingColumns
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Until a row is forgotten, its known tokens only grow."""
+    """Guesses tokens. Until a row is forgotten, its known tokens only grow.
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
-        """A guess, or none, for each row in this order. What is impossible is dropped."""
+    A drafter with a KV cache of its own keeps it in other tensors, under the block ids that the row has for the
+    target's. Nobody tells it of copies, shared prefixes, releases or preemptions: it keeps which tokens each block
+    holds (`block_contents`), and computes again what a row lacks. It drafts before the plan's copies are made, and may
+    write to any slot that it was given: the target's cache is another.
+    """
+
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
+        """A guess, or none, for each row in this order. What is impossible is dropped. A drafter with logits draws from
+        them as the target will from its own, with the same noise: then most drafts are right at any temperature.
+        """
         ...
 
     def forget(self, row: int) -> None:
@@ -39,7 +65,7 @@ class TimedDrafter:
         self._clock_ns = clock_ns
         self._spent_ns = 0
 
-    def draft(self, wanted: Sequence[WantedDrafts]) -> Sequence[Int32Array]:
+    def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
         start_ns = self._clock_ns()
         try:
             return self._inner.draft(wanted)
