@@ -1,11 +1,14 @@
-"""Drafters for tests: one that errs as often as wanted, one of no use."""
+"""Drafters for tests: one that errs as often as wanted, one of no use, and draft models without a model."""
 
 from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
 
+from paceline_executor.limits import RowLimits
 from paceline_executor.runner.interface import Int32Array, SamplingColumns
+from paceline_executor.runner.simulated import SimulatedRunner
+from paceline_executor.speculation.draft_model import DraftModel
 from paceline_executor.speculation.drafter import WantedDrafts, WantingRow
 from paceline_executor.testing.plans import int32
 
@@ -23,6 +26,17 @@ def wanted_drafts(
         for (row, tokens, num_wanted), table in zip(rows, tables, strict=True)
     ]
     return WantedDrafts(wanting, greedy)
+
+
+def simulated_draft_model(
+    limits: RowLimits, vocab_size: int, *, max_model_len: int = 0, max_catch_up: int
+) -> DraftModel:
+    """A draft model that draws as simulated runners do. With the target's vocabulary all its drafts are right, as long
+    as its own blocks hold what they should; with another one hardly any is.
+    """
+    runner = SimulatedRunner(limits.num_blocks, limits.block_size, vocab_size)
+    longest = max_model_len or limits.max_model_len
+    return DraftModel(runner, max_model_len=longest, vocab_size=vocab_size, max_catch_up=max_catch_up)
 
 
 class KnowingDrafter:
