@@ -3,7 +3,7 @@
 Knows what a drafter must have in common with the target. Refuses to know how it drafts (`speculation` does).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -32,12 +32,13 @@ class OpenedDrafter:
         model = self.checkpoint.config
         return DrafterNeeds(weight_bytes_of(model, self.numerics), self.numerics.bytes_per_token(model))
 
-    def read(
-        self, limits: RowLimits, num_threads: int | None, on_progress: Callable[[WarmUpProgress], None]
-    ) -> Drafter:
+    def read(self, limits: RowLimits, num_threads: int | None, progress: ProgressLog) -> Drafter:
         """Read the weights, take the memory, warm up. Raises ModelError, StartError."""
         from paceline_executor.runner.cpu import CpuRunner
         from paceline_executor.speculation.draft_model import DraftModel, catch_up_within
+
+        def on_warm_up(warm_up: WarmUpProgress) -> None:
+            progress.log("warm_up", f"drafter: {warm_up.step}", warm_up.index / warm_up.num_steps)
 
         model = self.checkpoint.config
         max_model_len = min(limits.max_model_len, model.max_model_len)
@@ -48,7 +49,7 @@ class OpenedDrafter:
             numerics=self.numerics,
             max_model_len=max_model_len,
             num_threads=num_threads,
-            on_progress=on_progress,
+            on_progress=on_warm_up,
         )
         max_catch_up = catch_up_within(runner.warm_up())
         return DraftModel(runner, max_model_len=max_model_len, vocab_size=model.vocab_size, max_catch_up=max_catch_up)

@@ -98,9 +98,9 @@ def _load_on_cpu(config: Config, opened: Opened, progress: ProgressLog) -> Loade
         num_threads=config.num_threads,
         on_progress=on_warm_up,
     )
-    drafter = None if opened_drafter is None else opened_drafter.read(limits, config.num_threads, on_warm_up)
     progress.log("model_load", "done", 1.0)
     step_points = runner.warm_up()
+    drafter = None if opened_drafter is None else opened_drafter.read(limits, config.num_threads, progress)
     progress.log("warm_up", "done", 1.0)
     structlog.get_logger().info(
         "numerics",
