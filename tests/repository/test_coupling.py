@@ -27,12 +27,12 @@ def test_the_coupled_acceptance_is_the_sum_over_all_pairs(drawing):
 
 
 def test_draws_with_the_same_noise_are_equal_as_often_as_that():
-    """Of 4,000 draws at each of three places; and never more often than rejection sampling accepts."""
+    """Of 1,500 draws at each of three places; and never more often than rejection sampling accepts."""
     target, drafter = pair(2)
-    many = [each.repeat(4000, 1) for each in (target, drafter)]
-    shares = drawn_alike(*many, PLAIN, seed=1).double().view(4000, 3).mean(dim=0)
+    many = [each.repeat(1500, 1) for each in (target, drafter)]
+    shares = drawn_alike(*many, PLAIN, seed=1).double().view(1500, 3).mean(dim=0)
     expected = coupled_acceptance(*(probabilities(each, PLAIN) for each in (target, drafter)))
-    assert (shares - expected).abs().max() < 0.04  # five standard errors
+    assert (shares - expected).abs().max() < 0.065  # five standard errors
     assert (expected <= rejection_acceptance(target.double().exp(), drafter.double().exp())).all()
 
 
