@@ -281,6 +281,10 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="Tokens of a step; schedulers plan shorter ones on a slow device. [default: %(default)s]",
     )
+    _add_memory(group)
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--speculation",
         type=_speculation,

@@ -1,6 +1,6 @@
-"""What rows' rules come to at their next tokens: a pure function of the rules and of the output so far.
+"""What rows' rules come to at their next tokens, for steps and for drafters: a function of rules and output.
 
-Shared by those who draw: steps, and drafters, which draw as steps will. Knows tokens; the arithmetic is the kernels'.
+Knows tokens; the arithmetic is the kernels'.
 """
 
 from collections.abc import Sequence

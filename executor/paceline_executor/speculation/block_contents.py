@@ -1,7 +1,6 @@
 """Which tokens a drafter's own KV cache holds, block by block. Knows block ids and tokens.
 
-A slot counts for a row if its token is the row's and all tokens before the block are. So nobody has to say that a block
-was copied, shared, released or given to another row: what does not fit is computed again.
+A slot counts for a row if its token is the row's and all tokens before the block are: whatever became of the block.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ _EMPTY = -1
 
 
 class BlockContents:
-    """What the blocks of a drafter's cache hold: tokens, and a hash of those before the block's first."""
+    """Of every block its tokens, and a hash of those before."""
 
     def __init__(self, num_blocks: int, block_size: int, max_len: int) -> None:
         """max_len: no row has more tokens."""

@@ -2,8 +2,8 @@
 
 Knows batches, and what its KV cache holds of each row. Refuses to know what computes them, and the target.
 
-It draws as the target will, with the same noise. Then a draft is wrong about as often as the two distributions differ
-("coupling" by the Gumbel maximum; Daliri, Musco, Suresh, 2025, https://arxiv.org/abs/2408.07978).
+Draws with the same noise differ about as often as the two distributions do (Daliri, Musco, Suresh, 2025,
+https://arxiv.org/abs/2408.07978).
 """
 
 from collections.abc import Sequence

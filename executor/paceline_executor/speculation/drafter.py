@@ -29,8 +29,8 @@ class WantingRow:
 
 @dataclass(frozen=True, slots=True)
 class WantedDrafts:
-    """Rows that may have drafts in one step, and how each one's next token is drawn: without `rules`, in the same
-    order. The draw behind a draft has the next offset.
+    """Rows that may have drafts in one step, and how each one's next token is drawn, but for rules. The draw behind a
+    draft has the next offset.
     """
 
     rows: Sequence[WantingRow]
@@ -40,15 +40,14 @@ class WantedDrafts:
 class Drafter(Protocol):
     """Guesses tokens. Until a row is forgotten, its known tokens only grow.
 
-    A drafter with a KV cache of its own keeps it in other tensors, under the block ids that the row has for the
-    target's. Nobody tells it of copies, shared prefixes, releases or preemptions: it keeps which tokens each block
-    holds (`block_contents`), and computes again what a row lacks. It drafts before the plan's copies are made, and may
-    write to any slot that it was given: the target's cache is another.
+    One with a KV cache of its own keeps it under the target's block ids, in other tensors, and may write to all blocks
+    it is given. Nobody tells it of copies, shared prefixes, releases or preemptions: it keeps which tokens each block
+    holds (`block_contents`), and computes what a row lacks.
     """
 
     def draft(self, wanted: WantedDrafts) -> Sequence[Int32Array]:
-        """A guess, or none, for each row in this order. What is impossible is dropped. A drafter with logits draws from
-        them as the target will from its own, with the same noise: then most drafts are right at any temperature.
+        """A guess, or none, for each row in this order. What is impossible is dropped. A drafter with logits draws as
+        the target will, with the same noise.
         """
         ...
 
